@@ -1,0 +1,63 @@
+"""Interpretability and robustness of trained state-space models.
+
+    import ssmscope
+
+    model = ssmscope.load("demo/sst2-baleen-e")
+    trace = model.trace("A gripping, beautifully acted film.")
+    ssmscope.selection_heatmap(trace)
+
+Importing this package is quick: torch and transformers come with the first name that needs them. Once it is
+imported, transformers' Auto classes know our model types, whichever of the two is imported first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ssmscope import _auto
+
+if TYPE_CHECKING:
+    from ssmscope import interp as interp
+    from ssmscope import models as models
+    from ssmscope.errors import InputError as InputError
+    from ssmscope.interp.selection import selection_heatmap as selection_heatmap
+    from ssmscope.model import Model as Model
+    from ssmscope.models.load import load as load
+    from ssmscope.results import Result as Result
+    from ssmscope.ssm import Recurrence as Recurrence
+    from ssmscope.trace import LayerTrace as LayerTrace
+    from ssmscope.trace import Trace as Trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "InputError": "errors",
+    "LayerTrace": "trace",
+    "Model": "model",
+    "Recurrence": "ssm",
+    "Result": "results",
+    "Trace": "trace",
+    "load": "models.load",
+    "selection_heatmap": "interp.selection",
+}
+_PACKAGES = ("interp", "models")
+
+__all__ = ["__version__", *sorted((*_HOMES, *_PACKAGES))]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"ssmscope.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ssmscope.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+_auto.register_with_transformers()

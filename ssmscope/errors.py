@@ -1,0 +1,22 @@
+"""The one error that a user's input can cause, and the nearest valid name to suggest with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used. The message is one line: what was given, what is allowed, what to do."""
+
+
+def nearest(name: str, options: Iterable[str], n: int = 3) -> list[str]:
+    """At most `n` of `options` that resemble `name`, the most alike first."""
+    folded = {option.lower(): option for option in options}
+    return [folded[hit] for hit in difflib.get_close_matches(name.lower(), folded, n=n, cutoff=0.5)]
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """A tail for an error message, `"; did you mean 'a' or 'b'?"`, empty when nothing resembles `name`."""
+    hits = nearest(name, options)
+    return "; did you mean " + " or ".join(repr(hit) for hit in hits) + "?" if hits else ""

@@ -1,0 +1,373 @@
+"""Baleen: state-space models whose selection is a random variable under an information bottleneck.
+
+Baleen-B samples Bernoulli gates that keep each part of the memory with probability Ā_t (Baleen, Eqs. 6 and 7);
+Baleen-E samples exponential time steps with mean Δ_t (Eqs. 8 and 9). Both add β · KL to the loss and no parameter to
+Mamba or Mamba-2: a trained model of either is converted by changing how its gate is used. In evaluation the gates are
+at their expectations. One layer's output is linear in H, so for given inputs it then is its exact expected output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers import (
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    Mamba2Model,
+    MambaConfig,
+    MambaForCausalLM,
+    MambaModel,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from ssmscope.errors import InputError
+from ssmscope.models import mamba, mamba2
+from ssmscope.models.parts import at_least_float32
+from ssmscope.ssm import Scan
+from ssmscope.trace import LayerState, LayerTrace
+
+GATES = {"bernoulli": "baleen-b", "exponential": "baleen-e"}
+LOG_DROPPED = -30.0  # the log-gate of a state that is dropped
+PAPER_BETA = {"bernoulli": 0.01, "exponential": 0.5}
+
+
+# ---- the random gates and their divergences from the prior
+
+
+def gate_logit(log_keep: Tensor) -> Tensor:
+    """logit(exp(a)) = a − log(1 − exp(a)) for a < 0, without cancellation at either end."""
+    a = log_keep.clamp(max=-torch.finfo(log_keep.dtype).tiny)
+    return a - torch.log(-torch.expm1(a))
+
+
+class _StraightThrough(torch.autograd.Function):
+    """log of a hard gate whose gradient is the soft gate's: d gate / d soft = 1, though log(gate) is handed on."""
+
+    @staticmethod
+    def forward(ctx, soft: Tensor) -> Tensor:
+        log_gate = torch.where(soft > 0.5, 0.0, LOG_DROPPED).to(soft.dtype)
+        ctx.save_for_backward(log_gate)
+        return log_gate
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (log_gate,) = ctx.saved_tensors
+        return grad * torch.exp(-log_gate)
+
+
+def sample_log_gates(log_keep: Tensor, tau: float) -> Tensor:
+    """log A_t for A_t ~ Bernoulli(exp(`log_keep`)), any shape: 0 where kept, −30 where dropped (Baleen-B).
+
+    The gate is the hard value of σ((logit + logistic noise) / τ), whose gradient it takes. (A soft sample would be
+    biased: at keep probability .99 and τ = 1 its mean is .963.)
+    """
+    uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
+    noise = torch.log(uniform) - torch.log1p(-uniform)
+    return _StraightThrough.apply(torch.sigmoid((gate_logit(log_keep) + noise) / tau))
+
+
+def bernoulli_kl(log_keep: Tensor, prior: float) -> Tensor:
+    """KL(Bernoulli(q) ‖ Bernoulli(prior)) per element, q = exp(`log_keep`) (Baleen, Eq. 7)."""
+    a = log_keep.clamp(max=-torch.finfo(log_keep.dtype).tiny)
+    log_drop = torch.log(-torch.expm1(a))
+    return a.exp() * (a - math.log(prior)) - torch.expm1(a) * (log_drop - math.log1p(-prior))
+
+
+def exponential_kl(delta: Tensor, prior: float, form: str = "true") -> Tensor:
+    """Divergence of the time step from its prior, per element (Baleen, Eq. 9).
+
+    `true`: KL(Exp(mean `delta`) ‖ Exp(mean `prior`)) = log(prior / Δ) + Δ / prior − 1. `printed`: Eq. 9 to the letter,
+    which is the divergence of exponentials with *rates* Δ and `prior`.
+    """
+    ratio = delta / prior
+    return ratio - torch.log(ratio) - 1 if form == "true" else torch.log(ratio) + 1 / ratio - 1
+
+
+# ---- the layer
+
+
+class BaleenMambaMixer(MambaMixer):
+    """Mamba's mixer with a random gate."""
+
+    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
+        return output(self, quantities(self, hidden_states, attention_mask))
+
+
+class BaleenMamba2Mixer(Mamba2Mixer):
+    """Mamba-2's mixer with a random gate."""
+
+    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
+        return output(self, quantities(self, hidden_states, attention_mask))
+
+
+MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)
+MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms: the base model's, with sampled gates in training and expected gates in evaluation.
+
+    In training `extras["kl"]` is the layer's divergence from the prior, its mean over positions, states and heads, and
+    `mixer.kl` keeps it for the loss. Gates at the first position act on an empty memory: Baleen-B leaves them out.
+    """
+    gate = mixer.baleen  # the model's configuration
+    layer = _base(mixer).quantities(mixer, u, mask, state)
+    recurrence = layer.recurrence
+    if not mixer.training:
+        if gate.gate == "exponential":
+            recurrence = replace(recurrence, expected=True)
+        return replace(layer, recurrences=(recurrence,))
+
+    if gate.gate == "bernoulli":
+        log_keep = recurrence.log_decay()
+        sampled = sample_log_gates(log_keep, gate.tau)
+        if layer.mask is not None:
+            sampled = sampled.masked_fill(~layer.mask[:, :, None, None], 0.0)
+        recurrence = replace(recurrence, A=None, log_a=sampled)
+        kl = _mean_over_positions(bernoulli_kl(log_keep[:, 1:], _prior(mixer)), layer.mask, first=1)
+    else:
+        delta = recurrence.delta
+        noise = -torch.log(torch.rand_like(delta).clamp(min=1e-7))
+        recurrence = replace(recurrence, delta=delta * noise)
+        hidden = delta if layer.mask is None else delta.masked_fill(~layer.mask[..., None], 1.0)
+        kl = _mean_over_positions(exponential_kl(hidden, _prior(mixer), gate.kl), layer.mask)
+    mixer.kl = kl
+    return replace(layer, recurrences=(recurrence,), extras={"kl": kl})
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms, as the base model's."""
+    return _base(mixer).output(mixer, layer, scans)
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return _base(mixer).state_after(mixer, layer, scans)
+
+
+def _base(mixer: nn.Module) -> Any:
+    return mamba if isinstance(mixer, MambaMixer) else mamba2
+
+
+def _mean_over_positions(t: Tensor, mask: Tensor | None, first: int = 0) -> Tensor:
+    t = t.flatten(2).mean(-1)
+    if mask is None:
+        return t.mean() if t.numel() else t.sum()
+    weight = mask[:, first:].to(t.dtype)
+    return (t * weight).sum() / weight.sum().clamp(min=1)
+
+
+def _prior(mixer: nn.Module) -> float:
+    config = mixer.baleen
+    if config.prior is None:  # a base model's checkpoint opened as a Baleen: its steps are the initial ones
+        return initial_steps(mixer)
+    return config.prior[mixer.layer_idx] if isinstance(config.prior, (list, tuple)) else config.prior
+
+
+def initial_steps(mixer: nn.Module) -> float:
+    """The geometric mean of softplus(bias of Δ) over a mixer's channels or heads: the prior mean λ of Baleen-E."""
+    bias = mixer.dt_proj.bias if isinstance(mixer, MambaMixer) else mixer.dt_bias
+    return softplus(at_least_float32(bias.detach())).log().mean().exp().item()
+
+
+def fix_prior(model: PreTrainedModel) -> None:
+    """Set the prior means of Δ of a Baleen-E to its present initial steps, one per layer, in its configuration."""
+    model.config.prior = [initial_steps(block.mixer) for block in model.base_model.layers]
+
+
+# ---- the models
+
+
+class _BaleenFields:
+    """The fields that a Baleen configuration has beside its base model's."""
+
+    gate: str
+    beta: float
+    tau: float
+    prior: float | list[float] | None
+    kl: str
+
+    def _set(self, gate: str, beta: float | None, tau: float, prior: Any, kl: str) -> None:
+        if gate not in GATES:
+            raise InputError(f"gate {gate!r} is unknown: choose one of {', '.join(GATES)}")
+        if kl not in ("true", "printed"):
+            raise InputError(f"kl {kl!r} is unknown: choose 'true' or 'printed'")
+        self.gate, self.tau, self.kl = gate, tau, kl
+        self.beta = PAPER_BETA[gate] if beta is None else beta
+        self.prior = 0.5 if prior is None and gate == "bernoulli" else prior
+        self.use_cache = False
+
+
+class BaleenMambaConfig(MambaConfig, _BaleenFields):
+    """A Mamba with random gates.
+
+    Args (beside those of `MambaConfig`):
+        gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
+        beta: weight of the KL in the loss; by default the paper's, 0.01 (B) or 0.5 (E).
+        tau: temperature of the relaxed Bernoulli sample.
+        prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number or one per layer;
+            by default the geometric mean of the initial Δ of each layer.
+        kl: `true` or `printed`, see `exponential_kl`.
+    """
+
+    model_type = "baleen-mamba"
+
+    def __init__(self, gate="bernoulli", beta=None, tau=0.5, prior=None, kl="true", **kwargs):
+        super().__init__(**kwargs)
+        self._set(gate, beta, tau, prior, kl)
+
+
+class BaleenMamba2Config(Mamba2Config, _BaleenFields):
+    """A Mamba-2 with random gates; arguments as `BaleenMambaConfig` beside those of `Mamba2Config`."""
+
+    model_type = "baleen-mamba2"
+
+    def __init__(self, gate="bernoulli", beta=None, tau=0.5, prior=None, kl="true", **kwargs):
+        super().__init__(**kwargs)
+        self._set(gate, beta, tau, prior, kl)
+
+
+def _randomize(model: PreTrainedModel, mixer_class: type[nn.Module]) -> None:
+    for block in model.base_model.layers:
+        block.mixer.__class__ = mixer_class
+        block.mixer.baleen = model.config
+    if model.config.prior is None and next(model.parameters()).device.type != "meta":
+        fix_prior(model)
+
+
+class BaleenMambaModel(MambaModel):
+    """Mamba's backbone with random gates."""
+
+    config_class = BaleenMambaConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMambaMixer)
+
+
+class BaleenMamba2Model(Mamba2Model):
+    """Mamba-2's backbone with random gates."""
+
+    config_class = BaleenMamba2Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMamba2Mixer)
+
+
+class _WholeSequences:
+    """Language models that run the whole sequence at every step of generation: there is no cache for random gates."""
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None:
+            model_kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
+        return model_kwargs
+
+    def forward(self, *args, labels=None, use_cache=False, **kwargs):
+        result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
+        divergence = information_loss(self)
+        if labels is not None and divergence is not None and self.training:  # type: ignore[attr-defined]
+            result.loss = result.loss + self.config.beta * divergence  # type: ignore[attr-defined]
+        return result
+
+
+class BaleenMambaForCausalLM(_WholeSequences, MambaForCausalLM):
+    """Mamba's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
+
+    config_class = BaleenMambaConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMambaMixer)
+
+
+class BaleenMamba2ForCausalLM(_WholeSequences, Mamba2ForCausalLM):
+    """Mamba-2's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
+
+    config_class = BaleenMamba2Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        _randomize(self, BaleenMamba2Mixer)
+
+
+AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
+    (BaleenMambaConfig, {"AutoModel": BaleenMambaModel, "AutoModelForCausalLM": BaleenMambaForCausalLM}),
+    (BaleenMamba2Config, {"AutoModel": BaleenMamba2Model, "AutoModelForCausalLM": BaleenMamba2ForCausalLM}),
+)
+
+
+def information_loss(module: nn.Module) -> Tensor | None:
+    """The mean over layers of the KL of the last training forward; None where no layer left one. It is then cleared.
+
+    The KL of a layer is the mean over positions, states and heads, so β means the same at every size.
+    """
+    found = [m.__dict__.pop("kl") for m in module.modules() if isinstance(m.__dict__.get("kl"), Tensor)]
+    return torch.stack(found).mean() if found else None
+
+
+def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedModel:
+    """A trained Mamba or Mamba-2 (backbone or language model) as a Baleen with the same weights, no parameter added.
+
+    Args:
+        module: `MambaModel`, `MambaForCausalLM`, `Mamba2Model` or `Mamba2ForCausalLM`; left as it is, its weights are
+            copied.
+        gate: `bernoulli` or `exponential`.
+        options: further fields of `BaleenMambaConfig` or `BaleenMamba2Config`.
+
+    Raises:
+        InputError: for another kind of model.
+    """
+    classes: dict[type, Any] = {
+        MambaModel: BaleenMambaModel,
+        MambaForCausalLM: BaleenMambaForCausalLM,
+        Mamba2Model: BaleenMamba2Model,
+        Mamba2ForCausalLM: BaleenMamba2ForCausalLM,
+    }
+    target = classes.get(type(module))
+    if target is None:
+        names = ", ".join(cls.__name__ for cls in classes)
+        raise InputError(f"{type(module).__name__} cannot become a Baleen: give one of {names}")
+    fields = module.config.to_dict()
+    for name in (
+        "model_type",
+        "architectures",
+        "transformers_version",
+        "intermediate_size",
+        "torch_dtype",
+        "dtype",
+    ):
+        fields.pop(name, None)
+    converted = target(target.config_class(**fields, gate=gate, **options))
+    converted.load_state_dict(module.state_dict())
+    converted = converted.to(next(module.parameters()).dtype)
+    if gate == "exponential" and options.get("prior") is None:
+        fix_prior(converted)
+    return converted.train(module.training)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
+    one = dict(**small, state_size=5, time_step_rank=3)
+    two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
+    return {
+        f"{GATES[gate]}-{base}": model(config(**sizes, gate=gate))
+        for gate in GATES
+        for base, model, config, sizes in (
+            ("mamba", BaleenMambaForCausalLM, BaleenMambaConfig, one),
+            ("mamba2", BaleenMamba2ForCausalLM, BaleenMamba2Config, two),
+        )
+    }

@@ -1,0 +1,200 @@
+"""From what a user has, a name, a directory, a file or a model in memory, to a `Model`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from torch import nn
+
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.model import Model, mixers
+from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
+
+DEMOS = Path(__file__).parent.parent / "demo"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def demos() -> dict[str, Path]:
+    """The shipped trained models: `demo/NAME` and their directories."""
+    return {f"demo/{path.parent.name}": path.parent for path in sorted(DEMOS.glob("*/config.json"))}
+
+
+def load(
+    source: str | os.PathLike[str] | nn.Module,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> Model:
+    """A trained state-space model, ready for analysis.
+
+    Args:
+        source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout; a file with a selective SSM's state
+            dict; a model's id on the Hugging Face hub; or a transformers model in memory.
+        tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
+        dtype: `float32`, `float64`, `bfloat16`, `float16`; by default float32 on a CPU, as stored on a GPU. A model in
+            memory keeps its own unless one is given.
+        device: `cpu`, `cuda`, …; by default a CPU, or where a model in memory is.
+
+    Raises:
+        InputError: when the name is unknown, the files are not what they claim, weights are missing, or the model has
+            no state-space layer that can be read. Pickled files are only ever read as plain tensors.
+    """
+    wanted = _dtype(dtype)
+    if isinstance(source, nn.Module):
+        module, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__
+        where = None
+    else:
+        name = str(source)
+        where = _locate(name)
+        with _quiet():
+            module = _read(where, name)
+        if wanted is None and torch.device(device or "cpu").type == "cpu":
+            wanted = torch.float32
+    try:
+        module = module.to(device=device, dtype=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return Model(module, _tokenizer(tokenizer, where), name)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    allowed = ("float32", "float64", "bfloat16", "float16")
+    if dtype not in allowed:
+        raise InputError(
+            f"dtype {dtype!r} is unknown: choose one of {', '.join(allowed)}{did_you_mean(dtype, allowed)}"
+        )
+    return getattr(torch, dtype)
+
+
+def _locate(name: str) -> Path:
+    """The directory or file of a model, fetched from the hub when it is a hub id."""
+    if name.startswith("demo/"):
+        known = demos()
+        if name not in known:
+            raise InputError(f"no demo is called {name!r}{did_you_mean(name, known)} (shipped: {', '.join(known)})")
+        return known[name]
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    hint = did_you_mean(name, [*demos(), *(key.removeprefix("demo/") for key in demos())])
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):
+        raise InputError(
+            f"no model {name!r}: it is no file or directory, no demo ({', '.join(demos())}) "
+            f"and no hub id owner/name{hint}"
+        )
+    try:
+        found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+        if not list(found.glob("*.safetensors")):
+            found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.bin"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (
+            "the hub has no such model" if getattr(error, "response", None) is not None else "the hub is out of reach"
+        )
+        raise InputError(f"no model {name!r}: it is no directory here, and {reason}{hint}") from error
+    return found
+
+
+def _read(where: Path, name: str) -> nn.Module:
+    if where.is_file():
+        if where.suffix == ".safetensors":
+            raise InputError(f"{name} is a file of weights without a configuration: give the directory that holds both")
+        return read_selective(where)
+    file = where / "config.json"
+    if not file.is_file():
+        raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
+    try:
+        config = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{file} is no model configuration: a JSON object was expected")
+    if is_mamba_ssm(config):
+        return read_mamba_ssm(where)
+    return _read_transformers(where, name, config)
+
+
+def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Module:
+    kind = fields.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise InputError(f"{name}: model type {kind!r} is unknown{did_you_mean(str(kind), readable_types())}")
+    classifies = any("SequenceClassification" in a for a in fields.get("architectures") or [])
+    auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
+    try:
+        config = transformers.AutoConfig.from_pretrained(where)
+        with torch.device("meta"):
+            outline = auto.from_config(config)
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+        raise InputError(f"{name}: a model of type {kind!r} cannot be built from its config.json ({error})") from error
+    if not mixers(outline):
+        raise InputError(
+            f"{name} is a {type(outline).__name__}, which has no state-space layer that can be read; "
+            f"these types can: {', '.join(readable_types())}"
+        )
+    try:
+        module, info = auto.from_pretrained(where, output_loading_info=True, local_files_only=True)
+    except (
+        SafetensorError,
+        pickle.UnpicklingError,
+        OSError,
+        ValueError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+    ) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InputError(f"the weights of {name} cannot be read, they are damaged or do not fit: {reason}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise InputError(f"the weights of {name} lack {len(missing)} tensors, the first {missing[0]}")
+    return module
+
+
+def readable_types() -> list[str]:
+    """The transformers model types with layers that can be read."""
+    from ssmscope.models import architectures
+
+    return sorted({"ssm-classifier", *(kind for a in architectures().values() for kind in a.MODEL_TYPES)})
+
+
+def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
+    if tokenizer is None:
+        if where is None or not where.is_dir() or not any((where / f).exists() for f in TOKENIZER_FILES):
+            return None
+        tokenizer = where
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        return tokenizer
+    try:
+        with _quiet():
+            return transformers.AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise InputError(f"the tokenizer {str(tokenizer)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' hints about kernels and without its progress bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,90 @@
+"""Mamba (Gu & Dao 2023) and Falcon-Mamba: the layers of transformers' models, read, not rewritten.
+
+One recurrence with a head of width 1 per channel: Δ, B, C come from the convolved input, the decay of state n of
+channel d is exp(Δ_{t,d} A_{d,n}). Falcon-Mamba normalises Δ's low-rank input, B and C by their root mean square.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
+from transformers.models.mamba.modeling_mamba import MambaMixer
+
+from ssmscope.models.parts import (
+    as_mask,
+    at_least_float32,
+    causal_convolution,
+    hide_padding,
+    layer_state,
+)
+from ssmscope.ssm import Recurrence, Scan
+from ssmscope.trace import LayerState, LayerTrace
+
+MIXERS: tuple[type[nn.Module], ...] = (MambaMixer, FalconMambaMixer)
+MODEL_TYPES = ("mamba", "falcon_mamba")
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights (Mamba, Algorithm 2).
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
+    """
+    mask = as_mask(mask)
+    conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
+    conv_input = hide_padding(conv_input, mask)
+    tail = state.conv if state is not None else None
+    x = causal_convolution(conv_input, mixer.conv1d.weight, mixer.conv1d.bias, tail)
+    x = hide_padding(mixer.act(x), mask)
+    sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
+    step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
+    if isinstance(mixer, FalconMambaMixer):
+        step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
+    delta = hide_padding(softplus(at_least_float32(mixer.dt_proj(step))), mask)
+    recurrence = Recurrence(
+        x=at_least_float32(x).unsqueeze(-1),
+        b=at_least_float32(B).unsqueeze(2),
+        c=at_least_float32(C).unsqueeze(2),
+        delta=delta,
+        A=-at_least_float32(mixer.A_log).exp(),
+        D=at_least_float32(mixer.D),
+    )
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act(layer.z))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, mixer.conv_kernel_size)
+
+
+def _unit_rms(t: Tensor, eps: float) -> Tensor:
+    wide = at_least_float32(t)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(t.dtype)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import FalconMambaConfig, FalconMambaForCausalLM, MambaConfig, MambaForCausalLM
+
+    sizes = dict(
+        vocab_size=97,
+        hidden_size=24,
+        state_size=5,
+        num_hidden_layers=2,
+        expand=2,
+        conv_kernel=4,
+        time_step_rank=3,
+    )
+    return {
+        "mamba": MambaForCausalLM(MambaConfig(**sizes)),
+        "mamba-with-biases": MambaForCausalLM(MambaConfig(**{**sizes, "use_bias": True, "conv_kernel": 3})),
+        "falcon-mamba": FalconMambaForCausalLM(FalconMambaConfig(**sizes)),
+    }

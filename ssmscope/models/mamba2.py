@@ -1,0 +1,85 @@
+"""Mamba-2 (Dao & Gu 2024): the layers of transformers' model, read, not rewritten.
+
+One recurrence with heads of some width, one decay exp(Δ_{t,h} A_h) per head, B and C shared by groups of heads, and a
+gated root-mean-square norm before the output projection.
+"""
+
+from __future__ import annotations
+
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from ssmscope.models.parts import (
+    as_mask,
+    at_least_float32,
+    causal_convolution,
+    hide_padding,
+    layer_state,
+)
+from ssmscope.ssm import Recurrence, Scan
+from ssmscope.trace import LayerState, LayerTrace
+
+MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
+MODEL_TYPES = ("mamba2",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights (Mamba-2, section 7).
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from.
+    """
+    mask = as_mask(mask)
+    z, conv_input, step = mixer.in_proj(u).split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
+    conv_input = hide_padding(conv_input, mask)
+    tail = state.conv if state is not None else None
+    xBC = causal_convolution(conv_input, mixer.conv1d.weight, mixer.conv1d.bias, tail)
+    xBC = at_least_float32(hide_padding(mixer.act(xBC), mask))
+    per_group = mixer.n_groups * mixer.ssm_state_size
+    x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
+    delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))
+    delta = hide_padding(delta.clamp(*mixer.time_step_limit), mask)
+    recurrence = Recurrence(
+        x=rearrange(x, "b t (h p) -> b t h p", h=mixer.num_heads),
+        b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
+        c=rearrange(C, "b t (g n) -> b t g n", g=mixer.n_groups),
+        delta=delta,
+        A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
+        D=at_least_float32(mixer.D),
+    )
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
+    (scanned,) = layer.scan() if scans is None else scans
+    assert layer.z is not None
+    y = rearrange(scanned.y, "b t h p -> b t (h p)")
+    return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    return layer_state(layer, scans, mixer.conv_kernel_size)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    sizes = dict(
+        vocab_size=97,
+        hidden_size=24,
+        state_size=6,
+        num_hidden_layers=2,
+        expand=2,
+        conv_kernel=4,
+        chunk_size=8,
+    )
+    return {
+        "mamba2": Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=6, head_dim=8, n_groups=2)),
+        "mamba2-one-group": Mamba2ForCausalLM(
+            Mamba2Config(**sizes, num_heads=4, head_dim=12, n_groups=1, use_bias=True, time_step_limit=(0.01, 0.2))
+        ),
+    }

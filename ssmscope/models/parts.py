@@ -1,0 +1,68 @@
+"""Pieces that the layers of several architecture families share."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssmscope.trace import LayerState, LayerTrace
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """Half-precision tensors as float32, in which recurrences are run; others as they are."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def hide_padding(t: Tensor, mask: Tensor | None) -> Tensor:
+    """`t` (batch, length, …) with zeros where `mask` (batch, length) is False."""
+    return t if mask is None else t.masked_fill(~mask.view(*mask.shape, *[1] * (t.ndim - 2)), 0)
+
+
+def as_mask(mask: Tensor | None) -> Tensor | None:
+    """An attention mask as booleans, and None when nothing is masked."""
+    if mask is None:
+        return None
+    mask = mask.bool()
+    return None if bool(mask.all()) else mask
+
+
+def causal_convolution(
+    x: Float[Tensor, "batch length channels"],
+    weight: Float[Tensor, "channels 1 taps"],
+    bias: Float[Tensor, " channels"] | None,
+    tail: Float[Tensor, "batch before channels"] | None = None,
+) -> Float[Tensor, "batch length channels"]:
+    """Depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias; `tail` holds the taps − 1 inputs before
+    the first position (zeros when absent).
+
+    A sum of shifted copies: on a CPU ten times faster than the library's depthwise convolution.
+    """
+    taps, length = weight.shape[-1], x.shape[1]
+    padded = pad(x, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(x.dtype), x], dim=1)
+    weight = weight.to(x.dtype)
+    y = padded[:, :length] * weight[:, 0, 0]
+    for j in range(1, taps):
+        y = torch.addcmul(y, padded[:, j : j + length], weight[:, 0, j])
+    return y if bias is None else y + bias.to(x.dtype)
+
+
+def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:
+    """The last taps − 1 inputs of the layer's convolution, up to each row's last real position."""
+    assert layer.conv_input is not None
+    x = layer.conv_input
+    before = layer.conv_tail if layer.conv_tail is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
+    x = torch.cat([before.to(x.dtype), x], dim=1)
+    if layer.mask is None:
+        return x[:, x.shape[1] - (taps - 1) :]
+    positions = torch.arange(layer.mask.shape[1], device=x.device)
+    last = (layer.mask * (positions + 1)).amax(1)  # how many positions a row's continuation has behind it
+    index = last[:, None] + torch.arange(taps - 1, device=x.device)
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
+
+
+def layer_state(layer: LayerTrace, scans, taps: int | None) -> LayerState:
+    """The state from which a run continues after `layer` was scanned."""
+    conv = convolution_tail(layer, taps) if taps is not None else None
+    return LayerState(conv=conv, ssm=tuple(s.state for s in scans))

@@ -1,0 +1,417 @@
+"""What every analysis returns: numbers with their provenance, which can be shown, saved and read back.
+
+A result is a frozen dataclass that names its kind and owns its views:
+
+    @dataclass(frozen=True)
+    class Influence(Result, kind="influence"):
+        distances: tuple[int, ...]
+        influence: np.ndarray
+
+        def to_frame(self): ...
+        def figure(self): ...
+
+Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these, annotated with types
+that exist at run time. Importing this module is quick: pandas, matplotlib and rich are imported by the views
+that use them.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import html
+import importlib
+import importlib.metadata
+import io
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from ssmscope import __version__
+from ssmscope.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+R = TypeVar("R", bound="Result")
+
+TABLE_ROWS = 40
+"""How many rows of the table the default terminal, notebook and HTML views show."""
+
+
+@dataclass(frozen=True)
+class Result(ABC):
+    """The base of all results.
+
+    `provenance` says where the numbers come from: model, architecture, fingerprint, options, seed, versions,
+    date (see `record_provenance`). Two results are equal when all that they hold, provenance included, is
+    equal; a NaN equals a NaN.
+    """
+
+    provenance: Mapping[str, Any]
+
+    kind: ClassVar[str]
+    _kinds: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # @dataclass writes its own comparison and repr unless the class has them; arrays break the former.
+        for name in ("__eq__", "__repr__"):
+            if name not in cls.__dict__:
+                setattr(cls, name, getattr(cls, name))
+        if kind is None:
+            return
+        known = Result._kinds.get(kind)
+        if known is not None and _class_path(known) != _class_path(cls):
+            raise TypeError(
+                f"the kind {kind!r} of {_class_path(cls)} is already taken by {_class_path(known)}"
+            )
+        cls.kind = kind
+        Result._kinds[kind] = cls
+
+    @abstractmethod
+    def to_frame(self) -> DataFrame:
+        """All numbers as one tidy table: a row per observation, a column per variable."""
+
+    @abstractmethod
+    def figure(self) -> Figure:
+        """The picture, made without pyplot: nothing is registered globally and no display is needed."""
+
+    @property
+    def headline(self) -> str:
+        """One line that says what this is and of which model; the title of the page and of the terminal
+        view."""
+        return f"{self.kind} of {self.provenance.get('model', 'a model')}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, color_system=None, force_jupyter=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, type(self)) else NotImplemented
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """The terminal view: what `rich.print` and the command line show."""
+        from rich.table import Table
+        from rich.text import Text
+
+        frame = self.to_frame()
+        table = Table(title=Text(self.headline), title_justify="left")
+        for column in frame.columns:
+            table.add_column(
+                Text(str(column)), justify="right" if frame[column].dtype.kind in "biuf" else "left"
+            )
+        for row in frame.head(TABLE_ROWS).itertuples(index=False):
+            table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
+        yield table
+        if len(frame) > TABLE_ROWS:
+            yield Text(f"{TABLE_ROWS} of {len(frame)} rows", style="dim")
+
+    def _repr_html_(self) -> str:
+        """The notebook view: a fragment of HTML that brings its own style."""
+        frame = self.to_frame()
+        table = frame.head(TABLE_ROWS).to_html(index=False, border=0, na_rep="")
+        picture = base64.b64encode(self._png()).decode()
+        rest = f"<p>{TABLE_ROWS} of {len(frame)} rows</p>" if len(frame) > TABLE_ROWS else ""
+        return (
+            f'<div class="ssmscope"><style>{_FRAGMENT_STYLE}</style>'
+            f'<img alt="{html.escape(self.headline)}" src="data:image/png;base64,{picture}">'
+            f'<div class="wide">{table}</div>{rest}</div>'
+        )
+
+    def to_html(self) -> str:
+        """A self-contained page: nothing is fetched, no script runs, light and dark."""
+        title = html.escape(self.headline)
+        rows = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
+            for key, value in _flatten(_encode(self.provenance))
+        )
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
+            f"<style>{_PAGE_STYLE}</style></head>\n<body><main><h1>{title}</h1>\n{self._repr_html_()}\n"
+            f'<details class="provenance"><summary>Provenance</summary><table>{rows}</table></details>'
+            "</main></body></html>\n"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as values that JSON knows; `Result.from_dict` reads it back.
+
+        An array becomes its dtype, shape and values. NaN becomes null, an infinity the string "inf" or
+        "-inf".
+        """
+        return {"kind": self.kind, "class": _class_path(type(self)), **_encode_fields(self)}
+
+    def to_json(self) -> str:
+        """`to_dict` as strict JSON. Floats, float32 included, come back exactly as they were."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def save(self, directory: str | os.PathLike[str], name: str) -> dict[str, Path]:
+        """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by
+        suffix.
+
+        Everything is rendered before anything is written, and the files get their names only when all are
+        complete: if one fails, the directory stays as it was. Raises InputError if the name or the directory
+        cannot be used.
+        """
+        if not name or name in (".", "..") or Path(name).name != name:
+            raise InputError(
+                f"{name!r} is no file name; give a plain name without a folder, such as {self.kind!r}"
+            )
+        contents = {
+            "json": self.to_json().encode(),
+            "csv": self.to_frame().to_csv(index=False, lineterminator="\n").encode(errors="backslashreplace"),
+            "png": self._png(),
+            "html": self.to_html().encode(errors="backslashreplace"),
+        }
+        paths = {suffix: Path(directory) / f"{name}.{suffix}" for suffix in contents}
+        blocked = next((path for path in paths.values() if path.is_dir()), None)
+        if blocked is not None:
+            raise InputError(f"cannot write {blocked}: a folder of that name is in the way")
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as staging:
+                for suffix, content in contents.items():
+                    Path(staging, suffix).write_bytes(content)
+                for suffix, path in paths.items():
+                    os.replace(Path(staging, suffix), path)
+        except OSError as error:
+            raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
+        return paths
+
+    @classmethod
+    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
+        """Read back the JSON that `save` wrote, as the class that wrote it.
+
+        Raises InputError if the file cannot be read, is no result, or is of another kind than the class it is
+        asked of (`Result.load` takes all).
+        """
+        where = os.fspath(path)
+        try:
+            document = json.loads(Path(path).read_bytes())
+        except OSError as error:
+            raise InputError(f"cannot read {where}: {error.strerror or error}") from error
+        except ValueError as error:  # undecodable text or JSON
+            raise InputError(f"{where} is no result: expected the .json file that save() wrote") from error
+        try:
+            return cls.from_dict(document)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+    @classmethod
+    def from_dict(cls: type[R], document: Mapping[str, Any]) -> R:
+        """The result that `to_dict` described. Raises InputError if it does not describe one of this
+        class."""
+        if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
+            raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
+        kind = document["kind"]
+        _import_ours(document.get("class"))
+        found = Result._kinds.get(kind)
+        if found is None:
+            known = ", ".join(sorted(Result._kinds)) or "none"
+            raise InputError(
+                f"unknown kind of result {kind!r}; known are {known}; import the module that defines it"
+                f"{did_you_mean(kind, Result._kinds)}"
+            )
+        if not issubclass(found, cls):
+            raise InputError(f"a result of kind {kind!r} is no {cls.__name__}; Result.load reads every kind")
+        try:
+            return _decode_fields(document, found)
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f"a damaged result of kind {kind!r}: {error}") from error
+
+    def _png(self) -> bytes:
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, format="png", dpi=150)
+        return buffer.getvalue()
+
+
+def record_provenance(
+    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None
+) -> dict[str, Any]:
+    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it
+    when."""
+    return {
+        **source,
+        "options": dict(options),
+        "seed": seed,
+        "versions": {
+            "ssmscope": __version__,
+            "torch": _version("torch"),
+            "transformers": _version("transformers"),
+        },
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _class_path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _import_ours(path: Any) -> None:
+    """Import the module of ours that a file names, so that its kind is known; never anybody else's module."""
+    module = path.rpartition(".")[0] if isinstance(path, str) else ""
+    parts = module.split(".")
+    if parts[0] != "ssmscope" or not all(part.isidentifier() for part in parts):
+        return
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("ssmscope"):
+            raise
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufU":
+            raise TypeError(f"a result cannot hold an array of {value.dtype}")
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "values": _encode(value.tolist())}
+    if isinstance(value, np.generic):
+        return _encode(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _encode_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_encode(item) for item in value]
+    raise TypeError(f"a result cannot hold a {type(value).__name__}")
+
+
+def _encode_fields(record: Any) -> dict[str, Any]:
+    return {field.name: _encode(getattr(record, field.name)) for field in dataclasses.fields(record)}
+
+
+def _decode(value: Any, hint: Any) -> Any:
+    """The value of type `hint` that `_encode` turned into `value`."""
+    if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "values"}:
+        return _decode_array(**value)
+    if hint is Any:
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None and type(None) in args else _decode(value, _fitting(value, args))
+    if hint is float:
+        return math.nan if value is None else float(value)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _decode_fields(value, hint)
+    if origin is tuple and isinstance(value, list):
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        if len(hints) != len(value):
+            raise ValueError(f"expected {len(hints)} values, not {len(value)}")
+        return tuple(map(_decode, value, hints))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {key: _decode(item, args[1]) for key, item in value.items()}
+    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list):
+        return [_decode(item, args[0]) for item in value]
+    expected = origin or hint
+    if isinstance(expected, type) and not isinstance(value, expected):
+        raise ValueError(f"expected {expected.__name__}, not {value!r:.60}")
+    return value
+
+
+def _decode_array(dtype: str, shape: list[int], values: Any) -> np.ndarray:
+    kind = np.dtype(dtype)
+    if kind.kind not in "biufU":
+        raise ValueError(f"expected an array of numbers or text, not of {dtype}")
+    flat = np.array(values, dtype=object if kind.kind == "f" else kind)
+    return flat.astype(np.float64 if kind.kind == "f" else kind).astype(kind).reshape(shape)
+
+
+def _decode_fields(document: Any, cls: type[Any]) -> Any:
+    if not isinstance(document, Mapping):
+        raise ValueError(f"expected the fields of {cls.__name__}, not {document!r:.60}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = document.keys() - fields.keys() - {"kind", "class"}
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in document and field.default is field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{cls.__name__} lacks {', '.join(missing)}")
+    return cls(**{name: _decode(document[name], hints[name]) for name in fields if name in document})
+
+
+def _fitting(value: Any, options: Sequence[Any]) -> Any:
+    """The first of a union's types that `_encode` shows as it shows `value`."""
+    for option in options:
+        origin = typing.get_origin(option) or option
+        if not isinstance(origin, type):
+            continue
+        if isinstance(value, list):
+            fits = issubclass(origin, Sequence) and origin is not str
+        elif isinstance(value, Mapping):
+            fits = issubclass(origin, Mapping) or dataclasses.is_dataclass(origin)
+        elif origin is float:
+            fits = value is None or isinstance(value, int | float) or value in ("inf", "-inf")
+        else:
+            fits = isinstance(value, origin)
+        if fits:
+            return option
+    return Any
+
+
+def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [row for key, item in value.items() for row in _flatten(item, f"{prefix} {key}".strip())]
+    return [(prefix, "none" if value is None else value if isinstance(value, str) else json.dumps(value))]
+
+
+_FRAGMENT_STYLE = """
+.ssmscope { --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; color: var(--ink);
+  background: var(--paper); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+.ssmscope img { max-width: 100%; background: #fff; }
+.ssmscope .wide { overflow-x: auto; }
+.ssmscope table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+.ssmscope th, .ssmscope td { padding: 3px 12px 3px 0; text-align: left;
+  border-bottom: 1px solid var(--line); }
+@media (prefers-color-scheme: dark) {
+  .ssmscope { --ink: #e6edf3; --soft: #9da7b3; --line: #30363d; --paper: #0f141a; } }
+"""
+
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9da7b3; --paper: #0f141a; } }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 24px 20px 48px; }
+h1 { font-size: 20px; line-height: 1.3; overflow-wrap: anywhere; }
+.provenance { margin-top: 32px; font-size: 13px; color: var(--soft); }
+.provenance th { text-align: left; font-weight: 500; padding: 2px 16px 2px 0; vertical-align: top; }
+.provenance td { overflow-wrap: anywhere; }
+"""

@@ -1,0 +1,231 @@
+"""Linear recurrences: the mathematics under every state-space layer, as pure functions on tensors.
+
+A layer is one or several recurrences (Baleen, Eq. 1; Mamba, Gu & Dao 2023, Eq. 2; Mamba-2, Dao & Gu 2024, Eq. 1)
+
+    H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ,        y_t = c_tᵀ H_t + D x_t,
+
+with `heads` independent states of shape (width, state). Mamba-1 has one head of width 1 per channel and a decay per
+(channel, state); Mamba-2 has a few wide heads with one decay each. `scan_reference` is the definition in a loop;
+`scan` is the same function, fast, with gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.scans import diagonal, scalar
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence:
+    """The terms of H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t for a batch of sequences.
+
+    The decay is a_t = exp(log_a_t). It is given either whole, as `log_a`, or by its factors: `delta` (Δ_t) and `A`, so
+    that log a_t = Δ_t A, never stored for all t. With `delta`, the written term is b_t x_tᵀ = Δ_t B_t x_tᵀ, where `b`
+    holds B_t. With `expected` the decay is the mean of exp(Δ A) over Δ ~ Exponential(mean `delta`),
+    a_t = 1 / (1 + |A| Δ_t) (Baleen-E at inference).
+
+    Shapes: `x` (batch, length, heads, width); `b`, `c` (batch, length, groups, state), groups divide heads and head h
+    reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
+    `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width).
+
+    Raises:
+        ValueError: when shapes disagree, or neither or both forms of the decay are given.
+    """
+
+    x: Tensor
+    b: Tensor
+    c: Tensor
+    delta: Tensor | None = None
+    A: Tensor | None = None
+    log_a: Tensor | None = None
+    D: Tensor | None = None
+    expected: bool = False
+
+    def __post_init__(self) -> None:
+        batch, length, heads, _ = self.x.shape
+        groups, state = self.b.shape[2:]
+        if self.b.shape != self.c.shape or self.b.shape[:2] != (batch, length) or heads % groups:
+            raise ValueError(
+                f"b {tuple(self.b.shape)} and c {tuple(self.c.shape)} must both be (batch, length, groups, state) "
+                f"with groups dividing the {heads} heads of x {tuple(self.x.shape)}"
+            )
+        if (self.A is None) == (self.log_a is None):
+            raise ValueError("give the decay once: either A (with delta) or log_a")
+        if self.A is not None and self.delta is None:
+            raise ValueError("A needs delta: the log-decay is their product")
+        if self.expected and self.A is None:
+            raise ValueError("the expected decay 1 / (1 + |A| delta) needs A and delta, not log_a")
+        if self.delta is not None and self.delta.shape != (batch, length, heads):
+            raise ValueError(f"delta {tuple(self.delta.shape)} must be {(batch, length, heads)}")
+        decay = self.A if self.A is not None else self.log_a
+        leading = (heads,) if self.A is not None else (batch, length, heads)
+        if decay is None or decay.shape[:-1] != leading or decay.shape[-1] not in (1, state):
+            raise ValueError(
+                f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)}, "
+                "or 1 in place of the state size"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """(batch, length, heads, width, state)."""
+        return (*self.x.shape, self.b.shape[-1])
+
+    @property
+    def one_decay_per_head(self) -> bool:
+        """Whether all states of a head decay alike, as in Mamba-2."""
+        decay = self.A if self.A is not None else self.log_a
+        assert decay is not None
+        return decay.shape[-1] == 1
+
+    @property
+    def written(self) -> Tensor:
+        """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
+        return self.x if self.delta is None else self.x * self.delta.unsqueeze(-1)
+
+    def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
+        if self.log_a is not None:
+            return self.log_a[:, start:stop]
+        assert self.delta is not None and self.A is not None
+        log_a = self.delta[:, start:stop, :, None] * self.A
+        return -torch.log1p(-log_a) if self.expected else log_a
+
+    def between(self, start: int, stop: int | None = None) -> Recurrence:
+        """The recurrence restricted to start ≤ t < stop."""
+        cut = {
+            name: value[:, start:stop]
+            for name in ("x", "b", "c", "delta", "log_a")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **cut)
+
+    def to(self, *args, **kwargs) -> Recurrence:
+        """The recurrence with every tensor moved or cast, as `Tensor.to`."""
+        names = ("x", "b", "c", "delta", "A", "log_a", "D")
+        return replace(self, **{n: v.to(*args, **kwargs) for n in names if (v := getattr(self, n)) is not None})
+
+
+class Scan(NamedTuple):
+    """What a scan gives: `y` (batch, length, heads, width), the final `state` (batch, heads, width, state) and, when it
+    was asked for, `retention` (batch, length), the mean of a_t over heads and states."""
+
+    y: Tensor
+    state: Tensor
+    retention: Tensor | None
+
+
+def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None) -> Scan:
+    """The definition, one step at a time (Baleen, Eq. 1). Slow; what `scan` is tested against.
+
+    Shapes as in `Recurrence` and `Scan`; any floating dtype.
+    """
+    batch, length, heads, width, state = recurrence.shape
+    share = heads // recurrence.b.shape[2]
+    b, c = (t.repeat_interleave(share, dim=2) for t in (recurrence.b, recurrence.c))
+    a, x = recurrence.log_decay().exp(), recurrence.written
+    H = initial if initial is not None else x.new_zeros(batch, heads, width, state)
+    outputs = []
+    for t in range(length):
+        H = a[:, t, :, None, :] * H + x[:, t, :, :, None] * b[:, t, :, None, :]
+        outputs.append(einsum(H, c[:, t], "batch head width n, batch head n -> batch head width"))
+    y = torch.stack(outputs, dim=1) if outputs else x.new_zeros(batch, 0, heads, width)
+    return Scan(_with_skip(recurrence, y), H, a.expand(*a.shape[:3], state).mean((2, 3)))
+
+
+def scan(
+    recurrence: Recurrence,
+    initial: Float[Tensor, "batch heads width state"] | None = None,
+    *,
+    retention: bool = False,
+) -> Scan:
+    """Outputs and final state of the recurrence, differentiable in every term and in `initial`.
+
+    With one decay per head the sequence is cut into chunks that are matrix products (the chunked algorithm of Mamba-2,
+    Dao & Gu 2024, section 6); otherwise chunks of steps run in place on buffers that stay in the cache, with the
+    chunks' states recomputed in the backward pass. Exponentials are taken of segment sums that are masked first, so
+    neither values nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰.
+
+    Args:
+        recurrence: the terms, see `Recurrence`; float32 or float64.
+        initial: H_0, zero when absent. A run cut in two, the second started from the first's state, is the whole run.
+        retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
+            scan computes anyway (no gradient flows through it).
+    """
+    batch, length, heads, width, state = recurrence.shape
+    if initial is None:
+        initial = recurrence.x.new_zeros(batch, heads, width, state)
+    if recurrence.one_decay_per_head:
+        log_a = recurrence.log_decay().squeeze(-1)
+        y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
+        kept = log_a.detach().exp().mean(-1) if retention else None
+    else:
+        y, final, kept = diagonal.scan(
+            recurrence.written,
+            recurrence.b,
+            recurrence.c,
+            initial,
+            recurrence.delta,
+            recurrence.A,
+            recurrence.log_a,
+            expected=recurrence.expected,
+            retention=retention,
+        )
+    return Scan(_with_skip(recurrence, y), final, kept)
+
+
+def states(
+    recurrence: Recurrence,
+    positions: Sequence[int],
+    initial: Float[Tensor, "batch heads width state"] | None = None,
+) -> Float[Tensor, "batch chosen heads width state"]:
+    """H_t at the chosen positions (0-based, after token t was written), in the order given.
+
+    Raises:
+        ValueError: for a position outside the sequence.
+    """
+    length = recurrence.shape[1]
+    outside = [p for p in positions if not 0 <= p < length]
+    if outside:
+        raise ValueError(f"positions {outside} are outside 0…{length - 1}")
+    found: dict[int, Tensor] = {}
+    start, H = 0, initial
+    for position in sorted(set(positions)):
+        H = scan(recurrence.between(start, position + 1), H).state
+        found[position], start = H, position + 1
+    return torch.stack([found[p] for p in positions], dim=1)
+
+
+def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
+    """Mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq. 10).
+
+    1 means that token t leaves the memory as it was, 0 that it clears it.
+    """
+    return _mean_over_state(recurrence, torch.exp, per_head)
+
+
+def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
+    """1 − retention, computed without cancellation: how much of the memory token t replaces. Shapes as `retention`."""
+    return _mean_over_state(recurrence, lambda log_a: -torch.expm1(log_a), per_head)
+
+
+def _mean_over_state(recurrence: Recurrence, of_log_decay, per_head: bool) -> Tensor:
+    batch, length, heads, _, state = recurrence.shape
+    step = max(1, 2**22 // max(1, batch * heads * state))  # at most 16 MB of decays at once
+    parts = [of_log_decay(recurrence.log_decay(start, start + step)).mean(-1) for start in range(0, length, step)]
+    kept = torch.cat(parts, dim=1) if parts else recurrence.x.new_zeros(batch, 0, heads)
+    return kept if per_head else kept.mean(-1)
+
+
+def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
+    if recurrence.D is None:
+        return y
+    D = recurrence.D if recurrence.D.ndim == 2 else rearrange(recurrence.D, "head -> head 1")
+    return torch.addcmul(y, recurrence.x, D)

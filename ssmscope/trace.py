@@ -1,0 +1,114 @@
+"""What a model's state-space layers did on an input: `LayerTrace` for one layer, `Trace` for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ssmscope import ssm
+
+
+@dataclass(frozen=True, eq=False)
+class LayerState:
+    """From where a layer continues: `conv` (batch, taps − 1, channels), the last inputs of its convolution (None
+    without one), and `ssm`, one final state (batch, heads, width, state) for each of its recurrences."""
+
+    conv: Tensor | None
+    ssm: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """One layer on one batch: its recurrences and what surrounds them, recomputed from the mixer's input and weights.
+
+    Attributes:
+        u: the mixer's input, (batch, length, model width).
+        recurrences: the layer's linear recurrences; most layers have one.
+        mask: True at real positions, (batch, length); None when all are. At padding the recurrences write nothing and
+            hold their state, so the final state is that of each row's last real position.
+        conv_input: what the causal convolution reads, (batch, length, channels); None without one.
+        conv_tail: the taps − 1 inputs before the first position, where the run continued from a state.
+        z: the output gate before its activation, (batch, length, channels); None without one.
+        extras: further tensors of the architecture by the names of its paper, e.g. the KL of a stochastic gate.
+    """
+
+    u: Tensor
+    recurrences: tuple[ssm.Recurrence, ...]
+    mask: Tensor | None = None
+    conv_input: Tensor | None = None
+    conv_tail: Tensor | None = None
+    z: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def recurrence(self) -> ssm.Recurrence:
+        """The layer's only recurrence.
+
+        Raises:
+            ValueError: when it has several.
+        """
+        if len(self.recurrences) != 1:
+            raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
+        return self.recurrences[0]
+
+    def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ssm.Scan, ...]:
+        """Run the layer's recurrences, from `state` when given; see `ssm.scan`."""
+        initial = state.ssm if state is not None else (None,) * len(self.recurrences)
+        return tuple(ssm.scan(recurrence, H, retention=retention) for recurrence, H in zip(self.recurrences, initial))
+
+    def retention(self) -> Tensor:
+        """Mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10)."""
+        return sum(ssm.retention(r) for r in self.recurrences) / len(self.recurrences)  # type: ignore[return-value]
+
+
+class Layers(Sequence[LayerTrace]):
+    """The layers of a trace, each recomputed when it is asked for: a layer's terms are larger than its input."""
+
+    def __init__(self, number: int, recompute: Callable[[int], LayerTrace]) -> None:
+        self._number, self._recompute = number, recompute
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"layer {index} of a model with {len(self)} state-space layers")
+        return self._recompute(index % len(self))
+
+    def __iter__(self) -> Iterator[LayerTrace]:
+        return (self._recompute(index) for index in range(len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A model's run on a batch of texts.
+
+    Attributes:
+        input_ids: (batch, length) int64, padded on the right.
+        mask: (batch, length) bool, True at real positions.
+        retention: (layers, batch, length) float32, the mean of E[A_t] over channels or heads and states of every
+            layer (Baleen, Eq. 10), summed during the forward pass; NaN at padding.
+        logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
+        tokens: per text, the real tokens as they are shown.
+        words: per text and real token, the index of the word it belongs to; None for a special token.
+        answers: per text, the predicted class (or next token) and its probability.
+        source: where it comes from: model, architecture, fingerprint, dtype, device.
+        layers: each layer's `LayerTrace`, recomputed on access.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    retention: Tensor
+    logits: Tensor
+    tokens: tuple[tuple[str, ...], ...]
+    words: tuple[tuple[int | None, ...], ...]
+    answers: tuple[tuple[str, float], ...]
+    source: Mapping[str, str]
+    layers: Sequence[LayerTrace]
+
+    def __len__(self) -> int:
+        return len(self.tokens)

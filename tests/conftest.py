@@ -1,0 +1,58 @@
+"""What all tests share: one thread, no colour, no network, and the way to the real data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+# Before torch is imported: the test workers already fill the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A test that would download says so at once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 100 columns without colour, whatever the machine's is."""
+    for variable in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str, str], Path]:
+    """`real_data("sst2", "test")` is that split's parquet file; the test is skipped where it is absent."""
+
+    def find(name: str, split: str) -> Path:
+        return _existing("SSMSCOPE_DATA", f"{name}/{split}.parquet")
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[str], Path]:
+    """`oracle("majority_T25_seed1.pth")` is that published checkpoint; the test is skipped where it is absent."""
+
+    def find(name: str) -> Path:
+        return _existing("SSMSCOPE_ORACLES", name)
+
+    return find
+
+
+def _existing(variable: str, name: str) -> Path:
+    folder = os.environ.get(variable)
+    if not folder:
+        pytest.skip(f"set {variable} to the folder that holds {name}")
+    path = Path(folder, name)
+    if not path.exists():
+        pytest.skip(f"{variable} is {folder}, and {name} is not in it")
+    return path

@@ -1,0 +1,239 @@
+"""What every architecture must do. A file in `ssmscope.models` that defines MIXERS is tested here by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from loud import TrueFloat64, loud
+
+import ssmscope.models
+from ssmscope import ssm
+from ssmscope.model import Model, fast_scan, mixers, reader_of
+from ssmscope.trace import LayerTrace
+
+EXAMPLES = {
+    name: (architecture, index)
+    for architecture in ssmscope.models.architectures().values()
+    for index, name in enumerate(architecture.examples())
+}
+TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
+
+
+@pytest.fixture(params=list(EXAMPLES), ids=str)
+def module(request):
+    architecture, index = EXAMPLES[request.param]
+    torch.manual_seed(0)
+    return loud(list(architecture.examples().values())[index])
+
+
+@pytest.fixture
+def model(module) -> Model:
+    return Model(module)
+
+
+def mixer_runs(module, dtype: torch.dtype, length: int = 23):
+    """Each mixer of the model with a random input and its own output."""
+    module = module.to(dtype)
+    torch.manual_seed(1)
+    for mixer in mixers(module):
+        width = module.config.hidden_size
+        u = torch.randn(2, length, width, dtype=dtype)
+        with torch.no_grad():
+            if dtype == torch.float64:
+                with TrueFloat64():
+                    yield mixer, u, mixer(u)
+            else:
+                yield mixer, u, mixer(u)
+
+
+def recomputed(mixer, u, mutate: Callable[[LayerTrace], LayerTrace] | None = None) -> torch.Tensor:
+    reader = reader_of(mixer)
+    with torch.no_grad(), TrueFloat64() if u.dtype == torch.float64 else torch.no_grad():
+        layer = reader.quantities(mixer, u)
+        return reader.output(mixer, mutate(layer) if mutate else layer)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
+def test_recomputed_output_is_the_mixers_own(module, dtype, tolerance):
+    for mixer, u, own in mixer_runs(module, dtype):
+        assert relative(recomputed(mixer, u), own) < tolerance
+
+
+def _each(change: Callable[[ssm.Recurrence], ssm.Recurrence]) -> Callable[[LayerTrace], LayerTrace]:
+    return lambda layer: replace(layer, recurrences=tuple(change(r) for r in layer.recurrences))
+
+
+def _decay(r: ssm.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
+    return replace(r, A=None, log_a=change(r.log_decay()), expected=False)
+
+
+MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
+    "drop the decay": lambda r: _decay(r, torch.zeros_like),
+    "shift the decay by a step": lambda r: _decay(r, lambda log_a: log_a.roll(1, dims=1)),
+    "shift the input by a step": lambda r: replace(r, x=r.x.roll(1, dims=1)),
+    "shift the read by a step": lambda r: replace(r, c=r.c.roll(1, dims=1)),
+    "drop the step from the write": lambda r: _decay(replace(r, delta=None), lambda log_a: log_a),
+    "drop D": lambda r: replace(r, D=None),
+    "swap B and C": lambda r: replace(r, b=r.c, c=r.b),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_wrong_formula_is_seen(module, mutation):
+    for mixer, u, own in mixer_runs(module, torch.float64):
+        layer = reader_of(mixer).quantities(mixer, u)
+        if mutation == "drop D" and all(r.D is None for r in layer.recurrences):
+            pytest.skip("this architecture has no skip")
+        if mutation == "drop the step from the write":
+            if all(r.delta is None for r in layer.recurrences):
+                pytest.skip("this architecture has no step")
+            # the decay must be taken before the step goes
+            wrong = recomputed(
+                mixer, u, _each(lambda r: replace(r, A=None, log_a=r.log_decay(), delta=None, expected=False))
+            )
+        else:
+            wrong = recomputed(mixer, u, _each(MUTATIONS[mutation]))
+        assert relative(wrong, own) > 1e-2
+
+
+def test_a_dropped_convolution_bias_is_seen(module):
+    for mixer, u, own in mixer_runs(module, torch.float64):
+        if getattr(getattr(mixer, "conv1d", None), "bias", None) is None:
+            pytest.skip("this architecture has no convolution bias")
+        without = copy.deepcopy(mixer)
+        with torch.no_grad():
+            without.conv1d.bias.zero_()
+        assert relative(recomputed(without, u), own) > 1e-2
+
+
+def hidden(model: Model, batch) -> torch.Tensor:
+    """The last mixer's output at every position of a batch, (batch, length, width)."""
+    found: dict[int, torch.Tensor] = {}
+
+    def keep(index, layer, scans):
+        found[index] = reader_of(model.mixers[index]).output(model.mixers[index], layer, scans)
+
+    with torch.no_grad(), fast_scan(model.module, mask=batch.mask, visit=keep):
+        model._call(batch)
+    return found[model.num_layers - 1]
+
+
+def test_right_padding_changes_nothing(model):
+    together = hidden(model, model.encode(ids=TEXTS))
+    for row, text in enumerate(TEXTS):
+        alone = hidden(model, model.encode(ids=[text]))[0]
+        assert relative(together[row, : len(text)], alone) < 1e-5
+
+
+def test_left_padding_changes_nothing(model):
+    batch = model.encode(ids=TEXTS)
+    longest = max(map(len, TEXTS))
+    for row, text in enumerate(TEXTS):
+        batch.input_ids[row] = batch.input_ids[row].roll(longest - len(text))
+        batch.mask[row] = batch.mask[row].roll(longest - len(text))
+    together = hidden(model, batch)
+    for row, text in enumerate(TEXTS):
+        alone = hidden(model, model.encode(ids=[text]))[0]
+        assert relative(together[row, longest - len(text) :], alone) < 1e-5
+
+
+def test_logits_are_the_models_own(model):
+    batch = model.encode(ids=[TEXTS[0]])
+    with torch.no_grad():
+        own = model.module(batch.input_ids).logits
+    assert relative(model.logits(batch), own) < 1e-5
+
+
+def test_a_run_continues_from_its_state(model):
+    if model.is_classifier:
+        pytest.skip("a classifier reads the last position only; its states are tested through language models")
+    whole = model.run(model.encode(ids=TEXTS))
+    heads, tails = [t[:2] for t in TEXTS], [t[2:] for t in TEXTS]
+    first = model.run(model.encode(ids=heads))
+    second = model.run(model.encode(ids=tails), first.states)
+    for row, text in enumerate(TEXTS):
+        joined = torch.cat([first.logits[row, :2], second.logits[row, : len(text) - 2]])
+        assert relative(joined, whole.logits[row, : len(text)]) < 1e-5
+    for a, b in zip(second.states, whole.states):
+        for one, other in zip(a.ssm, b.ssm):
+            assert relative(one, other) < 1e-5
+
+
+def test_retention_is_the_mean_decay(model):
+    trace = model.trace(ids=TEXTS)
+    assert trace.retention.shape == (model.num_layers, len(TEXTS), max(map(len, TEXTS)))
+    for index, layer in enumerate(trace.layers):
+        decays = [r.log_decay().exp().mean((2, 3)) for r in layer.recurrences]
+        expected = sum(decays) / len(decays)
+        torch.testing.assert_close(trace.retention[index][trace.mask], expected[trace.mask])
+        torch.testing.assert_close(layer.retention()[trace.mask], expected[trace.mask])
+    assert trace.retention[:, ~trace.mask].isnan().all()
+
+
+def test_a_trace_does_not_depend_on_its_batch(model, monkeypatch):
+    together = model.trace(ids=TEXTS)
+    monkeypatch.setattr("ssmscope.model.TOKENS_AT_ONCE", 8)  # every text on its own
+    apart = model.trace(ids=TEXTS)
+    torch.testing.assert_close(together.retention, apart.retention, equal_nan=True, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(together.logits, apart.logits, rtol=1e-4, atol=1e-4)
+    for a, b in zip(together.layers, apart.layers):
+        torch.testing.assert_close(a.u[together.mask], b.u[together.mask], rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_left_behind(model):
+    def hooks() -> int:
+        return sum(
+            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) + ("forward" in m.__dict__)
+            for m in model.module.modules()
+        )
+
+    assert hooks() == 0
+    model.trace(ids=TEXTS)
+    assert hooks() == 0
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    batch = model.encode(ids=TEXTS)
+    with pytest.raises(RuntimeError, match="in the middle"), fast_scan(model.module, visit=fail):
+        assert hooks() == model.num_layers
+        model.module(batch.input_ids)
+    assert hooks() == 0
+
+
+def test_gradients_reach_every_weight_and_the_input(model):
+    module = model.module
+    batch = model.encode(ids=[TEXTS[0]])
+    embeds = module.get_input_embeddings()(batch.input_ids).detach().requires_grad_()
+    own = module(inputs_embeds=embeds).logits.square().mean()
+    expected = torch.autograd.grad(own, [embeds, *module.parameters()], allow_unused=True)
+    with fast_scan(module):
+        ours = module(inputs_embeds=embeds).logits.square().mean()
+    found = torch.autograd.grad(ours, [embeds, *module.parameters()], allow_unused=True)
+    for a, b in zip(found, expected):
+        assert (a is None) == (b is None)
+        if a is not None and b.abs().max() > 0:
+            assert relative(a, b) < 1e-3 and a.isfinite().all()
+
+
+def test_save_and_load_in_transformers_layout(model, tmp_path):
+    model.module.save_pretrained(tmp_path)
+    again = ssmscope.models.load.load(tmp_path)
+    assert type(again.module) is type(model.module)
+    assert again.fingerprint == model.fingerprint
+    batch = model.encode(ids=TEXTS)
+    torch.testing.assert_close(again.trace(batch).logits, model.trace(batch).logits)
+
+
+def test_model_types_are_declared():
+    for architecture in ssmscope.models.architectures().values():
+        kinds = {m.config.model_type for m in architecture.examples().values()}
+        assert kinds == set(architecture.MODEL_TYPES)

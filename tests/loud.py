@@ -1,0 +1,44 @@
+"""Random models in which the scan matters, and true float64 for code that casts to float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+
+def loud(module: nn.Module, seed: int = 0) -> nn.Module:
+    """The model with projections scaled up, biases drawn and steps of about 1.
+
+    As initialised, the scan adds so little to a layer's output that a wrong one would pass.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith(("norm.weight", "norm_f.weight", "A_log")) or "spectral" in name:
+                continue
+            if name.endswith(("dt_proj.bias", "dt_bias")):
+                parameter.add_(3.0)
+            elif name.endswith("bias"):
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+            elif name.endswith(".D"):
+                parameter.add_(4 * torch.randn(parameter.shape, generator=generator))
+            elif name.endswith("ssm.A"):
+                parameter.mul_(0.2).sub_(0.05)
+            elif parameter.ndim > 1:
+                parameter.mul_(3.0)
+    return module.eval()
+
+
+class TrueFloat64(TorchFunctionMode):
+    """Within this mode `.float()` and `.to(torch.float32)` give float64, so that a model in float64 stays there."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.float:
+            return args[0].double()
+        if func is torch.Tensor.to:
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)

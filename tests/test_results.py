@@ -1,0 +1,215 @@
+"""Results: exact round trips through JSON, safe pages, saving that leaves all files or none."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from ssmscope.errors import InputError
+from ssmscope.results import Result, record_provenance
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    name: str
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sample(Result, kind="test-sample"):
+    parts: tuple[Part, ...]
+    mean: float
+    limit: float | None
+    pair: tuple[int, str]
+    names: Mapping[str, tuple[float, ...]]
+    choice: str | tuple[int, ...]
+    note: str = "a default"
+    table: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
+
+    def to_frame(self):
+        return pd.DataFrame({"part": [part.name for part in self.parts], "mean": self.mean})
+
+    def figure(self):
+        figure = Figure(figsize=(2, 1))
+        figure.add_axes((0.2, 0.2, 0.7, 0.7)).plot([0, 1])
+        return figure
+
+
+@dataclass(frozen=True)
+class Broken(Sample, kind="test-broken"):
+    def figure(self):
+        raise RuntimeError("no picture today")
+
+
+@pytest.fixture
+def provenance():
+    return record_provenance(
+        {"model": "<script>alert(1)</script>"}, options={"top": 5, "layers": [0, 2]}, seed=7
+    )
+
+
+def sample(provenance, cls=Sample, **changes):
+    values = np.array([0.1, 1 / 3, np.nan, np.inf, -np.inf, 3.4e38, 1e-45], dtype=np.float32)
+    fields = dict(
+        parts=(Part("<b>one</b>", values), Part("two", np.array([[True, False]]))),
+        mean=math.nan,
+        limit=math.inf,
+        pair=(3, "x"),
+        names={"a": (0.1, math.nan)},
+        choice=(1, 2),
+    )
+    return cls(provenance=provenance, **{**fields, **changes})
+
+
+def refuse(constant):
+    raise AssertionError(f"not JSON: {constant}")
+
+
+def test_json_brings_everything_back_exactly(provenance):
+    first = sample(provenance)
+    again = Result.from_dict(json.loads(first.to_json(), parse_constant=refuse))
+    assert type(again) is Sample and again == first and again.to_json() == first.to_json()
+    for before, after in zip(first.parts, again.parts, strict=True):
+        assert after.values.dtype == before.values.dtype
+        np.testing.assert_array_equal(after.values, before.values)
+    assert math.isnan(again.mean) and again.limit == math.inf and again.pair == (3, "x")
+    assert again.names["a"][0] == 0.1 and math.isnan(again.names["a"][1])
+    assert again.choice == (1, 2) and again.table.shape == (0, 3)
+    assert Result.from_dict(sample(provenance, choice="all", limit=None).to_dict()).choice == "all"
+
+
+def test_results_that_differ_are_not_equal(provenance):
+    first = sample(provenance)
+    assert first != sample(provenance, parts=first.parts[:1])
+    assert first != sample({**provenance, "seed": 8})
+    assert first != "something else"
+
+
+def test_provenance_names_versions_date_options_and_seed(provenance):
+    assert set(provenance["versions"]) == {"ssmscope", "torch", "transformers"}
+    assert provenance["options"] == {"top": 5, "layers": [0, 2]} and provenance["seed"] == 7
+    assert provenance["date"].endswith("+00:00")
+
+
+def test_save_writes_four_files_that_say_the_same(tmp_path, provenance):
+    first = sample(provenance)
+    paths = first.save(tmp_path / "new" / "folder", "sample")
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "sample.csv", "sample.html", "sample.json", "sample.png",
+    ]  # fmt: skip
+    assert Result.load(paths["json"]) == first == Sample.load(paths["json"])
+    assert pd.read_csv(paths["csv"])["part"].tolist() == ["<b>one</b>", "two"]
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
+    assert paths["html"].read_text() == first.to_html()
+
+
+def test_save_replaces_an_older_result(tmp_path, provenance):
+    sample(provenance).save(tmp_path, "sample")
+    newer = sample(provenance, note="newer")
+    assert Result.load(newer.save(tmp_path, "sample")["json"]) == newer
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_save_leaves_nothing_when_the_figure_fails(tmp_path, provenance):
+    with pytest.raises(RuntimeError, match="no picture"):
+        sample(provenance, Broken).save(tmp_path / "out", "sample")
+    assert not list(tmp_path.iterdir())
+
+
+def test_save_leaves_the_old_files_when_writing_fails(tmp_path, provenance, monkeypatch):
+    old = sample(provenance)
+    old.save(tmp_path, "sample")
+    write = Path.write_bytes
+
+    def full_disk(path, content):
+        if path.name == "png":
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(InputError, match="No space left"):
+        sample(provenance, note="newer").save(tmp_path, "sample")
+    assert len(list(tmp_path.iterdir())) == 4 and Result.load(tmp_path / "sample.json") == old
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up"])
+def test_save_refuses_a_name_that_leaves_the_folder(tmp_path, provenance, name):
+    with pytest.raises(InputError, match="no file name"):
+        sample(provenance).save(tmp_path, name)
+
+
+def test_save_says_what_is_in_the_way(tmp_path, provenance):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write to .*file"):
+        sample(provenance).save(tmp_path / "file", "sample")
+    (tmp_path / "sample.png").mkdir()
+    with pytest.raises(InputError, match=r"sample\.png: a folder"):
+        sample(provenance).save(tmp_path, "sample")
+    assert not (tmp_path / "sample.json").exists()
+
+
+def test_load_refuses_what_is_no_result(tmp_path, provenance):
+    path = tmp_path / "x.json"
+    with pytest.raises(InputError, match="cannot read"):
+        Result.load(path)
+    document = sample(provenance).to_dict()
+    cases = {
+        "is no result": [b"\x89PNG\r\n\xff", b"not json", b""],
+        "not a result": [b"[1, 2]", b"{}", b'{"kind": 3}'],
+        "did you mean 'test-sample'": [json.dumps({**document, "kind": "test-sampel"}).encode()],
+        "lacks mean": [json.dumps({k: v for k, v in document.items() if k != "mean"}).encode()],
+        "has no surprise": [json.dumps({**document, "surprise": 1}).encode()],
+        "damaged": [
+            json.dumps({**document, "parts": 3}).encode(),
+            json.dumps({**document, "pair": [1]}).encode(),
+        ],
+    }
+    for message, contents in cases.items():
+        for content in contents:
+            path.write_bytes(content)
+            with pytest.raises(InputError, match=message):
+                Result.load(path)
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="is no Broken"):
+        Broken.load(path)
+
+
+def test_load_imports_no_foreign_module(provenance):
+    with pytest.raises(InputError, match="unknown kind"):
+        Result.from_dict({"kind": "evil", "class": "antigravity.Thing", "provenance": {}})
+    assert "antigravity" not in sys.modules
+
+
+def test_pages_escape_what_users_write(provenance):
+    page = sample(provenance).to_html()
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert "<b>one" not in page and "&lt;b&gt;one" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_kind_belongs_to_one_class():
+    with pytest.raises(TypeError, match="already taken"):
+        type("Other", (Sample,), {}, kind="test-sample")
+
+
+def test_text_views(provenance):
+    first = sample(provenance)
+    assert repr(first) == "<Sample: test-sample of <script>alert(1)</script>>"
+    assert "<b>one</b>" in str(first) and "\x1b" not in str(first)
+
+
+def test_importing_results_imports_no_heavy_library():
+    heavy = ("pandas", "matplotlib", "rich", "torch", "transformers")
+    code = f"import sys, ssmscope.results; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

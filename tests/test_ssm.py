@@ -1,0 +1,258 @@
+"""Recurrences: the fast scans against the definition, identities, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssmscope import ssm
+from ssmscope.scans import diagonal, scalar
+from ssmscope.ssm import Recurrence
+
+FORMS = ["factors", "factors-expected", "whole"]
+
+
+def recurrence(
+    form: str = "factors",
+    *,
+    batch: int = 2,
+    length: int = 37,
+    heads: int = 6,
+    width: int = 3,
+    state: int = 4,
+    groups: int = 2,
+    decays: str = "state",
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    requires_grad: bool = False,
+) -> tuple[Recurrence, dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    n = state if decays == "state" else 1
+    terms = {
+        "x": draw(batch, length, heads, width),
+        "b": draw(batch, length, groups, state),
+        "c": draw(batch, length, groups, state),
+        "D": draw(heads),
+    }
+    if form == "whole":  # decays from 1e-30 to 1, many of them close to 1
+        log_a = -69.0 * uniform(batch, length, heads, n) ** 4
+        log_a[:, ::7] = 0.0
+        log_a[:, 3::7] = -69.0
+        terms["log_a"] = log_a
+        terms["delta"] = uniform(batch, length, heads) + 0.1
+    else:
+        terms["delta"] = 5 * uniform(batch, length, heads) ** 3
+        terms["A"] = -16 * uniform(heads, n)
+    if requires_grad:
+        for t in terms.values():
+            t.requires_grad_()
+    return Recurrence(**terms, expected=form == "factors-expected"), terms
+
+
+SHAPES = [
+    dict(heads=6, width=1, groups=1),
+    dict(heads=6, width=3, groups=2),
+    dict(heads=3, width=4, groups=3, length=1),
+    dict(heads=2, width=1, groups=1, length=70, batch=3),
+    dict(heads=4, width=2, groups=2, length=33, state=1),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decays", ["state", "head"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scan_is_the_definition(form, decays, shape):
+    r, _ = recurrence(form, decays=decays, **shape)
+    initial = torch.randn(shape.get("batch", 2), shape["heads"], shape["width"], shape.get("state", 4)).double()
+    for start in (None, initial):
+        fast, slow = ssm.scan(r, start, retention=True), ssm.scan_reference(r, start)
+        for a, b in zip(fast, slow):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decays", ["state", "head"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_are_those_of_the_definition(form, decays, shape):
+    r, terms = recurrence(form, decays=decays, requires_grad=True, **shape)
+    initial = torch.randn(shape.get("batch", 2), shape["heads"], shape["width"], shape.get("state", 4)).double()
+    initial.requires_grad_()
+    inputs = [*terms.values(), initial]
+
+    def gradients(scan):
+        out = scan(r, initial)
+        weighted = (out.y * torch.sin(torch.arange(out.y.numel()).view(out.y.shape))).sum()
+        return torch.autograd.grad(weighted + (out.state**2).sum(), inputs)
+
+    for fast, slow in zip(gradients(ssm.scan), gradients(ssm.scan_reference)):
+        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_longer_than_a_segment(decays):
+    r, _ = recurrence("whole", decays=decays, batch=1, length=scalar.SEGMENT + 45, heads=2, groups=1)
+    fast, slow = ssm.scan(r), ssm.scan_reference(r)
+    torch.testing.assert_close(fast.y, slow.y, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(fast.state, slow.state, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_a_run_cut_in_two_is_the_whole_run(form, decays):
+    r, _ = recurrence(form, decays=decays, length=50)
+    whole = ssm.scan(r, retention=True)
+    for cut in (1, 16, 31):
+        first = ssm.scan(r.between(0, cut), retention=True)
+        second = ssm.scan(r.between(cut), first.state, retention=True)
+        torch.testing.assert_close(torch.cat([first.y, second.y], 1), whole.y)
+        torch.testing.assert_close(second.state, whole.state)
+        torch.testing.assert_close(torch.cat([first.retention, second.retention], 1), whole.retention)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_decays_give_finite_values_and_gradients(decays, dtype):
+    r, terms = recurrence(decays=decays, dtype=dtype, requires_grad=True, length=64)
+    with torch.no_grad():
+        terms["delta"][:, ::3] = 0.0  # decay 1
+        terms["delta"][:, 1::3] = 1e6  # decay 0
+    out = ssm.scan(r)
+    (out.y.sum() + out.state.sum()).backward()
+    assert out.y.isfinite().all() and out.state.isfinite().all()
+    for name, t in terms.items():
+        assert t.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_float32_is_within_1e_5_of_float64(decays):
+    for form in FORMS:
+        r, _ = recurrence(form, decays=decays, length=300, dtype=torch.float32)
+        fast = ssm.scan(r)
+        exact = ssm.scan_reference(r.to(torch.float64))
+        assert (fast.y - exact.y).abs().max() < 1e-5 * exact.y.abs().max()
+
+
+def test_constant_decay_has_the_geometric_series():
+    length, a = 40, 0.9
+    ones = torch.ones(1, length, 1, 1, dtype=torch.float64)
+    r = Recurrence(x=ones, b=ones, c=ones, log_a=ones * torch.tensor(a).double().log())
+    t = torch.arange(1, length + 1, dtype=torch.float64)
+    torch.testing.assert_close(ssm.scan(r).y.flatten(), (1 - a**t) / (1 - a), rtol=1e-6, atol=0)
+
+
+def test_expected_decay_is_the_mean_over_exponential_steps():
+    mean, A = 0.7, -1.3
+    steps = torch.distributions.Exponential(1 / mean).sample((400_000,)).double()
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    r = Recurrence(
+        x=one,
+        b=one,
+        c=one,
+        delta=torch.full((1, 1, 1), mean).double(),
+        A=torch.tensor([[A]]).double(),
+        expected=True,
+    )
+    samples = (steps * A).exp()
+    error = 5 * samples.std() / samples.numel() ** 0.5
+    assert abs(r.log_decay().exp().item() - samples.mean()) < error
+    assert abs(torch.tensor(A * mean).exp() - samples.mean()) > 5 * error  # exp of the mean is no mean
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_retention_and_write(form):
+    r, _ = recurrence(form)
+    a = r.log_decay().exp()
+    torch.testing.assert_close(ssm.retention(r, per_head=True), a.mean(-1))
+    torch.testing.assert_close(ssm.retention(r), a.mean((2, 3)))
+    torch.testing.assert_close(ssm.write(r), 1 - a.mean((2, 3)))
+    torch.testing.assert_close(ssm.scan(r, retention=True).retention, a.mean((2, 3)))
+
+
+def test_write_of_a_tiny_step_keeps_its_digits():
+    one = torch.ones(1, 1, 1, 1)
+    r = Recurrence(x=one, b=one, c=one, delta=torch.full((1, 1, 1), 1e-9), A=torch.tensor([[-1.0]]))
+    torch.testing.assert_close(ssm.write(r).item(), 1e-9, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_states_are_those_of_the_definition(decays):
+    r, _ = recurrence(decays=decays, length=20)
+    chosen = [7, 0, 19, 7]
+    expected = torch.stack([ssm.scan_reference(r.between(0, p + 1)).state for p in chosen], dim=1)
+    torch.testing.assert_close(ssm.states(r, chosen), expected)
+    with pytest.raises(ValueError, match="outside 0…19"):
+        ssm.states(r, [20])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    length=st.integers(0, 40),
+    heads=st.sampled_from([1, 2, 4]),
+    width=st.integers(1, 3),
+    state=st.integers(1, 5),
+    batch=st.integers(1, 3),
+    decays=st.sampled_from(["state", "head"]),
+    form=st.sampled_from(FORMS),
+    seed=st.integers(0, 2**16),
+)
+def test_any_shape(length, heads, width, state, batch, decays, form, seed):
+    r, _ = recurrence(
+        form,
+        batch=batch,
+        length=length,
+        heads=heads,
+        width=width,
+        state=state,
+        groups=1,
+        decays=decays,
+        seed=seed,
+    )
+    fast, slow = ssm.scan(r), ssm.scan_reference(r)
+    torch.testing.assert_close(fast.y, slow.y, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(fast.state, slow.state, rtol=1e-10, atol=1e-10)
+
+
+def test_segment_sums():
+    log_a = -torch.rand(3, 9, dtype=torch.float64)
+    sums = scalar.segment_sums(log_a)
+    for t in range(9):
+        for s in range(9):
+            expected = log_a[:, s + 1 : t + 1].sum(-1) if s <= t else torch.zeros(3).double()
+            torch.testing.assert_close(sums[:, t, s], expected)
+
+
+def test_the_two_scans_agree():
+    r, _ = recurrence(decays="head", heads=4, groups=2)
+    spread = r.log_decay().expand(-1, -1, -1, 4)
+    initial = torch.randn(2, 4, 3, 4).double()
+    y, final, _ = diagonal.scan(
+        r.written, r.b, r.c, initial, None, None, spread.contiguous(), expected=False, retention=False
+    )
+    y2, final2 = scalar.scan(r.log_decay().squeeze(-1), r.b, r.c, r.written, initial)
+    torch.testing.assert_close(y, y2)
+    torch.testing.assert_close(final, final2)
+
+
+def test_wrong_shapes_are_refused():
+    r, terms = recurrence()
+    bad = [
+        ({"b": terms["b"][:, :, :, :2]}, "groups"),
+        ({"A": None}, "decay once"),
+        ({"log_a": torch.zeros(2, 37, 6, 4)}, "decay once"),
+        ({"delta": None}, "needs delta"),
+        ({"delta": terms["delta"][:, :5]}, "delta"),
+        ({"A": terms["A"][:3]}, "decay"),
+        ({"A": None, "log_a": torch.zeros(2, 37, 6, 4), "expected": True}, "needs A"),
+    ]
+    for change, words in bad:
+        with pytest.raises(ValueError, match=words):
+            Recurrence(**{**terms, **change})
