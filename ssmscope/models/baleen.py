@@ -167,8 +167,8 @@ def _mean_over_positions(t: Tensor, mask: Tensor | None, first: int = 0) -> Tens
 
 def _prior(mixer: nn.Module) -> float:
     config = mixer.baleen
-    if config.prior is None:  # a base model's checkpoint opened as a Baleen: its steps are the initial ones
-        return initial_steps(mixer)
+    if config.prior is None:  # of a Baleen-E: a base model's checkpoint, whose steps are the initial ones
+        return 0.5 if config.gate == "bernoulli" else initial_steps(mixer)
     return config.prior[mixer.layer_idx] if isinstance(config.prior, (list, tuple)) else config.prior
 
 
@@ -190,7 +190,7 @@ class _BaleenFields:
     """The fields that a Baleen configuration has beside its base model's."""
 
     gate: str
-    beta: float
+    beta: float | None
     tau: float
     prior: float | list[float] | None
     kl: str
@@ -201,9 +201,13 @@ class _BaleenFields:
         if kl not in ("true", "printed"):
             raise InputError(f"kl {kl!r} is unknown: choose 'true' or 'printed'")
         self.gate, self.tau, self.kl = gate, tau, kl
-        self.beta = PAPER_BETA[gate] if beta is None else beta
-        self.prior = 0.5 if prior is None and gate == "bernoulli" else prior
+        self.beta, self.prior = beta, prior
         self.use_cache = False
+
+    @property
+    def kl_weight(self) -> float:
+        """β, by default the paper's for the gate."""
+        return PAPER_BETA[self.gate] if self.beta is None else self.beta
 
 
 class BaleenMambaConfig(MambaConfig, _BaleenFields):
@@ -239,7 +243,7 @@ def _randomize(model: PreTrainedModel, mixer_class: type[nn.Module]) -> None:
     for block in model.base_model.layers:
         block.mixer.__class__ = mixer_class
         block.mixer.baleen = model.config
-    if model.config.prior is None and next(model.parameters()).device.type != "meta":
+    if model.config.gate == "exponential" and model.config.prior is None and next(model.parameters()).device.type != "meta":
         fix_prior(model)
 
 
@@ -279,7 +283,7 @@ class _WholeSequences:
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
         divergence = information_loss(self)
         if labels is not None and divergence is not None and self.training:  # type: ignore[attr-defined]
-            result.loss = result.loss + self.config.beta * divergence  # type: ignore[attr-defined]
+            result.loss = result.loss + self.config.kl_weight * divergence  # type: ignore[attr-defined]
         return result
 
 

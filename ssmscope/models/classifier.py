@@ -102,7 +102,7 @@ class SSMForSequenceClassification(PreTrainedModel):
         if labels is not None:
             loss = cross_entropy(logits.float(), labels)
             if divergence is not None and self.training:
-                loss = loss + self.config.backbone.beta * divergence
+                loss = loss + self.config.backbone.kl_weight * divergence
         result = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
         return result if return_dict is not False else result.to_tuple()
 

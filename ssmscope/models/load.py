@@ -19,7 +19,7 @@ from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import Model, mixers
-from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
+from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective, read_tensors
 
 DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -155,7 +155,9 @@ def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Mod
         EOFError,
         KeyError,
     ) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        for file in sorted([*where.glob("*.safetensors"), *where.glob("pytorch_model*.bin")]):
+            read_tensors(file)  # says more clearly what is wrong with a file
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"the weights of {name} cannot be read, they are damaged or do not fit: {reason}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])

@@ -1,0 +1,57 @@
+"""What the benchmarks share: a model of mamba-130m's shape, timing, and peak memory of a child process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+THREADS = 2
+
+
+def mamba_130m(layers: int = 24, vocabulary: int = 1000) -> torch.nn.Module:
+    """A random Mamba-1 of mamba-130m's shape (24 layers of width 768, state 16), as it is initialised."""
+    from transformers import MambaConfig, MambaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=vocabulary, hidden_size=768, state_size=16, num_hidden_layers=layers)
+    return MambaForCausalLM(config).eval()
+
+
+def seconds(run: Callable[[], object], repeats: int, warm_up: int = 1) -> float:
+    """Median wall seconds of `run`."""
+    for _ in range(warm_up):
+        run()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Norm of the difference over the norm of `b`."""
+    return ((a - b).norm() / b.norm()).item()
+
+
+def machine() -> str:
+    """One line on what the numbers were measured on."""
+    import transformers
+
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return (
+        f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, float32"
+    )

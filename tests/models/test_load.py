@@ -1,0 +1,302 @@
+"""Loading: every layout, and everything that is not what it claims."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pandas as pd
+import pytest
+import ssmscope
+import torch
+from loud import loud
+from ssmscope.errors import InputError
+from ssmscope.models import architectures, checkpoints
+from ssmscope.models.load import demos, readable_types
+from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
+SMALL = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2)
+
+
+def small(second: bool = False, **more):
+    torch.manual_seed(0)
+    if second:
+        return loud(Mamba2ForCausalLM(Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=2, **more)))
+    return loud(MambaForCausalLM(MambaConfig(**SMALL, state_size=4, time_step_rank=3, **more)))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: small(),
+        lambda: small(conv_kernel=3, use_bias=True),
+        lambda: small(tie_word_embeddings=False),
+        lambda: small(second=True),
+        lambda: small(second=True, time_step_limit=(0.01, 0.3)),
+        lambda: small(second=True, tie_word_embeddings=False),
+    ],
+)
+@pytest.mark.parametrize("safetensors", [False, True])
+def test_mamba_ssm_layout_and_back(module, safetensors, tmp_path):
+    module = module()
+    checkpoints.write_mamba_ssm(module, tmp_path, safetensors=safetensors)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["d_model"] == 16 and "model_type" not in config
+    again = ssmscope.load(tmp_path)
+    assert type(again.module) is type(module)
+    batch = again.encode(ids=IDS)
+    own = module(batch.input_ids[:1], use_cache=False).logits
+    with torch.no_grad():
+        torch.testing.assert_close(again.module(batch.input_ids[:1], use_cache=False).logits, own, rtol=0, atol=0)
+    torch.testing.assert_close(again.logits(batch)[:1], own, rtol=1e-4, atol=1e-3)
+
+
+def test_mamba_ssm_defaults(tmp_path):
+    """A configuration as the published Mamba-2 ones: every field of ssm_cfg left at its default but the layer."""
+    config = Mamba2Config(vocab_size=32, hidden_size=64, num_hidden_layers=1, num_heads=2, n_groups=1, expand=2)
+    torch.manual_seed(0)
+    checkpoints.write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    fields["ssm_cfg"] = {"layer": "Mamba2"}
+    file.write_text(json.dumps(fields))
+    found = ssmscope.load(tmp_path).config
+    assert (found.state_size, found.head_dim, found.num_heads, found.n_groups) == (128, 64, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"attn_layer_idx": [1]}, "attention layers"),
+        ({"d_intermediate": 64}, "MLPs"),
+        ({"rms_norm": False}, "LayerNorm"),
+        ({"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}}, "norm before the gate"),
+        ({"n_layer": 3}, "do not fit"),
+        ({"d_model": 24}, "do not fit"),
+    ],
+)
+def test_mamba_ssm_parts_that_cannot_be_read(change, words, tmp_path):
+    checkpoints.write_mamba_ssm(small(), tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(InputError, match=words):
+        ssmscope.load(tmp_path)
+
+
+def test_only_mambas_are_written(tmp_path):
+    with pytest.raises(InputError, match="no form in mamba_ssm's layout"):
+        checkpoints.write_mamba_ssm(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), tmp_path)
+
+
+def majority(length: int = 25, n: int = 1000):
+    """The majority task's sets as their authors draw them, seed 1."""
+    import numpy as np
+
+    r = np.random.RandomState(1)
+
+    def draw():
+        ones = r.randint(0, length + 1, n)
+        rows = np.zeros((n, length), dtype=int)
+        for i, k in enumerate(ones):
+            row = np.array([1] * k + [0] * (length - k))
+            r.shuffle(row)
+            rows[i] = row
+        return rows, ones > length / 2
+
+    (train, train_labels), (test, test_labels) = draw(), draw()
+    train[(r.rand(n, length) < 0.25) & (train == 1)] = 0
+    return (train, train_labels), (test, test_labels)
+
+
+def log_odds(model, rows):
+    logits = model.logits(model.encode(ids=rows))
+    return logits[:, 1] - logits[:, 0]
+
+
+def test_published_majority_checkpoint(oracle):
+    model = ssmscope.load(oracle("majority_T25_seed1.pth"), dtype="float64")
+    assert model.module.ssm.spectral_abscissa == pytest.approx(0.214152202, abs=1e-8)
+    train, test = majority()
+    accuracies = [((log_odds(model, x.tolist()) >= 0).numpy() == y).mean() for x, y in (train, test)]
+    assert accuracies == [0.936, 0.853]
+    assert log_odds(model, test[0].tolist()).mean().item() == pytest.approx(5.371450, abs=1e-5)
+
+
+def test_published_listops_checkpoint(oracle, real_data):
+    model = ssmscope.load(oracle("listops_T100_seed3.pth"), dtype="float64")
+    assert model.module.ssm.spectral_abscissa == pytest.approx(-0.139018178, abs=1e-8)
+    vocabulary = {**{str(i): i for i in range(10)}, "[MIN": 10, "[MAX": 11, "[MED": 12, "[SM": 13, "]": 14}
+    found = []
+    for split in ("train", "test"):
+        table = pd.read_parquet(real_data("listops", f"T100_1000_{split}"))
+        rows = [[vocabulary[t] for t in x.replace("(", " ").replace(")", " ").split()] for x in table.text]
+        longest = max(map(len, rows))
+        logits = model.logits(model.encode(ids=[row + [15] * (longest - len(row)) for row in rows]))
+        found.append((logits.argmax(1).numpy() == table.label.values).mean())
+    assert found == [0.242, 0.191]
+    assert logits.mean().item() == pytest.approx(0.084632, abs=1e-5)
+
+
+def test_published_imdb_checkpoint(oracle):
+    model = ssmscope.load(oracle("imdb_T100_seed1.pth"), dtype="float64")
+    assert model.module.ssm.spectral_abscissa == pytest.approx(0.205731139, abs=1e-8)
+    rows = (torch.arange(8 * 100).view(8, 100) * 37 + 101) % 30522
+    assert log_odds(model, rows.tolist()).mean().item() == pytest.approx(-0.074879, abs=1e-5)
+    assert model.labels == ["LABEL_0", "LABEL_1"] and model.is_classifier
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_with_code_is_not_run(tmp_path):
+    witness = tmp_path / "witness"
+    with open(tmp_path / "evil.pth", "wb") as file:
+        pickle.dump({"embedding.weight": Payload(witness)}, file)
+    torch.save({"embedding.weight": Payload(witness)}, tmp_path / "evil2.pth")
+    directory = checkpoints.write_mamba_ssm(small(), tmp_path / "mamba")
+    torch.save({"backbone.embedding.weight": Payload(witness)}, directory / "pytorch_model.bin")
+    in_transformers = tmp_path / "transformers"
+    small().save_pretrained(in_transformers)
+    (in_transformers / "model.safetensors").unlink()
+    torch.save({"backbone.embeddings.weight": Payload(witness)}, in_transformers / "pytorch_model.bin")
+    for name in ("evil.pth", "evil2.pth", "mamba", "transformers"):
+        with pytest.raises(InputError) as caught:
+            ssmscope.load(tmp_path / name)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400 and "pickle may hold" in str(caught.value)
+        assert not witness.exists()
+
+
+def broken(tmp_path, case: str):
+    """A path, and words of the message that loading it must give."""
+    directory = tmp_path / "model"
+    if case == "nothing in it":
+        directory.mkdir()
+        return directory, "no config.json"
+    small().save_pretrained(directory)
+    weights, config = directory / "model.safetensors", directory / "config.json"
+    if case == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        return directory, "no complete safetensors file"
+    if case == "truncated in mamba_ssm's layout":
+        other = checkpoints.write_mamba_ssm(small(), tmp_path / "other", safetensors=True)
+        file = other / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+        return other, "no complete safetensors file"
+    if case == "no weights":
+        weights.unlink()
+        return directory, "weights"
+    if case == "config is no json":
+        config.write_text("{")
+        return directory, "is no JSON"
+    if case == "config is a list":
+        config.write_text("[]")
+        return directory, "no model configuration"
+    if case == "unknown type":
+        config.write_text('{"model_type": "mambo"}')
+        return directory, "model type 'mambo' is unknown; did you mean 'mamba'"
+    if case == "other sizes":
+        fields = json.loads(config.read_text())
+        config.write_text(json.dumps({**fields, "hidden_size": 32, "intermediate_size": 64}))
+        return directory, "do not fit"
+    if case == "more layers":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 3}))
+        return directory, "lack"
+    if case == "a transformer":
+        GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)).save_pretrained(directory)
+        return directory, "GPT2LMHeadModel, which has no state-space layer that can be read; these types can: .*mamba2"
+    if case == "a file of weights":
+        return weights, "give the directory"
+    if case == "a text file":
+        (tmp_path / "notes.pth").write_text("not a checkpoint")
+        return tmp_path / "notes.pth", "pickle|checkpoint"
+    if case == "an empty file":
+        (tmp_path / "empty.pth").write_bytes(b"")
+        return tmp_path / "empty.pth", "no readable PyTorch checkpoint"
+    if case == "a state dict of something else":
+        torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
+        return tmp_path / "other.pth", "must be a selective SSM's state dict"
+    if case == "no state dict":
+        torch.save([1, 2], tmp_path / "list.pth")
+        return tmp_path / "list.pth", "holds no state dict"
+    raise AssertionError(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "nothing in it",
+        "truncated",
+        "truncated in mamba_ssm's layout",
+        "no weights",
+        "config is no json",
+        "config is a list",
+        "unknown type",
+        "other sizes",
+        "more layers",
+        "a transformer",
+        "a file of weights",
+        "a text file",
+        "an empty file",
+        "a state dict of something else",
+        "no state dict",
+    ],
+)
+def test_what_is_not_what_it_claims(tmp_path, case):
+    path, words = broken(tmp_path, case)
+    with pytest.raises(InputError, match=words) as caught:
+        ssmscope.load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("demo/nothing", "no demo is called"),
+        ("nothing", "no file or directory"),
+        ("./nothing/here", "no file or directory"),
+        ("nobody/nothing", "no directory here, and the hub"),
+    ],
+)
+def test_unknown_names(name, words):
+    with pytest.raises(InputError, match=words):
+        ssmscope.load(name)
+
+
+def test_near_demos_are_named():
+    for name in demos():
+        with pytest.raises(InputError, match="did you mean '" + name):
+            ssmscope.load(name + "x")
+
+
+def test_dtype_and_device():
+    model = ssmscope.load(small(), dtype="float64")
+    assert next(model.module.parameters()).dtype == torch.float64
+    with pytest.raises(InputError, match="dtype 'float23' is unknown.*did you mean 'float32'"):
+        ssmscope.load(small(), dtype="float23")
+    with pytest.raises(InputError, match="device 'warp' cannot be used"):
+        ssmscope.load(small(), device="warp")
+
+
+def test_half_precision_on_disk_is_float32_in_memory(tmp_path):
+    module = small().to(torch.bfloat16)
+    module.save_pretrained(tmp_path)
+    model = ssmscope.load(tmp_path)
+    assert {p.dtype for p in model.module.parameters()} == {torch.float32}
+    torch.testing.assert_close(model.module.state_dict()["lm_head.weight"], module.lm_head.weight.float())
+
+
+def test_a_tokenizer_that_is_none(tmp_path):
+    small().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="the tokenizer .* cannot be loaded"):
+        ssmscope.load(tmp_path, tokenizer=tmp_path / "nowhere")
+
+
+def test_readable_types():
+    assert {"mamba", "mamba2", "falcon_mamba", "baleen-mamba", "baleen-mamba2", "selective-ssm"} < set(readable_types())
+    assert len(architectures()) >= 4

@@ -1,0 +1,159 @@
+"""Model and encoding: what goes in, what is refused, what is recorded."""
+
+from __future__ import annotations
+
+import pytest
+import ssmscope
+import torch
+from loud import loud
+from ssmscope.encoding import encode_ids, encode_texts
+from ssmscope.errors import InputError
+from ssmscope.model import Model
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as token_models
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "a", "film", "##ed", "act", "good", "!", "Å"]
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    inner = Tokenizer(token_models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = Whitespace()
+    inner.post_processor = TemplateProcessing(single="$A [CLS]", special_tokens=[("[CLS]", 2)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]"
+    )
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(token_models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=len(WORDS), hidden_size=8, state_size=3, num_hidden_layers=2, time_step_rank=2)
+    return ssmscope.load(loud(MambaForCausalLM(config)), tokenizer=word_tokenizer())
+
+
+def test_tokens_are_shown_as_in_the_text(model):
+    batch = model.encode(["a good acted film", "film zzz!"])
+    assert batch.tokens == (("a", "good", "act", "ed", "film", "[CLS]"), ("film", "zzz", "!", "[CLS]"))
+    assert batch.words == ((0, 1, 2, 2, 3, None), (0, 1, 2, None))
+    assert batch.input_ids[1].tolist() == [4, 1, 8, 2, 0, 0]
+    assert batch.mask[1].tolist() == [True] * 4 + [False] * 2
+    assert batch.last.tolist() == [5, 3] and batch.lengths == [6, 4]
+
+
+def test_bytes_of_a_character_are_shown_as_it():
+    batch = encode_texts(["é😀 a"], byte_tokenizer(), 256)
+    assert "".join(dict.fromkeys(batch.tokens[0])) == "é😀 a"
+
+
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        ([], "no text"),
+        ([""], "is empty"),
+        (["  \n\t "], "is empty"),
+        (["zzz qqq"], "only characters that this model's tokenizer does not know"),
+        (["😀😀"], "only characters"),
+        (["a film\x1b[31m"], r"control character U\+001B at position 6"),
+        (["a\x00b"], r"U\+0000 at position 1"),
+        (["a\x85"], r"U\+0085"),
+        (["a film", ""], "text 2 is empty"),
+        (["film " * 40], r"has 41 tokens, more than the limit of 32.*--max-tokens"),
+    ],
+)
+def test_refused_texts(model, texts, words):
+    with pytest.raises(InputError, match=words) as caught:
+        model.encode(texts, max_tokens=32)
+    assert "\n" not in str(caught.value)
+
+
+def test_whitespace_and_emoji_beside_words_are_fine(model):
+    assert model.encode("good\tfilm\r\n😀").tokens[0] == ("good", "film", "😀", "[CLS]")
+
+
+@pytest.mark.parametrize(
+    "ids, words",
+    [
+        ([], "no token id"),
+        ([[1], []], "no token id"),
+        ([1, 10], r"id 10, outside the model's vocabulary 0…9"),
+        ([-1], "id -1"),
+        ([1] * 33, "33 tokens"),
+    ],
+)
+def test_refused_ids(model, ids, words):
+    with pytest.raises(InputError, match=words):
+        model.encode(ids=ids, max_tokens=32)
+
+
+def test_texts_need_a_tokenizer_and_ids_do_not(model):
+    bare = Model(model.module)
+    with pytest.raises(InputError, match="has no tokenizer: give token ids"):
+        bare.encode("a film")
+    assert bare.encode(ids=[3, 4]).tokens == (("3", "4"),)
+    assert model.encode(ids=[3, 2]).words == ((0, None),)
+    with pytest.raises(InputError, match="either texts or token ids"):
+        bare.encode("a", ids=[1])
+    with pytest.raises(InputError, match="either texts or token ids"):
+        bare.encode()
+
+
+def test_a_tokenizer_larger_than_the_model_is_noticed(model):
+    with pytest.raises(InputError, match="the tokenizer gives id 8"):
+        encode_texts(["film !"], model.tokenizer, 8)
+
+
+def test_rows_are_cut_to_their_longest():
+    batch = encode_ids([[1, 2, 3, 4], [5], [6, 7]], 10).rows([2, 1])
+    assert batch.input_ids.tolist() == [[6, 7], [5, 0]] and batch.mask.tolist() == [[True, True], [True, False]]
+
+
+def test_trace_without_inputs_has_no_layers(model):
+    trace = model.trace("a good film", keep_inputs=False)
+    assert trace.retention.shape == (2, 1, 4) and len(trace) == 1
+    with pytest.raises(ValueError, match="keep_inputs=False"):
+        trace.layers[0]
+
+
+def test_layers_are_a_sequence(model):
+    layers = model.trace("a good film").layers
+    assert len(layers) == 2 and len(list(layers)) == 2 and len(layers[:1]) == 1
+    assert torch.equal(layers[-1].u, layers[1].u)
+    with pytest.raises(IndexError, match="layer 2 of a model with 2"):
+        layers[2]
+
+
+def test_answers_and_source(model):
+    trace = model.trace(["a good film", "film"])
+    for row, (answer, probability) in enumerate(trace.answers):
+        best = trace.logits[row].softmax(-1).max(-1)
+        assert answer == model.tokenizer.decode([best.indices.item()]) and probability == best.values.item()
+    assert trace.source["architecture"] == "mamba" and trace.source["dtype"] == "float32"
+    assert trace.source["device"] == "cpu" and trace.source["fingerprint"] == model.fingerprint
+
+
+def test_fingerprint_follows_the_weights(model):
+    before = model.fingerprint
+    assert before == model.fingerprint and len(before) == 16
+    with torch.no_grad():
+        model.module.backbone.layers[0].mixer.D[0] += 1
+    changed = model.fingerprint
+    assert changed != before
+    with torch.no_grad():
+        model.module.backbone.layers[0].mixer.D[0] -= 1
+    assert model.fingerprint == before
+
+
+def test_a_model_without_state_space_layers_is_refused():
+    with pytest.raises(InputError, match="Linear has no state-space layer that can be read .*MambaMixer"):
+        Model(torch.nn.Linear(2, 2))
