@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 
-import ssmscope
 import torch
-from ssmscope.model import fast_scan
 from timing import THREADS, machine, mamba_130m
+
+import ssmscope
+from ssmscope.model import fast_scan
 
 
 def cost(length: int, repeats: int) -> None:
@@ -56,7 +57,7 @@ def memory(length: int) -> None:
     result = ssmscope.selection_heatmap(model.trace(ids=ids, keep_inputs=False))
     taken = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"L = {len(result[0].tokens):>5}: heatmap {taken:.1f} s, peak memory of the process {peak:.2f} GiB", flush=True)
+    print(f"L = {len(result[0].tokens):>5}: heatmap {taken:.1f} s, peak memory of the process {peak:.2f} GiB")
 
 
 def main() -> None:

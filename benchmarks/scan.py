@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 from contextlib import nullcontext
 
-import ssmscope.models  # noqa: F401  (makes the mixers readable)
 import torch
-from ssmscope.model import fast_scan
 from timing import THREADS, machine, mamba_130m, relative, seconds
+
+import ssmscope.models  # noqa: F401  (makes the mixers readable)
+from ssmscope.model import fast_scan
 
 
 def row(what: str, ours: float, theirs: float, error: float) -> None:

@@ -290,8 +290,7 @@ class Model:
             width = part.input_ids.shape[1]
 
             def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
-                kept = sum(s.retention for s in scans if s.retention is not None) / len(scans)
-                assert isinstance(kept, Tensor)
+                kept = layer.joined([s.retention for s in scans if s.retention is not None])
                 retained[index, chosen, :width] = kept.masked_fill(~part.mask, torch.nan).to(retained.dtype)  # noqa: B023
                 if keep_inputs:
                     u = inputs[index]

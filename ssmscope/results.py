@@ -76,9 +76,7 @@ class Result(ABC):
             return
         known = Result._kinds.get(kind)
         if known is not None and _class_path(known) != _class_path(cls):
-            raise TypeError(
-                f"the kind {kind!r} of {_class_path(cls)} is already taken by {_class_path(known)}"
-            )
+            raise TypeError(f"the kind {kind!r} of {_class_path(cls)} is already taken by {_class_path(known)}")
         cls.kind = kind
         Result._kinds[kind] = cls
 
@@ -118,9 +116,7 @@ class Result(ABC):
         frame = self.to_frame()
         table = Table(title=Text(self.headline), title_justify="left")
         for column in frame.columns:
-            table.add_column(
-                Text(str(column)), justify="right" if frame[column].dtype.kind in "biuf" else "left"
-            )
+            table.add_column(Text(str(column)), justify="right" if frame[column].dtype.kind in "biuf" else "left")
         for row in frame.head(TABLE_ROWS).itertuples(index=False):
             table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
         yield table
@@ -176,9 +172,7 @@ class Result(ABC):
         cannot be used.
         """
         if not name or name in (".", "..") or Path(name).name != name:
-            raise InputError(
-                f"{name!r} is no file name; give a plain name without a folder, such as {self.kind!r}"
-            )
+            raise InputError(f"{name!r} is no file name; give a plain name without a folder, such as {self.kind!r}")
         contents = {
             "json": self.to_json().encode(),
             "csv": self.to_frame().to_csv(index=False, lineterminator="\n").encode(errors="backslashreplace"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ssmscope import ssm
@@ -31,6 +32,10 @@ class LayerTrace:
         conv_input: what the causal convolution reads, (batch, length, channels); None without one.
         conv_tail: the taps − 1 inputs before the first position, where the run continued from a state.
         z: the output gate before its activation, (batch, length, channels); None without one.
+        initial: the recurrences' states before the first position, (batch, heads, width, state) each, where they are
+            learnt or carried over by a layer that has several; None where they are zero.
+        turn: (batch, length), the recurrence that a token steps where only one does and the others hold; None where
+            all do.
         extras: further tensors of the architecture by the names of its paper, e.g. the KL of a stochastic gate.
     """
 
@@ -40,6 +45,8 @@ class LayerTrace:
     conv_input: Tensor | None = None
     conv_tail: Tensor | None = None
     z: Tensor | None = None
+    initial: tuple[Tensor, ...] | None = None
+    turn: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -55,12 +62,20 @@ class LayerTrace:
 
     def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ssm.Scan, ...]:
         """Run the layer's recurrences, from `state` when given; see `ssm.scan`."""
-        initial = state.ssm if state is not None else (None,) * len(self.recurrences)
+        initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
         return tuple(ssm.scan(recurrence, H, retention=retention) for recurrence, H in zip(self.recurrences, initial))
 
     def retention(self) -> Tensor:
-        """Mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10)."""
-        return sum(ssm.retention(r) for r in self.recurrences) / len(self.recurrences)  # type: ignore[return-value]
+        """Mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
+
+        Where recurrences take turns it is that of the one which token t steps: held states are no choice of the token.
+        """
+        return self.joined([ssm.retention(r) for r in self.recurrences])
+
+    def joined(self, each: Sequence[Tensor]) -> Tensor:
+        """A quantity (batch, length) of every recurrence as the layer's, see `retention`."""
+        stacked = torch.stack(tuple(each))
+        return stacked.mean(0) if self.turn is None else stacked.gather(0, self.turn.unsqueeze(0)).squeeze(0)
 
 
 class Layers(Sequence[LayerTrace]):

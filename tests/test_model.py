@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import ssmscope
 import torch
 from loud import loud
-from ssmscope.encoding import encode_ids, encode_texts
-from ssmscope.errors import InputError
-from ssmscope.model import Model
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+import ssmscope
+from ssmscope.encoding import encode_ids, encode_texts
+from ssmscope.errors import InputError
+from ssmscope.model import Model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "a", "film", "##ed", "act", "good", "!", "Å"]
 
@@ -22,9 +23,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(token_models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
     inner.pre_tokenizer = Whitespace()
     inner.post_processor = TemplateProcessing(single="$A [CLS]", special_tokens=[("[CLS]", 2)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]")
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

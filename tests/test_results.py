@@ -53,9 +53,7 @@ class Broken(Sample, kind="test-broken"):
 
 @pytest.fixture
 def provenance():
-    return record_provenance(
-        {"model": "<script>alert(1)</script>"}, options={"top": 5, "layers": [0, 2]}, seed=7
-    )
+    return record_provenance({"model": "<script>alert(1)</script>"}, options={"top": 5, "layers": [0, 2]}, seed=7)
 
 
 def sample(provenance, cls=Sample, **changes):

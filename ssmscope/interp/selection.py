@@ -48,9 +48,7 @@ def selection_heatmap(
     Raises InputError for an option that is not one of these, or if a score is not finite.
     """
     if score not in SCORES:
-        raise InputError(
-            f"unknown score {score!r}; allowed are {_listed(SCORES)}{did_you_mean(str(score), SCORES)}"
-        )
+        raise InputError(f"unknown score {score!r}; allowed are {_listed(SCORES)}{did_you_mean(str(score), SCORES)}")
     if not _is_whole(top) or top < 1:
         raise InputError(f"top is {top!r}; allowed is a whole number of tokens from 1 on")
     chosen = _chosen(layers, len(trace.retention))
@@ -61,9 +59,7 @@ def selection_heatmap(
         scores = importance[:, row, real]
         if not np.isfinite(scores).all():
             layer = chosen[int(np.flatnonzero(~np.isfinite(scores).all(axis=1))[0])]
-            raise InputError(
-                f"the retention of text {row + 1} is not finite at layer {layer}; the model is damaged"
-            )
+            raise InputError(f"the retention of text {row + 1} is not finite at layer {layer}; the model is damaged")
         tokens: Sequence[str] = trace.tokens[row]
         words: Sequence[int | None] = trace.words[row]
         if merge:
@@ -161,9 +157,7 @@ class SelectionHeatmap(Result, kind="heatmap"):
     @property
     def layers_name(self) -> str:
         """The layers that are averaged, in words."""
-        return (
-            f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
-        )
+        return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
 
     @property
     def headline(self) -> str:

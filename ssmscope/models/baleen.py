@@ -30,6 +30,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
+from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import at_least_float32
 from ssmscope.ssm import Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -243,7 +244,11 @@ def _randomize(model: PreTrainedModel, mixer_class: type[nn.Module]) -> None:
     for block in model.base_model.layers:
         block.mixer.__class__ = mixer_class
         block.mixer.baleen = model.config
-    if model.config.gate == "exponential" and model.config.prior is None and next(model.parameters()).device.type != "meta":
+    if (
+        model.config.gate == "exponential"
+        and model.config.prior is None
+        and next(model.parameters()).device.type != "meta"
+    ):
         fix_prior(model)
 
 
@@ -267,17 +272,8 @@ class BaleenMamba2Model(Mamba2Model):
         _randomize(self, BaleenMamba2Mixer)
 
 
-class _WholeSequences:
-    """Language models that run the whole sequence at every step of generation: there is no cache for random gates."""
-
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
-        mask = model_kwargs.get("attention_mask")
-        if mask is not None:
-            model_kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
-        return model_kwargs
+class _BaleenLanguageModel(WholeSequences):
+    """The loss of Baleen's language models, and generation without a cache: random gates have none."""
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
@@ -287,7 +283,7 @@ class _WholeSequences:
         return result
 
 
-class BaleenMambaForCausalLM(_WholeSequences, MambaForCausalLM):
+class BaleenMambaForCausalLM(_BaleenLanguageModel, MambaForCausalLM):
     """Mamba's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
 
     config_class = BaleenMambaConfig
@@ -297,10 +293,11 @@ class BaleenMambaForCausalLM(_WholeSequences, MambaForCausalLM):
         _randomize(self, BaleenMambaMixer)
 
 
-class BaleenMamba2ForCausalLM(_WholeSequences, Mamba2ForCausalLM):
+class BaleenMamba2ForCausalLM(_BaleenLanguageModel, Mamba2ForCausalLM):
     """Mamba-2's language model with random gates; with labels, the loss is CE + β · KL (Baleen, Eq. 5)."""
 
     config_class = BaleenMamba2Config
+    _tied_weights_keys = MAMBA2_TIED
 
     def __init__(self, config):
         super().__init__(config)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -79,6 +80,8 @@ def read_mamba_ssm(directory: Path) -> PreTrainedModel:
     present = [name for name, value in unsupported.items() if value]
     if present:
         raise InputError(f"{directory} has {' and '.join(present)}, which cannot be read from this layout")
+    if second:
+        _check_groups(cfg.get("ngroups", 1), str(directory))
     weights = {
         name.replace("backbone.embedding.weight", "backbone.embeddings.weight"): tensor
         for name, tensor in weights.items()
@@ -132,6 +135,7 @@ def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetenso
     if type(module) is MambaForCausalLM:
         cfg: dict[str, Any] = dict(layer="Mamba1", d_state=c.state_size, dt_rank=c.time_step_rank)
     elif type(module) is Mamba2ForCausalLM:
+        _check_groups(c.n_groups, "this model")
         cfg = dict(layer="Mamba2", d_state=c.state_size, headdim=c.head_dim, ngroups=c.n_groups)
         cfg.update(chunk_size=c.chunk_size)
         if tuple(c.time_step_limit) != (0.0, float("inf")):
@@ -162,6 +166,15 @@ def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetenso
     else:
         torch.save(weights, directory / "pytorch_model.bin")
     return directory
+
+
+def _check_groups(groups: int, what: str) -> None:
+    """mamba_ssm norms every group of heads by itself; transformers before 5 norms all channels together."""
+    if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
+        raise InputError(
+            f"{what} has {groups} groups of heads, which transformers {transformers.__version__} norms otherwise than "
+            "mamba_ssm does: install transformers 5"
+        )
 
 
 # ---- state dicts of selective SSMs: embedding.weight, [SSM.]ssm.{A, W_B, W_C, q_delta, p_delta}, SSM.w or W

@@ -13,13 +13,19 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import Model, mixers
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective, read_tensors
+from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 
 DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -51,7 +57,7 @@ def load(
         InputError: when the name is unknown, the files are not what they claim, weights are missing, or the model has
             no state-space layer that can be read. Pickled files are only ever read as plain tensors.
     """
-    wanted = _dtype(dtype)
+    wanted, place = _dtype(dtype), _device(device)
     if isinstance(source, nn.Module):
         module, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__
         where = None
@@ -60,12 +66,9 @@ def load(
         where = _locate(name)
         with _quiet():
             module = _read(where, name)
-        if wanted is None and torch.device(device or "cpu").type == "cpu":
+        if wanted is None and (place is None or place.type == "cpu"):
             wanted = torch.float32
-    try:
-        module = module.to(device=device, dtype=wanted)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    module = module.to(device=place, dtype=wanted)
     return Model(module, _tokenizer(tokenizer, where), name)
 
 
@@ -78,6 +81,16 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
             f"dtype {dtype!r} is unknown: choose one of {', '.join(allowed)}{did_you_mean(dtype, allowed)}"
         )
     return getattr(torch, dtype)
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        torch.empty(1, device=device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
 def _locate(name: str) -> Path:
@@ -124,6 +137,8 @@ def _read(where: Path, name: str) -> nn.Module:
         raise InputError(f"{file} is no model configuration: a JSON object was expected")
     if is_mamba_ssm(config):
         return read_mamba_ssm(where)
+    if is_diff_mamba2(config, where):
+        return read_diff_mamba2(where)
     return _read_transformers(where, name, config)
 
 
@@ -137,8 +152,11 @@ def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Mod
         config = transformers.AutoConfig.from_pretrained(where)
         with torch.device("meta"):
             outline = auto.from_config(config)
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-        raise InputError(f"{name}: a model of type {kind!r} cannot be built from its config.json ({error})") from error
+    except (
+        ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, StrictDataclassError
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{name}: a model of type {kind!r} cannot be built from its config.json ({reason})") from error
     if not mixers(outline):
         raise InputError(
             f"{name} is a {type(outline).__name__}, which has no state-space layer that can be read; "

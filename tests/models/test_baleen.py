@@ -7,11 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from loud import loud
-from ssmscope import ssm
-from ssmscope.errors import InputError
-from ssmscope.model import mixers
-from ssmscope.models import baleen, mamba, mamba2
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from transformers import (
     AutoModelForCausalLM,
     Mamba2Config,
@@ -19,6 +14,12 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
 )
+
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.model import mixers
+from ssmscope.models import baleen, mamba, mamba2
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
 BASES = {
@@ -208,6 +209,18 @@ def test_as_transformers_models(base, gate, tmp_path):
         for _ in range(4):
             greedy = torch.cat([greedy, again(greedy).logits[:, -1:].argmax(-1)], dim=1)
     assert torch.equal(new, greedy)
+
+
+def test_tied_embeddings_are_saved(tmp_path):
+    config = baleen.BaleenMamba2Config(
+        **SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli", tie_word_embeddings=True
+    )
+    model = baleen.BaleenMamba2ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+    with torch.no_grad():
+        torch.testing.assert_close(again(IDS).logits, model(IDS).logits)
 
 
 def test_a_base_models_checkpoint_opens_as_a_baleen(base, tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import ssmscope
 import torch
 from loud import loud
+from transformers import AutoModelForSequenceClassification, MambaConfig
+
+import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification, last_real
-from transformers import AutoModelForSequenceClassification, MambaConfig
 
 BACKBONES = {
     name: module.config

@@ -7,22 +7,27 @@ import pickle
 
 import pandas as pd
 import pytest
-import ssmscope
 import torch
+import transformers
 from loud import loud
+from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures, checkpoints
 from ssmscope.models.load import demos, readable_types
-from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
+GROUPS = 2 if int(transformers.__version__.split(".")[0]) >= 5 else 1  # see test_groups_before_transformers_5
 SMALL = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2)
 
 
 def small(second: bool = False, **more):
     torch.manual_seed(0)
     if second:
-        return loud(Mamba2ForCausalLM(Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=2, **more)))
+        return loud(
+            Mamba2ForCausalLM(Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=GROUPS, **more))
+        )
     return loud(MambaForCausalLM(MambaConfig(**SMALL, state_size=4, time_step_rank=3, **more)))
 
 
@@ -82,6 +87,20 @@ def test_mamba_ssm_parts_that_cannot_be_read(change, words, tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(InputError, match=words):
         ssmscope.load(tmp_path)
+
+
+@pytest.mark.skipif(GROUPS > 1, reason="transformers 5 norms every group by itself, as mamba_ssm does")
+def test_groups_before_transformers_5(tmp_path):
+    """There the gated norm takes all channels together: the logits would not be those of mamba_ssm."""
+    checkpoints.write_mamba_ssm(small(second=True), tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "ssm_cfg": {**fields["ssm_cfg"], "ngroups": 2}}))
+    with pytest.raises(InputError, match="2 groups of heads.*install transformers 5"):
+        ssmscope.load(tmp_path)
+    config = Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=2)
+    with pytest.raises(InputError, match="install transformers 5"):
+        checkpoints.write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
 
 
 def test_only_mambas_are_written(tmp_path):
@@ -204,6 +223,9 @@ def broken(tmp_path, case: str):
         fields = json.loads(config.read_text())
         config.write_text(json.dumps({**fields, "hidden_size": 32, "intermediate_size": 64}))
         return directory, "do not fit"
+    if case == "a word for a number":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_size": "wide"}))
+        return directory, "cannot be built from its config.json"
     if case == "more layers":
         config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 3}))
         return directory, "lack"
@@ -238,6 +260,7 @@ def broken(tmp_path, case: str):
         "config is a list",
         "unknown type",
         "other sizes",
+        "a word for a number",
         "more layers",
         "a transformer",
         "a file of weights",

@@ -65,9 +65,7 @@ class _Box:
 def draw(heatmap: SelectionHeatmap, *, start: int = 0) -> Figure:
     """A figure of up to 8 texts, from text number `start` on. Raises InputError if there is no such text."""
     if not 0 <= start < max(len(heatmap), 1):
-        raise InputError(
-            f"there is no text {start!r} to start the figure at; allowed are 0 to {len(heatmap) - 1}"
-        )
+        raise InputError(f"there is no text {start!r} to start the figure at; allowed are 0 to {len(heatmap) - 1}")
     texts = heatmap.texts[start : start + TEXTS]
     panels = [_Panel(number, text, heatmap) for number, text in enumerate(texts, start=start + 1)]
     line = max([5.2, *(panel.width for panel in panels)])
@@ -160,9 +158,7 @@ class _Panel:
             if self.cells and self.layers:
                 self._cells(sheet, boxes, layers, y + BOX + 0.05, line, named=index == 0)
         if not self.cells:
-            self._overview(
-                sheet, np.vstack([mean[None], layers]), top + len(self.lines) * self.step, line, colours
-            )
+            self._overview(sheet, np.vstack([mean[None], layers]), top + len(self.lines) * self.step, line, colours)
 
     def _cells(
         self, sheet: Axes, boxes: Sequence[_Box], levels: np.ndarray, y: float, line: float, *, named: bool
@@ -181,9 +177,7 @@ class _Panel:
             every = max(1, int(np.ceil(0.12 / self.row)))
             for row in range(0, self.layers, every):
                 limits = bounds(self.text.scores[row], self.text.special)
-                self._label(
-                    sheet, y + (row + 0.5) * self.row, line, f"layer {self.heatmap.layers[row]}", limits
-                )
+                self._label(sheet, y + (row + 0.5) * self.row, line, f"layer {self.heatmap.layers[row]}", limits)
 
     def _overview(self, sheet: Axes, levels: np.ndarray, top: float, line: float, colours: Colormap) -> None:
         """The average and, set apart beneath it, the layers over positions."""
@@ -239,13 +233,9 @@ def _wrap(text: ScoredText, limit: int) -> list[list[_Box]]:
     return lines
 
 
-def _boxes(
-    sheet: Axes, boxes: Sequence[_Box], levels: np.ndarray, rationale: Sequence[int], y: float
-) -> None:
+def _boxes(sheet: Axes, boxes: Sequence[_Box], levels: np.ndarray, rationale: Sequence[int], y: float) -> None:
     """One line of tokens in their boxes, the rationale in bold and underlined."""
-    places = [
-        (Rectangle((LEFT + box.left, y), box.width, BOX), _shade(levels[box.position])) for box in boxes
-    ]
+    places = [(Rectangle((LEFT + box.left, y), box.width, BOX), _shade(levels[box.position])) for box in boxes]
     kept = [box for box in boxes if box.position in rationale]
     places += [(Rectangle((LEFT + box.left, y + BOX - 0.028), box.width, 0.028), MARK) for box in kept]
     _fill(sheet, places, edge="none")
@@ -267,9 +257,7 @@ def _boxes(
 
 def _fill(sheet: Axes, places: Sequence[tuple[Rectangle, str]], edge: str) -> None:
     patches, fills = [patch for patch, _ in places], [fill for _, fill in places]
-    sheet.add_collection(
-        PatchCollection(patches, facecolors=fills, edgecolors=edge, linewidths=0.4), autolim=False
-    )
+    sheet.add_collection(PatchCollection(patches, facecolors=fills, edgecolors=edge, linewidths=0.4), autolim=False)
 
 
 def _shade(level: int) -> str:
@@ -301,9 +289,7 @@ def _has_glyph(character: str) -> bool:
 def _drawable(text: str) -> str:
     """The text without marks of no width that no font draws, and a box for every glyph that no font here
     has."""
-    return "".join(
-        character if _has_glyph(character) else "" if _width(character) == 0 else "□" for character in text
-    )
+    return "".join(character if _has_glyph(character) else "" if _width(character) == 0 else "□" for character in text)
 
 
 def _width(character: str) -> int:

@@ -77,9 +77,7 @@ def _tooltips(text: ScoredText, heatmap: SelectionHeatmap) -> list[str]:
     return tooltips
 
 
-def _tokens(
-    text: ScoredText, levels: np.ndarray, tooltips: Sequence[str] = (), shown: int | None = None
-) -> str:
+def _tokens(text: ScoredText, levels: np.ndarray, tooltips: Sequence[str] = (), shown: int | None = None) -> str:
     """The text in its flow, every token in its shade."""
     kept = set(text.rationale)
     pieces = []
@@ -117,9 +115,7 @@ def _each(text: ScoredText, heatmap: SelectionHeatmap, shown: int, cut: str) -> 
     folds = "".join(
         f"<details><summary>Layer {layer} <small>{bounds(scores, text.special)}</small></summary>"
         f'<p class="tokens">{_tokens(text, levels, shown=shown)}</p></details>'
-        for layer, scores, levels in zip(
-            heatmap.layers, text.scores, shades(text.scores, text.special), strict=True
-        )
+        for layer, scores, levels in zip(heatmap.layers, text.scores, shades(text.scores, text.special), strict=True)
     )
     return f'<details><summary>Layer by layer{cut}</summary><div class="folds">{folds}</div></details>'
 
@@ -136,9 +132,7 @@ def _style() -> str:
 def _shade_rules(stops: Sequence[str]) -> str:
     prefix = ".ssmscope-heatmap"
     rules = [f"{prefix} .v{i} {{ background: {c}; color: {ink(c)} }}" for i, c in enumerate(ramp(stops))]
-    return "\n".join(
-        [*rules, f"{prefix} .scale i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}"]
-    )
+    return "\n".join([*rules, f"{prefix} .scale i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}"])
 
 
 _STYLE = """

@@ -30,9 +30,7 @@ def terminal_view(heatmap: SelectionHeatmap, *, coloured: bool) -> Iterator[Rend
         yield _legend(heatmap)
     for number, text in enumerate(heatmap, start=1):
         yield Text("")
-        heading = Text.assemble(
-            (f"{number}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold")
-        )
+        heading = Text.assemble((f"{number}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))
         heading.append(f" (p = {text.probability:.3f})")
         heading.append(f"   {heatmap.score_name} {bounds(text.mean, text.special)}", style="dim")
         yield heading
@@ -68,9 +66,7 @@ def _table(text: ScoredText, heatmap: SelectionHeatmap) -> Table:
     table.add_column("rationale")
     for rank, (position, token, score) in enumerate(text.top(max(heatmap.size, TABLE_TOKENS)), start=1):
         marked = "yes" if position in text.rationale else ""
-        table.add_row(
-            str(rank), str(position), Text(shorten(visible(token).strip(" "), 40)), f"{score:.4f}", marked
-        )
+        table.add_row(str(rank), str(position), Text(shorten(visible(token).strip(" "), 40)), f"{score:.4f}", marked)
     return table
 
 
@@ -81,15 +77,11 @@ def _layers(text: ScoredText, heatmap: SelectionHeatmap, *, coloured: bool) -> T
     table.add_column("range")
     table.add_column(f"highest {heatmap.size}")
     colours = ramp(CIVIDIS)
-    for layer, scores, levels in zip(
-        heatmap.layers, text.scores, shades(text.scores, text.special), strict=True
-    ):
+    for layer, scores, levels in zip(heatmap.layers, text.scores, shades(text.scores, text.special), strict=True):
         cell = Text()
         for position, token, _ in text.top(heatmap.size, scores):
             colour = colours[levels[position]]
-            cell.append(
-                shorten(visible(token).strip(" "), 40), style=f"{ink(colour)} on {colour}" if coloured else ""
-            )
+            cell.append(shorten(visible(token).strip(" "), 40), style=f"{ink(colour)} on {colour}" if coloured else "")
             cell.append("  ")
         table.add_row(str(layer), bounds(scores, text.special), cell)
     return table

@@ -96,9 +96,7 @@ def bounds(scores: np.ndarray, special: np.ndarray) -> str:
 
 def numbers(indices: Sequence[int]) -> str:
     """Layer numbers in short: (0, 1, 2, 5) is "0–2, 5"."""
-    runs = [
-        [index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
-    ]
+    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 

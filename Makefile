@@ -1,0 +1,55 @@
+# make demo: set up and show a heatmap. make test: set up and check everything. Python 3.10 or newer.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# One thread a test worker: more of them fight for the cores.
+THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Nothing of transformers is in these.
+SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/tasks
+NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
+
+.PHONY: demo setup test lint types pytest test-transformers5 clean
+
+demo: $(VENV)/.demo
+	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
+
+setup: $(VENV)/.dev
+
+test: lint types pytest
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+
+types: $(VENV)/.dev
+	$(VENV)/bin/mypy
+
+pytest: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS)
+
+# What has to do with transformers' own code once more, on its newest release 5.
+test-transformers5: $(VENV)-transformers5/.dev
+	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
+	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) $(SAME_ON_5:%=--ignore=%)
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
+	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
+	$(VENV)-transformers5/bin/pip install --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
+	touch $@
+
+%/bin/python:
+	$(PYTHON) -c "import sys; sys.version_info >= (3, 10) or sys.exit('ssmscope needs Python 3.10 or newer, this is ' + sys.version + '; try: make PYTHON=python3.12')"
+	$(PYTHON) -m venv $* || { rm -rf $*; echo "python's venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+clean:
+	rm -rf $(VENV) $(VENV)-transformers5 demo-output build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,5 @@
+"""`python -m ssmscope` is `analyze`."""
+
+from ssmscope.cli import main
+
+main()

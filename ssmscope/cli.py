@@ -1,0 +1,248 @@
+"""The command `analyze`: one verb per question about a trained state-space model.
+
+Exit codes: 0, the answer is on stdout; 2, the input cannot be used, and one line on stderr says why; 130,
+interrupted. Anything else is a fault of ours and shows a traceback. The verbs import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ssmscope import __version__
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.inputs import check_writable, texts_of, whole_numbers
+from ssmscope.options import keyword_options, taking, whole
+from ssmscope.training import train_classifier
+from ssmscope.training_plan import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from ssmscope.results import Result
+
+# UsageError and ClickException, which typer brings itself or takes from click, depending on its version.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+_CLICK_ERROR: Any = _USAGE_ERROR.__base__
+
+
+class Verbs(TyperGroup):
+    """The verbs; an unknown one is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            verbs = ", ".join(self.commands)
+            raise InputError(f"no verb {args[0]!r}; there are {verbs}{did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Verbs,
+    help="Interpret trained state-space models: Mamba, Mamba-2, Falcon-Mamba, Baleen.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ssmscope {__version__}")
+        raise typer.Exit
+
+
+MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.")]
+OUT = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write VERB.json, .csv, .png and .html there.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+TOKENIZER = Annotated[
+    str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
+]
+DEVICE = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps.")]
+
+
+@app.callback()
+def analyze(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that need no verb."""
+
+
+@app.command()
+def heatmap(
+    model: MODEL,
+    text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; may be repeated.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", metavar="FILE", help="UTF-8 texts, one a line; - is stdin.")
+    ] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option("--ids", metavar="5,17,3", help="Token ids instead of a text; may be repeated.")
+    ] = None,
+    score: Annotated[
+        str, typer.Option("--score", metavar="retention|write", help="E[A_t], what is kept at a token, or 1 − E[A_t].")
+    ] = "retention",
+    layers: Annotated[
+        str, typer.Option("--layers", metavar="mean|all|0,3", help="Average all layers; also show all, or those given.")
+    ] = "mean",
+    top: Annotated[
+        int, typer.Option("--top", parser=whole, metavar="K", help="How many tokens the rationale has.")
+    ] = 5,
+    merge: Annotated[bool, typer.Option("--merge/--no-merge", help="Put the tokens of a word together.")] = False,
+    out: OUT = None,
+    json: JSON = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", parser=whole, metavar="N", help="Refuse longer texts.")
+    ] = 16384,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+) -> None:
+    """Which tokens the selection mechanism keeps in memory, or writes to it, with the top-k rationale."""
+    if ids and (text or file is not None):
+        raise InputError("--ids cannot be combined with --text or --file; give one of them")
+    if max_tokens < 1:
+        raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
+    rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
+    texts = texts_of(text, file) if rows is None else None
+    chosen = whole_numbers(layers, "--layers", "0,3") if set(layers) & set("0123456789,") else layers
+    check_writable(out)
+
+    from ssmscope.interp.selection import selection_heatmap
+    from ssmscope.models.load import load
+
+    loaded = load(model, tokenizer=tokenizer, device=device)
+    batch = loaded.encode(texts, ids=rows, max_tokens=max_tokens)
+    trace = loaded.trace(batch, keep_inputs=False)
+    _answer(selection_heatmap(trace, score=score, layers=chosen, top=top, merge=merge), out, json)
+
+
+@app.command()
+@taking(keyword_options(train_classifier, without=("command",)))
+def train(
+    architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
+    data: Annotated[str, typer.Option("--data", metavar="DATA", help="sst2, imdb, …, or a file with text and label.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the model is written; a killed run continues.")
+    ],
+    json: JSON = False,
+    **options: Any,
+) -> None:
+    """Fit a text classifier, or turn a trained Mamba or Mamba-2 into a Baleen."""
+    check_writable(out)
+    command = shlex.join(["analyze", *sys.argv[1:]])
+    try:
+        train_classifier(architecture, data, out, **options, command=command)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
+    record = (out / "training.json").read_text(encoding="utf-8")
+    if json:
+        print(record, end="")
+        return
+    measured = json_module.loads(record)
+    for split in ("validation", "test"):
+        if measured[split] is not None:
+            print(f"{split} accuracy {_accuracy(measured[split])}")
+    print(f'Saved in {out}; try: analyze heatmap {shlex.quote(str(out))} --text "…"')
+
+
+@app.command()
+def models(json: JSON = False) -> None:
+    """The shipped models with their accuracy, and what can be loaded."""
+    from ssmscope.models.load import demos, readable_types
+
+    records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
+    if json:
+        shown = ("architecture", "parameters", "data", "validation", "test")
+        listed = [{"name": name, **{key: record[key] for key in shown}} for name, record in records.items()]
+        print(json_module.dumps({"models": listed, "architectures": readable_types()}, indent=2))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "architecture", "trained on", "test accuracy", "parameters", box=None, pad_edge=False)
+    for name, record in records.items():
+        tested = _accuracy(record["test"]) if record["test"] is not None else "–"
+        sizes = f"{record['parameters']:,}"
+        table.add_row(name, record["architecture"], record["data"]["train"]["name"], tested, sizes)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
+        f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
+    )
+
+
+def _accuracy(measured: Mapping[str, Any]) -> str:
+    low, high = measured["interval"]
+    return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} texts)"
+
+
+def _answer(result: Result, out: Path | None, json: bool) -> None:
+    """Write the files if they are wanted, then show the result as a person or a program reads it."""
+    files = result.save(out, result.kind) if out is not None else {}
+    if json:
+        print(result.to_json())
+    else:
+        from rich.console import Console
+
+        Console().print(result)
+    if files:
+        print("\nFiles:", *files.values(), sep="\n  ", file=sys.stderr if json else sys.stdout)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("analyze", list(arguments) or ["--help"]) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return end.exit_code
+    except InputError as error:
+        return _refuse(str(error))
+    except _CLICK_ERROR as error:
+        return _refuse(_usage_message(error, arguments))
+    except (KeyboardInterrupt, typer.Abort) as end:
+        print("; ".join(["analyze: interrupted", *map(str, end.args)]), file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `analyze … | head` has read enough; nothing may be flushed into the pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _refuse(message: str) -> int:
+    line = " ".join(message.split())
+    print("analyze:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
+    return 2
+
+
+def _usage_message(error: Any, arguments: Sequence[str]) -> str:
+    """What a usage error says, with the nearest options and with where to read more."""
+    message = str(error.format_message()).strip()
+    if message.startswith("No such option") and error.ctx is not None:
+        options = [name for parameter in error.ctx.command.params for name in parameter.opts if name[:1] == "-"]
+        message = f"no option {error.option_name}{did_you_mean(error.option_name, [*options, '--help'])}"
+    verb = arguments[0] if arguments and arguments[0].isidentifier() else ""
+    return f"{message[:1].lower()}{message[1:].rstrip('.')} (see {' '.join(filter(None, ('analyze', verb)))} --help)"
+
+
+def main() -> None:
+    """The entry point of the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    # A refusal is one line: what libraries have to say while they load would bury it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    sys.exit(run(sys.argv[1:]))

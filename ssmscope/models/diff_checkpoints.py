@@ -1,0 +1,145 @@
+"""Checkpoints of Differential Mamba in the layout of its authors' published models, e.g. `nadavsc/diffmamba2-370M`.
+
+Their config.json is Mamba-2's (`"model_type": "mamba2"`, expansion 2) with `diffmamba` and `diffmamba_settings`. A
+differential layer i has `backbone.layers.i.mixer_1.*` and `mixer_2.*` (each a Mamba-2 mixer of expansion 1),
+`lambda_q1` (λ̄ of Eq. 17) and `subln.weight` (the norm after the subtraction); everything else is named as in
+transformers' Mamba-2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import Mamba2Config, PretrainedConfig, PreTrainedModel
+
+from ssmscope.errors import InputError
+from ssmscope.models.checkpoints import read_tensors
+from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
+
+PARTS = {
+    "mixer_1.": "mixer.m1.",
+    "mixer_2.": "mixer.m2.",
+    "lambda_q1": "mixer.lambda_bar",
+    "subln.weight": "mixer.sub_norm.weight",
+}
+"""Names within a layer: the authors', and ours."""
+
+ABOUT_THE_FILE = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version")
+"""Fields of a config.json that say nothing about the model's shape."""
+ONLY_THEIRS = ("diffmamba", "diffmamba_settings", "verbose")
+
+
+def our_name(name: str) -> str:
+    """The name in `DiffMambaForCausalLM` of a tensor of the authors' model."""
+    for theirs, ours in PARTS.items():
+        name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(theirs)}", rf"\g<1>{ours}", name)
+    return name.replace("backbone.embedding.", "backbone.embeddings.")
+
+
+def their_name(name: str) -> str:
+    """The name in the authors' model of a tensor of `DiffMambaForCausalLM`."""
+    for theirs, ours in PARTS.items():
+        name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(ours)}", rf"\g<1>{theirs}", name)
+    return name
+
+
+def is_diff_mamba2(config: Mapping[str, Any], directory: Path) -> bool:
+    """Whether a directory holds a model in the authors' layout: by its config.json, else by its tensors' names."""
+    if config.get("model_type") != "mamba2":
+        return False
+    if config.get("diffmamba") or "DiffMamba2ForCausalLM" in (config.get("architectures") or []):
+        return True
+    return any(".mixer_1." in name for file in directory.glob("*.safetensors") for name in _names(file))
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, "pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError):
+        return []  # what reads the weights says what is wrong with them
+
+
+def read_diff_mamba2(directory: Path) -> PreTrainedModel:
+    """A language model saved by the authors' code, as `DiffMambaForCausalLM`. Its tensors say which layers differ.
+
+    Raises:
+        InputError: when no layer is differential, or weights are missing or do not fit the configuration.
+    """
+    fields = PretrainedConfig.get_config_dict(directory, local_files_only=True)[0]
+    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+    weights = {our_name(name): tensor for file in files for name, tensor in read_tensors(file).items()}
+    if not weights:
+        raise InputError(f"{directory} has no weights: neither *.safetensors nor pytorch_model*.bin")
+    found = {int(m.group(1)) for name in weights if (m := re.match(r"backbone\.layers\.(\d+)\.mixer\.m1\.", name))}
+    if not found:
+        raise InputError(f"{directory} calls itself a Differential Mamba, but none of its layers has a mixer_1")
+    embeddings = weights.get("backbone.embeddings.weight")
+    if embeddings is None:
+        raise InputError(f"the weights of {directory} lack backbone.embeddings.weight")
+    tied = "lm_head.weight" not in weights or bool(fields.get("tie_word_embeddings"))
+    weights.setdefault("lm_head.weight", embeddings)
+    base = {name: value for name, value in fields.items() if name not in (*ABOUT_THE_FILE, *ONLY_THEIRS)}
+    base.update(vocab_size=embeddings.shape[0], tie_word_embeddings=tied)
+    try:
+        module = DiffMambaForCausalLM(DiffMambaConfig(**base, differential_layers=_as_setting(found, fields)))
+        module.load_state_dict(weights)
+    except (RuntimeError, ValueError, TypeError, StrictDataclassError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise InputError(f"the weights of {directory} do not fit its configuration: {detail}") from error
+    return module
+
+
+def _as_setting(layers: set[int], fields: Mapping[str, Any]) -> str | list[int]:
+    number = fields.get("num_hidden_layers", 0)
+    named = {"full": set(range(number)), "hybrid": set(range(0, number, 2))}
+    return next((name for name, those in named.items() if those == layers), sorted(layers))
+
+
+def write_diff_mamba2(module: PreTrainedModel, directory: str | Path) -> Path:
+    """Save a `DiffMambaForCausalLM` in the authors' layout; `directory` is made if need be.
+
+    Raises:
+        InputError: for a model that their code has no form of: another class, Diff-S6, no norm after the subtraction,
+            another form of λ, an expansion other than 2, or layers other than all, every other one or the last
+            quarter.
+    """
+    if not isinstance(module, DiffMambaForCausalLM):
+        raise InputError(f"{type(module).__name__} has no form in this layout: DiffMambaForCausalLM has")
+    config, number = module.config, module.config.num_hidden_layers
+    settings = {
+        "all": list(range(number)),
+        "alternate": list(range(0, number, 2)),
+        "quarter": list(range(number - number // 4, number)),
+    }
+    setting = next((name for name, those in settings.items() if those == config.differential_indices), None)
+    ours = (config.scope, config.normalize, config.lambda_form, config.expand)
+    if setting is None or ours != ("block", True, "sum", 2):
+        raise InputError(
+            "this layout has Diff-Mamba blocks with a norm, lambda_form 'sum' and expand 2, in all layers, every other "
+            f"one or the last quarter; this model has scope {config.scope!r}, normalize {config.normalize}, "
+            f"lambda_form {config.lambda_form!r}, expand {config.expand}, differential layers "
+            f"{config.differential_indices}"
+        )
+    shape = [name for name in Mamba2Config().to_dict() if name not in ABOUT_THE_FILE and not name.startswith("_")]
+    fields = {name: getattr(config, name) for name in shape}
+    fields.update(model_type="mamba2", architectures=["DiffMamba2ForCausalLM"])
+    fields.update(diffmamba=True, diffmamba_settings=setting)
+    weights: dict[str, Tensor] = {
+        their_name(name): tensor.detach().clone().contiguous()
+        for name, tensor in module.state_dict().items()
+        if not (config.tie_word_embeddings and name == "lm_head.weight")
+    }
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(fields, indent=2))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

@@ -1,0 +1,247 @@
+"""The scan with a decay per state by a C kernel (`native.c`), for float32 on a CPU; optional, silent when absent.
+
+The kernel is compiled by the user's own compiler ($CC, cc, gcc or clang) on first use, in about a second, and kept in
+the user's cache directory under a name that holds the hash of the source, the compiler and the processor. Without a
+compiler, or with SSMSCOPE_NATIVE=0, `why_not` says so and `diagonal.scan` stays with torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+SWITCH = "SSMSCOPE_NATIVE"
+SOURCE = Path(__file__).with_name("native.c")
+# Contraction and no errno change no special value: NaN and infinity still propagate.
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles
+SMALL = 2**15  # decays; fewer are not worth waking threads for
+
+
+class Unavailable(Exception):
+    """The kernel cannot be had; the message says why."""
+
+
+def available() -> bool:
+    """Whether scans in float32 on a CPU run through the C kernel; compiles it when that was not yet tried."""
+    return why_not() is None
+
+
+def why_not() -> str | None:
+    """Why the C kernel is not in use, in one line, or None when it is."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    loaded = _library()
+    return loaded if isinstance(loaded, str) else None
+
+
+def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor) -> bool:
+    """Whether `scan` takes these terms: width 1, one group, a decay per state, float32, on a CPU."""
+    if x.shape[3] != 1 or b.shape[2] != 1 or A.shape[-1] != b.shape[3]:
+        return False
+    terms = (x, b, c, initial, delta, A)
+    return all(_is_plain(t) for t in terms) and not torch.compiler.is_compiling() and available()
+
+
+def _is_plain(t: Tensor) -> bool:
+    """Whether the tensor is what its memory says: no subclass, no lazy negation, no forward-mode tangent."""
+    plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and t.layout == torch.strided
+    return plain and t.dtype == torch.float32 and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+
+
+def scan(
+    x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor, *, expected: bool, retention: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As `diagonal.scan`, where `applicable`; results do not depend on the number of threads.
+
+    Raises:
+        MemoryError: when there is none left for the work.
+    """
+    terms = (x, b, c, initial, delta, A)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in terms):
+        y, final, kept = _Scan.apply(*terms, expected, retention)
+        return y, final, kept if retention else None
+    y, final, kept, _ = _forward(*terms, expected, retention, keep=False)
+    return y, final, kept
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("batch", "length", "channels", "states")] + [
+        (n, ctypes.c_int) for n in ("threads", "expected")
+    ]
+
+
+class _View(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("batch", "step", "channel")]
+
+
+def _shape(x: Tensor, b: Tensor, expected: bool) -> _Shape:
+    sizes = (*x.shape[:3], b.shape[3])
+    work = sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    return _Shape(*sizes, torch.get_num_threads() if work > SMALL else 1, expected)
+
+
+def _view(t: Tensor) -> _View:
+    """Of (batch, length, channels, …) with any strides."""
+    return _View(t.data_ptr(), *t.stride()[:3])
+
+
+def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: bool):
+    """y, the final state, the mean decays or None, and the states at the chunks' starts or None."""
+    library, shape = _loaded(), _shape(x, b, expected)
+    b, c, initial, A = (t.contiguous() for t in (b, c, initial, A))
+    y = x.new_empty(x.shape)
+    final = x.new_empty(initial.shape)
+    starts = x.new_empty(library.ssm_starts_size(shape)) if keep else None
+    kept = x.new_empty(x.shape[:2]) if retention else None
+    failed = library.ssm_forward(
+        shape, _view(x), _view(delta), *map(_address, (A, b, c, initial, y, final, starts, kept))
+    )
+    if failed:
+        raise MemoryError("no memory left for the selective scan")
+    return y, final, kept, starts
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, b, c, initial, delta, A, expected, retention):
+        y, final, kept, starts = _forward(x, b, c, initial, delta, A, expected, retention, keep=True)
+        ctx.save_for_backward(x, b, c, delta, A, starts)
+        ctx.expected = expected
+        if kept is None:
+            kept = x.new_empty(0)
+        ctx.mark_non_differentiable(kept)
+        return y, final, kept
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_y, grad_final, _):
+        x, b, c, delta, A, starts = ctx.saved_tensors
+        shape = _shape(x, b, ctx.expected)
+        b, c, A, grad_final = (t.contiguous() for t in (b, c, A, grad_final))
+        back = [t.new_empty(t.shape) for t in (x, delta, A, b, c, grad_final)]
+        failed = _loaded().ssm_backward(
+            shape,
+            *map(_view, (x, delta)),
+            *map(_address, (A, b, c, starts)),
+            _view(grad_y),
+            *map(_address, (grad_final, *back)),
+        )
+        if failed:
+            raise MemoryError("no memory left for the gradient of the selective scan")
+        grad_x, grad_delta, grad_A, grad_b, grad_c, grad_initial = back
+        return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
+
+
+def _address(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+def _loaded() -> ctypes.CDLL:
+    library = _library()
+    if isinstance(library, str):
+        raise RuntimeError(f"the C scan is not available: {library}")
+    return library
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """The kernel, compiled if need be, or why there is none. Tried once per process."""
+    if not hasattr(os, "getuid"):
+        return "it is built on POSIX systems only"
+    try:
+        compiler = _compiler()
+        name = f"scan-{_key(compiler)}.so"
+        directory = _cache_directory()
+        if directory is None:
+            with tempfile.TemporaryDirectory(prefix="ssmscope-") as private:  # a loaded library outlives its file
+                return _declared(_compile(compiler, Path(private, name)))
+        built = directory / name
+        if built.exists() and _is_only_ours(built):
+            with contextlib.suppress(OSError):  # a damaged file is compiled again
+                return _declared(built)
+        return _declared(_compile(compiler, built))
+    except (Unavailable, OSError, subprocess.SubprocessError) as error:
+        return " ".join(str(error).split())
+
+
+def _compiler() -> list[str]:
+    """The command of the C compiler: $CC when it is set, else the first of cc, gcc and clang."""
+    wanted = shlex.split(os.environ.get("CC", ""))
+    for command in [wanted] if wanted else [["cc"], ["gcc"], ["clang"]]:
+        if path := shutil.which(command[0]):
+            return [path, *command[1:]]
+    raise Unavailable(f"no C compiler: {wanted[0] if wanted else 'cc, gcc, clang'} not found")
+
+
+def _key(compiler: Sequence[str]) -> str:
+    """A hash of all that the compiled code depends on: source, flags, compiler and this processor's features."""
+    binary = Path(compiler[0]).resolve()
+    status = binary.stat()
+    parts = [SOURCE.read_text("utf-8"), FLAGS, CHOICES, compiler[1:], str(binary), status.st_size, status.st_mtime_ns]
+    parts += [platform.system(), platform.machine(), platform.processor()]
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        lines = described.read_text("utf-8", "replace").split("\n\n")[0].splitlines()
+        parts += [line for line in lines if line.partition("\t")[0].strip() in ("model name", "flags", "Features")]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _cache_directory() -> Path | None:
+    """The user's own cache directory, made if need be; None where nobody else can be kept from writing to it."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # to be ignored when relative, says its specification
+    directory = (root if root.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ssmscope"
+    if not directory.is_absolute():
+        return None
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fit = _is_only_ours(directory) and os.access(directory, os.W_OK | os.X_OK)
+    except OSError:
+        return None
+    return directory if fit else None
+
+
+def _is_only_ours(path: Path) -> bool:
+    """Whether this user owns it, no other may write to it, and it is no link."""
+    status = path.lstat()
+    ours = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return ours and not stat.S_ISLNK(status.st_mode)
+
+
+def _compile(compiler: Sequence[str], to: Path) -> Path:
+    """Compile the kernel into `to`, which appears whole or not at all, whoever else is at it."""
+    with tempfile.TemporaryDirectory(prefix="build-", dir=to.parent) as work:
+        made = Path(work, to.name)
+        for choice in CHOICES:
+            command = [*compiler, *FLAGS, *choice, str(SOURCE), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, cwd=work)
+            if done.returncode == 0 and made.exists():
+                made.chmod(0o700)
+                os.replace(made, to)
+                return to
+    message = done.stderr.strip().splitlines()
+    raise Unavailable(f"{compiler[0]} could not compile the scan{': ' + message[0] if message else ''}")
+
+
+def _declared(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    shape, view, numbers = ctypes.POINTER(_Shape), ctypes.POINTER(_View), ctypes.c_void_p
+    library.ssm_starts_size.argtypes, library.ssm_starts_size.restype = [shape], ctypes.c_int64
+    library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 8]
+    library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 4, view, *[numbers] * 7]
+    return library

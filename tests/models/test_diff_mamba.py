@@ -1,0 +1,439 @@
+"""Differential Mamba: the subtraction, λ, the hybrid, Diff-S6, sizes, training, saving, generation."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from loud import loud
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import silu, softplus
+from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from ssmscope.errors import InputError
+from ssmscope.model import Model, fast_scan, mixers
+from ssmscope.models import diff_mamba, mamba2
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.models.diff_layers import DiffMambaMixer, DiffS6Mixer, lambda_init
+from ssmscope.models.load import load
+
+SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
+TWO = dict(**SMALL, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
+ONE = dict(**SMALL, time_step_rank=2)
+IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
+MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+
+
+def language_model(**options) -> nn.Module:
+    torch.manual_seed(0)
+    return loud(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**TWO, **options})))
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+# ---- the block
+
+
+def rms(t: torch.Tensor) -> torch.Tensor:
+    return t / (t.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def mamba2_by_hand(weights: dict[str, torch.Tensor], u: torch.Tensor, heads: int, state: int) -> torch.Tensor:
+    """One Mamba-2 mixer on one sequence (length, width), token by token, from its weights alone."""
+    inner = weights["out_proj.weight"].shape[1]
+    z, xBC, step = (u @ weights["in_proj.weight"].T).split([inner, inner + 2 * state, heads], dim=-1)
+    taps = weights["conv1d.weight"].shape[-1]
+    H, recent, outputs = torch.zeros(heads, inner // heads, state).to(u), [torch.zeros_like(xBC[0])] * taps, []
+    for t in range(len(u)):
+        recent = [*recent[1:], xBC[t]]
+        convolved = sum(weights["conv1d.weight"][:, 0, j] * recent[j] for j in range(taps)) + weights["conv1d.bias"]
+        x, B, C = silu(convolved).split([inner, state, state])
+        x, delta = x.view(heads, -1), softplus(step[t] + weights["dt_bias"])
+        keep = torch.exp(-delta * weights["A_log"].exp())
+        H = keep[:, None, None] * H + (delta[:, None] * x)[:, :, None] * B
+        y = (H @ C + weights["D"][:, None] * x).flatten()
+        outputs.append(weights["out_proj.weight"] @ (weights["norm.weight"] * rms(y * silu(z[t]))))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_equation_21_token_by_token(index):
+    """res + (1 − λ_i) · RMSNorm(m₁(n) − λ m₂(n)), λ = σ(Σ λ̄) + λ_i, from the weights alone; other orders differ."""
+    model = language_model().double()
+    block = model.backbone.layers[index]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        block.mixer.lambda_bar.normal_(std=0.3)
+        block.mixer.sub_norm.weight.normal_()
+        block.norm.weight.normal_()
+        res = torch.randn(1, 9, 16).double()
+        n = block.norm.weight * rms(res[0])
+        weights = {name: t.double() for name, t in block.mixer.state_dict().items()}
+        first, second = (
+            mamba2_by_hand({k.removeprefix(m): t for k, t in weights.items() if k.startswith(m)}, n, 4, 4)
+            for m in ("m1.", "m2.")
+        )
+        lambda_i = 0.8 - 0.6 * math.exp(-0.3 * index)
+        weight = torch.sigmoid(weights["lambda_bar"].sum()) + lambda_i
+        scale = (1 - lambda_i) * weights["sub_norm.weight"]
+        expected = res[0] + scale * rms(first - weight * second)
+        assert relative(block(res)[0], expected) < 1e-5
+        with fast_scan(model):
+            assert relative(block(res)[0], expected) < 1e-5
+        for wrong in (
+            scale * (rms(first) - weight * rms(second)),  # the norm before the subtraction
+            scale * rms(first + weight * second),
+            scale / (1 - lambda_i) * rms(first - weight * second),
+            (1 - lambda_i) * (first - weight * second),
+        ):
+            assert relative(block(res)[0] - res[0], wrong) > 1e-2
+
+
+def test_without_a_norm_the_difference_is_taken_as_it_is():
+    model = language_model(normalize=False)
+    mixer = mixers(model)[0]
+    u = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        expected = (1 - 0.2) * (mixer.m1(u) - (0.5 + 0.2) * mixer.m2(u))
+        torch.testing.assert_close(mixer(u), expected)
+    assert not any("sub_norm" in name for name in model.state_dict())
+
+
+def test_both_mixers_have_expansion_one():
+    for mixer in mixers(language_model()):
+        assert type(mixer) is DiffMambaMixer
+        for m in (mixer.m1, mixer.m2):
+            assert (m.intermediate_size, m.num_heads, m.head_dim) == (16, 4, 4)
+        assert not torch.equal(mixer.m1.in_proj.weight, mixer.m2.in_proj.weight)
+
+
+def test_trace_of_a_block_is_that_of_its_two_mixers():
+    mixer = mixers(language_model())[1]
+    u = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        layer = diff_mamba.quantities(mixer, u)
+        for r, m, conv, z in zip(
+            layer.recurrences, (mixer.m1, mixer.m2), layer.conv_input.chunk(2, -1), layer.z.chunk(2, -1)
+        ):
+            alone = mamba2.quantities(m, u)
+            for name in ("x", "b", "c", "delta", "A", "D"):
+                assert torch.equal(getattr(r, name), getattr(alone.recurrence, name))
+            assert torch.equal(conv, alone.conv_input) and torch.equal(z, alone.z)
+        assert layer.extras["lambda"].item() == pytest.approx(0.5 + lambda_init(1))
+        swapped = diff_mamba.output(mixer, replace(layer, recurrences=layer.recurrences[::-1]))
+        without = diff_mamba.output(mixer, replace(layer, extras={"lambda": torch.tensor(0.0)}))
+        for wrong in (swapped, without):
+            assert relative(wrong, mixer(u)) > 1e-2
+
+
+# ---- λ
+
+
+def test_initial_lambda_of_the_layers():
+    assert lambda_init(0) == pytest.approx(0.2)
+    assert [round(lambda_init(i), 4) for i in (1, 5, 47)] == [0.3555, 0.6661, 0.8]
+    found = diff_mamba.lambdas(language_model(num_hidden_layers=4))
+    assert found == pytest.approx({i: 0.5 + 0.8 - 0.6 * math.exp(-0.3 * i) for i in range(4)}, abs=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["block", "s6"])
+def test_forms_of_lambda(scope):
+    torch.manual_seed(3)
+    (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope))
+    assert mixer.lambda_bar.shape == (16,)
+    with torch.no_grad():
+        mixer.lambda_bar.copy_(torch.linspace(-1, 1.2, 16))
+    assert mixer.current_lambda().item() == pytest.approx(1 / (1 + math.exp(-1.6)) + 0.2, abs=1e-6)
+
+    (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope, lambda_form="scalar"))
+    assert mixer.lambda_bar.shape == (1,)
+    with torch.no_grad():
+        mixer.lambda_bar.fill_(-0.7)
+    assert mixer.current_lambda().item() == pytest.approx(1 / (1 + math.exp(0.7)) + 0.2, abs=1e-6)
+
+    (mixer,) = mixers(language_model(num_hidden_layers=1, scope=scope, lambda_form="exponential"))
+    q1, k1, q2, k2 = (getattr(mixer, f"lambda_{n}") for n in ("q1", "k1", "q2", "k2"))
+    assert {t.shape for t in (q1, k1, q2, k2)} == {(4,)} and all(0 < t.std() < 0.5 for t in (q1, k1, q2, k2))
+    with torch.no_grad():
+        for t, value in ((q1, 0.5), (k1, 0.25), (q2, -0.5), (k2, 0.125)):
+            t.fill_(value)
+    assert mixer.current_lambda().item() == pytest.approx(math.exp(0.5) - math.exp(-0.25) + 0.2, abs=1e-6)
+    assert diff_mamba.lambdas(mixer) == {0: mixer.current_lambda().item()}
+
+
+def test_standard_normal_starts_saturate_the_sigmoid():
+    """At D = 1024 most λ start within .01 of λ_i or λ_i + 1 with no gradient to speak of; at 0, λ moves at once."""
+    width = 1024
+
+    def starts(std: float) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        values, gradients = [], []
+        options = dict(vocab_size=8, num_hidden_layers=1, num_heads=4, hidden_size=width, head_dim=width // 2)
+        config = diff_mamba.DiffMambaConfig(**{**TWO, **options, "lambda_std": std, "state_size": 1})
+        with torch.device("meta"):
+            mixer = DiffMambaMixer(config, 0)
+        mixer.lambda_bar = nn.Parameter(torch.empty(width))
+        for _ in range(300):
+            mixer.reset_lambda()
+            value = mixer.current_lambda()
+            (gradient,) = torch.autograd.grad(value, mixer.lambda_bar)
+            values.append(value.item() - 0.2)
+            gradients.append(gradient[0].item())
+        return torch.tensor(values), torch.tensor(gradients)
+
+    drawn, gradients = starts(1.0)
+    saturated = ((drawn < 0.01) | (drawn > 0.99)).float().mean().item()
+    assert saturated == pytest.approx(math.erfc(math.log(99) / 32 / 2**0.5), abs=0.06)  # 0.886: Σ λ̄ ~ N(0, 32²)
+    assert gradients.median() < 1e-6
+    zero, gradients = starts(0.0)
+    torch.testing.assert_close(zero, torch.full((300,), 0.5))
+    torch.testing.assert_close(gradients, torch.full((300,), 0.25))
+
+
+@pytest.mark.parametrize("options", [{}, {"scope": "s6"}, {"lambda_form": "scalar"}, {"lambda_form": "exponential"}])
+def test_a_training_step_moves_lambda(options):
+    torch.manual_seed(0)
+    model = diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**{**TWO, **options})).train()
+    before = diff_mamba.lambdas(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with fast_scan(model):
+        first = model(IDS, attention_mask=MASK, labels=IDS).loss
+    first.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+    optimizer.step()
+    after = diff_mamba.lambdas(model)
+    assert all(abs(after[i] - before[i]) > 1e-4 for i in before)
+    with torch.no_grad():
+        assert model(IDS, attention_mask=MASK, labels=IDS).loss < first
+
+
+# ---- Diff-S6
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_diff_s6_with_an_empty_second_recurrence_is_mamba2(normalize):
+    """With C₂ = D₂ = 0 the second recurrence reads nothing: what is left is a Mamba-2 mixer, scaled by 1 − λ_i."""
+    (mixer,) = mixers(language_model(num_hidden_layers=1, scope="s6", normalize=normalize))
+    plain = Mamba2Mixer(Mamba2Config(**{**TWO, "num_hidden_layers": 1}), 0)
+    inner, n, heads = 32, 4, 4
+    with torch.no_grad():
+        mixer.D[1] = 0
+        rows = torch.arange(inner + inner + 4 * n + 2 * heads)
+        z, xBC1, _, C2, step, _ = rows.split([inner, inner + 2 * n, n, n, heads, heads])
+        mixer.in_proj.weight[C2] = 0
+        mixer.conv1d.bias[C2 - inner] = 0
+        plain.in_proj.weight.copy_(mixer.in_proj.weight[torch.cat([z, xBC1, step])])
+        plain.conv1d.weight.copy_(mixer.conv1d.weight[xBC1 - inner])
+        plain.conv1d.bias.copy_(mixer.conv1d.bias[xBC1 - inner])
+        for name in ("dt_bias", "A_log", "D"):
+            getattr(plain, name).copy_(getattr(mixer, name)[0])
+        plain.out_proj.weight.copy_(mixer.out_proj.weight)
+        u = torch.randn(2, 9, 16)
+        if normalize:  # undo the norm where the recurrence's output is read
+            y = plain_recurrence(plain, u)
+            inverse = (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+            gate = silu(plain.in_proj(u)[..., :inner])
+            expected = plain.out_proj(rms(y / inverse * gate))
+        else:
+            expected = plain(u)
+        torch.testing.assert_close(mixer(u), 0.8 * expected, rtol=1e-3, atol=1e-4)
+
+
+def plain_recurrence(mixer: nn.Module, u: torch.Tensor) -> torch.Tensor:
+    return mamba2.quantities(mixer, u).scan()[0].y.flatten(2)
+
+
+def test_diff_s6_subtracts_over_the_same_input():
+    """N(S6₁(x) − λ S6₂(x)): both recurrences have one x (Eq. 14), and with equal terms they cancel but for 1 − λ."""
+    (mixer,) = mixers(language_model(num_hidden_layers=1, scope="s6", normalize=False))
+    assert type(mixer) is DiffS6Mixer
+    u = torch.randn(2, 9, 16)
+    with torch.no_grad():
+        layer = diff_mamba.quantities(mixer, u)
+        assert layer.recurrences[0].x is layer.recurrences[1].x
+        first, second = (s.y.flatten(2) for s in layer.scan())
+        expected = 0.8 * mixer.out_proj(rms((first - 0.7 * second) * silu(layer.z)))
+        torch.testing.assert_close(mixer(u), expected, rtol=1e-3, atol=1e-4)
+        for t in (mixer.D, mixer.A_log, mixer.dt_bias):
+            t[1] = t[0]
+        mixer.in_proj.weight[-4:] = mixer.in_proj.weight[-8:-4]
+        mixer.in_proj.weight[72:80], mixer.conv1d.weight[40:48] = (
+            mixer.in_proj.weight[64:72],
+            mixer.conv1d.weight[32:40],
+        )
+        mixer.conv1d.bias[40:48] = mixer.conv1d.bias[32:40]
+        first, second = (s.y for s in diff_mamba.quantities(mixer, u).scan())
+        torch.testing.assert_close(first, second)
+
+
+# ---- which layers, how large
+
+
+def test_hybrid_layout():
+    model = language_model(num_hidden_layers=5, differential_layers="hybrid")
+    assert [type(m) for m in mixers(model)] == [DiffMambaMixer, Mamba2Mixer] * 2 + [DiffMambaMixer]
+    assert list(diff_mamba.lambdas(model)) == [0, 2, 4]
+    assert diff_mamba.lambdas(model)[4] == pytest.approx(0.5 + lambda_init(4))
+    chosen = language_model(num_hidden_layers=3, differential_layers=[2])
+    assert [type(m) for m in mixers(chosen)] == [Mamba2Mixer, Mamba2Mixer, DiffMambaMixer]
+    assert mixers(model)[1].intermediate_size == 32
+
+
+@pytest.mark.parametrize("layers, millions", [(None, 368), ("hybrid", 375), ("full", 382)])
+def test_parameter_counts_of_the_370m_models(layers, millions):
+    """Differential Mamba, A.4: 368M, 375M and 382M, cut to whole millions (375.5 and 382.7 are printed so)."""
+    sizes = dict(vocab_size=50288, hidden_size=1024, num_hidden_layers=48, state_size=128, expand=2, num_heads=32)
+    sizes.update(head_dim=64, n_groups=1, tie_word_embeddings=True)
+    with torch.device("meta"):
+        if layers is None:
+            model = Mamba2ForCausalLM(Mamba2Config(**sizes))
+        else:
+            model = diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**sizes, differential_layers=layers))
+    model.tie_weights()
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert sum(p.numel() for p in model.parameters()) // 10**6 == millions
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"scope": "mixer"}, "scope 'mixer' is unknown"),
+        ({"lambda_form": "softmax"}, "lambda_form 'softmax' is unknown"),
+        ({"differential_layers": "hybird"}, "did you mean 'hybrid'"),
+        ({"differential_layers": [2]}, "from 0 to 1"),
+        ({"differential_layers": []}, "at least one layer"),
+        ({"lambda_form": "exponential", "lambda_std": 0.0}, "never moves"),
+        ({"hidden_size": 18, "num_heads": 4, "head_dim": 9}, "4 heads do not divide"),
+    ],
+)
+def test_wrong_configurations(options, words):
+    with pytest.raises(InputError, match=words):
+        diff_mamba.DiffMambaConfig(**{**TWO, **options})
+
+
+def test_diff_s6_is_built_on_mamba2():
+    with pytest.raises(InputError, match="DiffMambaConfig"):
+        diff_mamba.DiffMamba1Config(**ONE, scope="s6")
+
+
+# ---- as transformers models
+
+
+OPEN_IN_A_FRESH_PROCESS = """
+import sys, torch, ssmscope.models
+from pathlib import Path
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForCausalLM
+for directory in sorted(Path(sys.argv[1]).iterdir()):
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    saved = load_file(directory / "expected.check")
+    torch.testing.assert_close(model(saved["ids"]).logits, saved["logits"])
+    print(directory.name, type(model).__name__, type(AutoModel.from_pretrained(directory)).__name__)
+"""
+
+
+def test_saved_models_open_in_a_fresh_process(tmp_path):
+    torch.manual_seed(0)
+    tied = dict(tie_word_embeddings=True)
+    models = {
+        "full": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, lambda_std=0.2)),
+        "hybrid": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, differential_layers="hybrid")),
+        "s6": diff_mamba.DiffMambaForCausalLM(
+            diff_mamba.DiffMambaConfig(**TWO, scope="s6", lambda_form="exponential", normalize=False)
+        ),
+        "tied": diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, **tied)),
+        "mamba1": diff_mamba.DiffMamba1ForCausalLM(diff_mamba.DiffMamba1Config(**ONE, **tied)),
+    }
+    for kind, model in models.items():
+        loud(model).save_pretrained(tmp_path / kind)
+        with torch.no_grad():
+            save_file({"logits": model(IDS).logits, "ids": IDS}, tmp_path / kind / "expected.check")
+        assert load(tmp_path / kind).fingerprint == Model(model).fingerprint
+    command = [sys.executable, "-c", OPEN_IN_A_FRESH_PROCESS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    names = {kind: type(model).__name__ for kind, model in models.items()}
+    expected = [f"{kind} {names[kind]} {names[kind].replace('ForCausalLM', 'Model')}" for kind in sorted(names)]
+    assert done.stdout.splitlines() == expected
+
+
+@pytest.mark.parametrize("config", [diff_mamba.DiffMambaConfig(**TWO), diff_mamba.DiffMamba1Config(**ONE)])
+def test_generation_runs_whole_sequences(config):
+    torch.manual_seed(0)
+    kinds = {"diff-mamba": diff_mamba.DiffMambaForCausalLM, "diff-mamba1": diff_mamba.DiffMamba1ForCausalLM}
+    model = loud(kinds[config.model_type](config))
+    model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        new = model.generate(IDS[:1], attention_mask=MASK[:1], max_new_tokens=4, do_sample=False, pad_token_id=0)
+        greedy = IDS[:1]
+        for _ in range(4):
+            greedy = torch.cat([greedy, model(greedy).logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(new, greedy)
+
+
+def test_a_cache_is_refused():
+    mixer = mixers(language_model())[0]
+    with pytest.raises(ValueError, match="keep no cache"):
+        mixer(torch.randn(1, 3, 16), object())
+    assert language_model().backbone(IDS, use_cache=True).cache_params is None
+
+
+@pytest.mark.parametrize("options", [{"differential_layers": "hybrid"}, {"scope": "s6"}])
+def test_as_a_classifiers_backbone(options, tmp_path):
+    torch.manual_seed(0)
+    config = SSMClassifierConfig(diff_mamba.DiffMambaConfig(**TWO, **options), num_labels=3)
+    model = loud(SSMForSequenceClassification(config))
+    assert type(model.backbone) is diff_mamba.DiffMambaModel
+    run = model(IDS, attention_mask=MASK, labels=torch.tensor([0, 2]), output_hidden_states=True)
+    assert len(run.hidden_states) == 3 and run.loss.isfinite()
+    alone = model(IDS[1:, :5]).logits
+    torch.testing.assert_close(run.logits[1:], alone, rtol=1e-4, atol=1e-5)
+    embeds = model.get_input_embeddings()(IDS)
+    torch.testing.assert_close(model(inputs_embeds=embeds, attention_mask=MASK).logits, run.logits)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.architecture == "diff-mamba" and again.fingerprint == Model(model).fingerprint
+    assert diff_mamba.lambdas(again.module) == diff_mamba.lambdas(model)
+    assert again.trace(ids=IDS.tolist()).retention.shape == (2, 2, 7)
+    assert type(AutoModel.from_config(again.config.backbone)) is diff_mamba.DiffMambaModel
+
+
+def test_what_a_checkpoint_lacks_starts_anew_and_nothing_else(tmp_path):
+    lacking = "backbone.layers.1.mixer.lambda_bar"
+    for scope in ("block", "s6"):
+        model = language_model(scope=scope, lambda_std=0.5)
+        weights = {name: tensor + 0.37 for name, tensor in model.state_dict().items()}
+        model.load_state_dict(weights)
+        model.save_pretrained(tmp_path / scope)
+        del weights[lacking]
+        save_file(weights, tmp_path / scope / "model.safetensors", metadata={"format": "pt"})
+        again = diff_mamba.DiffMambaForCausalLM.from_pretrained(tmp_path / scope).state_dict()
+        assert [name for name in weights if not torch.equal(weights[name], again[name])] == []
+        assert 0 < again[lacking].std() < 1.5
+
+
+def test_layers_start_as_transformers_starts_them():
+    torch.manual_seed(0)
+    for mixer in mixers(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO))):
+        for m in (mixer.m1, mixer.m2):
+            assert ((softplus(m.dt_bias) >= 1e-4) & (softplus(m.dt_bias) <= 0.1)).all()
+            torch.testing.assert_close(m.A_log.exp(), torch.arange(1.0, 5))
+            assert m.in_proj.weight.std().item() == pytest.approx(0.1, rel=0.2)
+    for mixer in mixers(diff_mamba.DiffMambaForCausalLM(diff_mamba.DiffMambaConfig(**TWO, scope="s6"))):
+        assert ((softplus(mixer.dt_bias) >= 1e-4) & (softplus(mixer.dt_bias) <= 0.1)).all()
+        torch.testing.assert_close(mixer.A_log.exp(), torch.arange(1.0, 5).expand(2, -1))
+        assert mixer.in_proj.weight.std().item() == pytest.approx(0.1, rel=0.2)
+    for mixer in mixers(diff_mamba.DiffMamba1ForCausalLM(diff_mamba.DiffMamba1Config(**ONE))):
+        for m in (mixer.m1, mixer.m2):
+            assert ((softplus(m.dt_proj.bias) >= 1e-4) & (softplus(m.dt_proj.bias) <= 0.1)).all()
+            assert m.intermediate_size == 16 and m.A_log.shape == (16, 4)

@@ -1,0 +1,275 @@
+import json
+import math
+import sys
+import types
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ssmscope.errors import InputError
+from ssmscope.tasks.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
+
+ROWS = [("good film", "pos"), ("bad film", "neg"), ("a good day", "pos")]
+
+
+def write(path, rows, columns=("text", "label")):
+    """`rows` in the format that `path` ends in."""
+    table = [dict(zip(columns, row)) for row in rows]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(table), path)
+    else:
+        mark = "," if path.suffix == ".csv" else "\t"
+        lines = [mark.join(columns), *(mark.join(map(str, row)) for row in rows)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A data folder with sst2 and snli in it, as SSMSCOPE_DATA."""
+    (tmp_path / "sst2").mkdir()
+    write(tmp_path / "sst2" / "train.parquet", [("fine", 1), ("dull", 0), ("dire", 0)])
+    write(tmp_path / "sst2" / "test.parquet", [("fun", 1)])
+    (tmp_path / "snli").mkdir()
+    write(
+        tmp_path / "snli" / "test.parquet",
+        [("a man runs", "a man moves", 0), ("a man runs", "he is late", -1), ("a man runs", "he sleeps", 2)],
+        ("premise", "hypothesis", "label"),
+    )
+    monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_every_format_gives_the_same_data(tmp_path, suffix):
+    data = load_text(write(tmp_path / f"films{suffix}", ROWS))
+    assert data.texts == ("good film", "bad film", "a good day")
+    assert data.labels == (1, 0, 1)
+    assert data.label_names == ("neg", "pos")
+    assert (data.name, data.split) == ("films", "all")
+    assert data.fingerprint == text_data("other", "x", data.texts, data.labels, data.label_names).fingerprint
+
+
+def test_the_fingerprint_follows_texts_labels_and_their_order(tmp_path):
+    whole = load_text(write(tmp_path / "a.csv", ROWS))
+    prints = {
+        whole.fingerprint,
+        load_text(write(tmp_path / "b.csv", ROWS[::-1])).fingerprint,
+        load_text(write(tmp_path / "c.csv", [*ROWS[:2], ("a good day", "neg")])).fingerprint,
+        load_text(write(tmp_path / "d.csv", [*ROWS[:2], ("a good night", "pos")])).fingerprint,
+        whole.take([0, 1]).fingerprint,
+    }
+    assert len(prints) == 5
+
+
+def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('label,text\n1,"good, ""very"" good\nindeed"\n0,bad\n', encoding="utf-8-sig")
+    assert load_text(path).texts == ('good, "very" good\nindeed', "bad")
+
+
+def test_tsv_fields_may_hold_quotes(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('text\tlabel\n"so it goes\t1\nno\t0\n', encoding="utf-8")
+    assert load_text(path).texts == ('"so it goes', "no")
+
+
+def test_whole_numbers_are_sorted_by_value_and_need_not_start_at_0(tmp_path):
+    data = load_text(write(tmp_path / "a.parquet", [("x", 10.0), ("y", 9.0), ("z", 10.0)]))
+    assert data.label_names == ("9", "10")
+    assert data.labels == (1, 0, 1)
+
+
+def test_labels_are_read_by_the_names_or_the_ids_of_a_model(tmp_path):
+    names = ("negative", "positive")
+    by_name = load_text(write(tmp_path / "a.csv", [("x", "positive"), ("y", "positive")]), label_names=names)
+    by_id = load_text(write(tmp_path / "b.csv", [("x", 1), ("y", 1)]), label_names=names)
+    assert by_name.labels == by_id.labels == (1, 1)
+    with pytest.raises(InputError, match="label 'mixed'; allowed are negative, positive"):
+        load_text(write(tmp_path / "c.csv", [("x", "mixed")]), label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text,label\n", "holds no rows"),
+        ("", "holds no rows"),
+        ("sentence,label\nx,1\n", "no column 'text'; its columns are sentence, label"),
+        ("text,class\nx,1\n", "no column 'label'; its columns are text, class"),
+        ("text,label\nx,1\n  ,0\n", "row 2 .* empty text"),
+        ("text,label\nx,1\ny,\n", "row 2 .* no label"),
+        ("text,label\nx,1\ny\n", "row 2 .* no label"),
+        ('text,label\n"x,1\n', "could not be read as csv"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "a.csv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        load_text(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "x", "label": 1', "line 2"),
+        ("[1, 2]", "line 2 is not an object"),
+        ('{"text": "x", "label": null}', "no label"),
+        ('{"text": "x", "label": NaN}', "no label"),
+        ('{"text": 3, "label": 1}', "empty text"),
+        ('{"label": 1}', "row 2 .* no column 'text'"),
+    ],
+)
+def test_bad_json_lines_are_refused(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine", "label": 0}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        load_text(path)
+
+
+def test_files_that_are_not_what_they_claim_are_refused(tmp_path):
+    broken = tmp_path / "a.parquet"
+    broken.write_bytes(b"no parquet")
+    with pytest.raises(InputError, match="could not be read as parquet"):
+        load_text(broken)
+    latin = tmp_path / "a.csv"
+    latin.write_bytes("text,label\ncafé,1\n".encode("latin-1"))
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_text(latin)
+    other = tmp_path / "a.xml"
+    other.write_text("x")
+    with pytest.raises(InputError, match="must end in .csv, .tsv, .jsonl, .parquet"):
+        load_text(other)
+    with pytest.raises(InputError, match="there is no file"):
+        load_text(tmp_path / "absent.csv")
+
+
+def test_unknown_names_say_what_is_known():
+    with pytest.raises(InputError, match="give one of sst2, imdb, .*did you mean 'sst2'"):
+        load_text("sst-2")
+
+
+def test_a_file_has_no_splits(tmp_path):
+    with pytest.raises(InputError, match="split 'test' was asked for"):
+        load_text(write(tmp_path / "a.csv", ROWS), "test")
+
+
+def test_known_names_are_read_from_the_data_folder(folder):
+    data = load_text("sst2", "train")
+    assert (data.texts, data.labels) == (("fine", "dull", "dire"), (1, 0, 0))
+    assert data.label_names == ("negative", "positive")
+    assert load_text("sst2").split == "test"
+    with pytest.raises(InputError, match="no split 'validation' in .*; there are test, train"):
+        load_text("sst2", "validation")
+    with pytest.raises(InputError, match="imdb .* holds no parquet file"):
+        load_text("imdb", "train")
+
+
+def test_pairs_are_joined_and_rows_without_a_gold_label_left_out(folder):
+    data = load_text("snli")
+    assert data.texts == (f"a man runs{PAIR_SEPARATOR}a man moves", f"a man runs{PAIR_SEPARATOR}he sleeps")
+    assert data.labels == (0, 2)
+    assert data.label_names == ("entailment", "neutral", "contradiction")
+
+
+def test_a_known_data_set_without_labels_is_refused(folder):
+    write(folder / "sst2" / "validation.parquet", [("fine", -1)])
+    with pytest.raises(InputError, match=r"label '-1'; allowed are 0 \(negative\), 1 \(positive\)"):
+        load_text("sst2", "validation")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """`datasets` replaced by a module whose `load_dataset` notes its calls and gives `answer`."""
+    calls = []
+    module = types.ModuleType("datasets")
+    module.answer = [{"text": "fine", "label": 1}]
+
+    def load_dataset(path, name=None, *, split):
+        calls.append((path, name, split))
+        if isinstance(module.answer, Exception):
+            raise module.answer
+        return module.answer
+
+    module.load_dataset, module.calls = load_dataset, calls
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
+    return module
+
+
+def test_without_a_folder_known_names_come_from_the_hub(hub):
+    assert load_text("sst2", "validation").texts == ("fine",)
+    hub.answer = [{"sentence1": "a", "sentence2": "b", "label": 1, "idx": 0}]
+    wnli = load_text("wnli")
+    assert wnli.texts == (f"a{PAIR_SEPARATOR}b",)
+    assert wnli.label_names == ("not_entailment", "entailment")
+    assert hub.calls == [("SetFit/sst2", None, "validation"), ("nyu-mll/glue", "wnli", "validation")]
+
+
+def test_splits_without_labels_are_not_asked_for(hub):
+    with pytest.raises(InputError, match="wnli has no labelled split 'test'; there are train, validation"):
+        load_text("wnli", "test")
+    with pytest.raises(InputError, match="imdb has no labelled split 'unsupervised'"):
+        load_text("imdb", "unsupervised")
+    assert hub.calls == []
+
+
+def test_a_hub_out_of_reach_is_an_input_error(hub, monkeypatch):
+    hub.answer = ConnectionError("no route\nto host")
+    with pytest.raises(InputError, match=r"\(no route\); set SSMSCOPE_DATA"):
+        load_text("sst2")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match="'datasets', which is not installed"):
+        load_text("sst2")
+
+
+def test_a_sample_is_seeded_and_keeps_the_order():
+    data = text_data("d", "all", [str(i) for i in range(50)], [i % 2 for i in range(50)], ["a", "b"])
+    sample = data.sample(10, seed=3)
+    assert sample == data.sample(10, seed=3)
+    assert sample.texts != data.sample(10, seed=4).texts
+    assert list(sample.texts) == sorted(sample.texts, key=int)
+    assert data.sample(50) is data
+    with pytest.raises(InputError, match="at least 1"):
+        data.sample(0)
+
+
+def test_a_division_is_disjoint_complete_and_keeps_the_classes_shares():
+    labels = [0] * 30 + [1] * 10
+    data = text_data("d", "train", [str(i) for i in range(40)], labels, ["a", "b"])
+    rest, held = data.divide(0.2, seed=1)
+    assert sorted(rest.texts + held.texts, key=int) == list(data.texts)
+    assert (held.labels.count(0), held.labels.count(1)) == (6, 2)
+    assert all(data.labels[int(text)] == label for text, label in zip(held.texts, held.labels))
+    assert (rest, held) == data.divide(0.2, seed=1)
+    assert held.texts != data.divide(0.2, seed=2)[1].texts
+    for share in (0.0, 1.0, math.nan):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            data.divide(share)
+    with pytest.raises(InputError, match="class 'b' of d has one example"):
+        data.take([0, 1, 39]).divide(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "size"),
+    [
+        ("sst2", "train", 6920),
+        ("sst2", "validation", 872),
+        ("sst2", "test", 1821),
+        ("rotten_tomatoes", "train", 8530),
+        ("rotten_tomatoes", "validation", 1066),
+        ("imdb", "test", 25000),
+        ("snli", "test", 9824),
+        ("wnli", "train", 565),
+        ("wnli", "validation", 70),
+    ],
+)
+def test_the_real_data_sets_have_their_known_sizes(real_data, name, split, size):
+    real_data(name, split)
+    data = load_text(name, split)
+    assert len(data) == size
+    assert set(data.labels) == set(range(len(SOURCES[name].labels)))

@@ -1,0 +1,465 @@
+"""`analyze` as its users meet it: the answer on stdout, the files, and one clear line for every bad input."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ssmscope import cli, errors
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = "a good film with bad acting , but great music .".split()
+TEXT = "a good film with bad acting , but great music ."
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Mamba with a tokenizer of ten words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("models") / "mamba"
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(directory)
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=3)
+    MambaForCausalLM(MambaConfig(**sizes, pad_token_id=0, bos_token_id=0, eos_token_id=0)).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model without its tokenizer."""
+    directory = tmp_path_factory.mktemp("models") / "untokenized"
+    directory.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(mamba / name, directory)
+    return directory
+
+
+Answer = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture
+def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Runs one command line in this process: `.code`, `.out`, `.err`."""
+
+    def run(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = cli.run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
+    """Runs a command line that must be refused, in the way every refusal has, and returns what the line says."""
+
+    def run(*arguments: object) -> str:
+        out = tmp_path / "must-not-appear"
+        before = sorted(tmp_path.rglob("*"))
+        given = arguments if "--out" in arguments or "heatmap" not in arguments else (*arguments, "--out", out)
+        answer = analyze(*given)
+        assert answer.code == 2
+        assert answer.out == ""
+        assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1 and answer.err.endswith("\n")
+        assert sorted(tmp_path.rglob("*")) == before
+        return answer.err.removeprefix("analyze: ").rstrip("\n")
+
+    return run
+
+
+def process(*arguments: str | bytes, **options: typing.Any) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ssmscope", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, **options)
+
+
+class TestHelp:
+    def test_lists_the_verbs(self, analyze: Answer) -> None:
+        answer = analyze("--help")
+        assert answer.code == 0 and answer.err == ""
+        assert [verb for verb in ("heatmap", "train", "models") if verb in answer.out] == ["heatmap", "train", "models"]
+        assert analyze().out == answer.out
+
+    @pytest.mark.parametrize("verb", ["heatmap", "train", "models"])
+    def test_of_a_verb_names_its_options(self, analyze: Answer, verb: str) -> None:
+        answer = analyze(verb, "--help")
+        assert answer.code == 0 and "--json" in answer.out
+
+    def test_imports_nothing_heavy(self) -> None:
+        heavy = {"torch", "transformers", "numpy", "pandas", "matplotlib", "datasets"}
+        code = f"import sys; from ssmscope.cli import run; run(['--help']); print({heavy} & set(sys.modules))"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert done.stdout.endswith("set()\n"), done.stderr
+
+    def test_version(self, analyze: Answer) -> None:
+        import ssmscope
+
+        assert analyze("--version").out == f"ssmscope {ssmscope.__version__}\n"
+
+    def test_as_a_module_and_as_a_command(self) -> None:
+        done = process("--version")
+        assert done.returncode == 0 and done.stdout.startswith("ssmscope ") and done.stderr == ""
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["heatmpa", "x"], "did you mean 'heatmap'?"),
+            (["heatmap"], "missing argument 'MODEL' (see analyze heatmap --help)"),
+            (["heatmap", "m", "--txt", "a"], "no option --txt; did you mean '--text'"),
+            (["--verson"], "did you mean '--version'?"),
+            (["heatmap", "m", "--text", "a", "--top", "many"], "'--top': 'many' is no whole number"),
+            (["heatmap", "m", "--text", "a", "--max-tokens", "1e3"], "'--max-tokens': '1e3' is no whole number"),
+            (["heatmap", "m", "--text", "a", "--max-tokens", "0"], "--max-tokens is 0; allowed is"),
+            (["heatmap", "m", "n", "--text", "a"], "unexpected extra argument"),
+            (["heatmap", "m"], "no text; give --text TEXT, --file FILE, or --ids"),
+            (["heatmap", "m", "--text", "a", "--file", "f"], "--text cannot be combined with --file"),
+            (["heatmap", "m", "--text", "a", "--ids", "1"], "--ids cannot be combined with --text"),
+            (["heatmap", "m", "--file", "f", "--ids", "1"], "--ids cannot be combined with --text or --file"),
+            (["heatmap", "m", "--ids", "5,x"], "--ids '5,x': 'x' is no whole number"),
+            (["heatmap", "m", "--ids", ""], "'' is no whole number"),
+            (["heatmap", "m", "--ids", "9" * 5000], "is no whole number"),
+            (["heatmap", "m", "--text", "a", "--layers", "0,,2"], "--layers '0,,2': '' is no whole number"),
+        ],
+    )
+    def test_is_answered_with_one_line(self, refusal: Callable[..., str], arguments: list[str], says: str) -> None:
+        assert says in refusal(*arguments)
+
+    def test_a_message_stays_one_printable_line(self, refusal: Callable[..., str]) -> None:
+        assert "\x1b" not in refusal("heat\x1b[31m\nmap")
+
+    def test_of_an_option_without_its_value(self, analyze: Answer) -> None:
+        answer = analyze("heatmap", "m", "--text")
+        assert answer.code == 2 and "'--text' requires an argument (see analyze heatmap --help)" in answer.err
+
+    def test_the_process_exits_with_2(self) -> None:
+        done = process("heatmap", "--text", "a")
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+class TestFile:
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"", "is empty; give one text a line"),
+            (b" \n\n", "is empty; give one text a line"),
+            (b"a film\n\na film\n", "line 2 is empty"),
+            (b"a film\nun cin\xe9ma\n", "is not UTF-8 text (byte 13)"),
+        ],
+    )
+    def test_refuses_what_is_no_list_of_texts(
+        self, refusal: Callable[..., str], tmp_path: Path, content: bytes, says: str
+    ) -> None:
+        (tmp_path / "texts").write_bytes(content)
+        assert says in refusal("heatmap", "m", "--file", tmp_path / "texts")
+
+    def test_refuses_a_missing_one_and_a_directory(self, refusal: Callable[..., str], tmp_path: Path) -> None:
+        assert "No such file" in refusal("heatmap", "m", "--file", tmp_path / "missing")
+        assert "directory" in refusal("heatmap", "m", "--file", tmp_path)
+
+    def test_holds_a_text_a_line(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
+        (tmp_path / "texts").write_bytes(b"\xef\xbb\xbfa good film\r\nbad acting\n\n")
+        texts = json.loads(analyze("heatmap", mamba, "--file", tmp_path / "texts", "--json").out)["texts"]
+        assert [text["tokens"] for text in texts] == [["a", "good", "film"], ["bad", "acting"]]
+
+    def test_may_be_stdin(self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a film\nbad music\n")))
+        assert len(json.loads(analyze("heatmap", mamba, "--file", "-", "--json").out)["texts"]) == 2
+
+
+class TestHeatmap:
+    def test_prints_the_tokens_and_the_answer(self, analyze: Answer, mamba: Path) -> None:
+        answer = analyze("heatmap", mamba, "--text", "a good film with bad acting")
+        assert answer.code == 0 and answer.err == ""
+        assert all(word in answer.out for word in ("answer", "retention", "rationale", "acting"))
+
+    def test_writes_four_files_and_says_where(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
+        answer = analyze("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "new" / "folder")
+        names = {"heatmap.json", "heatmap.csv", "heatmap.png", "heatmap.html"}
+        assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == names
+        assert all(f"folder/{name}" in answer.out for name in names)
+
+    def test_json_is_all_of_stdout_and_the_same_as_the_file(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
+        answer = analyze("heatmap", mamba, "--text", TEXT, "--json", "--out", tmp_path)
+        assert json.loads(answer.out) == json.loads((tmp_path / "heatmap.json").read_text())
+        assert "heatmap.png" in answer.err
+
+    def test_is_what_python_gives(self, analyze: Answer, mamba: Path) -> None:
+        import ssmscope
+
+        trace = ssmscope.load(mamba).trace([TEXT, "bad film"])
+        expected = ssmscope.selection_heatmap(trace, score="write", layers=[0, 2], top=2, merge=True)
+        options = ("--score", "write", "--layers", "0,2", "--top", "2", "--merge", "--json")
+        found = json.loads(analyze("heatmap", mamba, "--text", TEXT, "--text", "bad film", *options).out)
+        wanted = json.loads(expected.to_json())
+        assert found["texts"] == wanted["texts"]
+        assert found["provenance"]["options"] == wanted["provenance"]["options"]
+
+    def test_of_ids_needs_no_tokenizer(self, analyze: Answer, untokenized: Path) -> None:
+        found = json.loads(analyze("heatmap", untokenized, "--ids", "5,7, 3", "--ids", "2", "--json").out)
+        assert [text["tokens"] for text in found["texts"]] == [["5", "7", "3"], ["2"]]
+
+    def test_options_are_those_of_the_function(self) -> None:
+        from ssmscope.interp.selection import selection_heatmap
+
+        ours = inspect.signature(cli.heatmap).parameters
+        for name, parameter in inspect.signature(selection_heatmap).parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                assert ours[name].default == parameter.default
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--text", ""], "empty"),
+            (["--text", " \t\n"], "empty"),
+            (["--text", "zebra quagga"], "does not know"),
+            (["--text", "🎬🍿"], "does not know"),
+            (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
+            (["--text", "a film\x9d"], "U+009D at position 6"),
+            (["--text", "a film", "--text", "bad\x00film"], "text 2 has the control character U+0000 at position 3"),
+            (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
+            (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
+            (["--text", "a \udcff film"], "not valid UTF-8"),
+            (["--ids", "1,16"], "16, outside the model's vocabulary 0…15"),
+            (["--ids", "-1"], "-1, outside"),
+            (["--text", TEXT, "--score", "retain"], "unknown score 'retain'; allowed are 'retention' and 'write'"),
+            (["--text", TEXT, "--layers", "men"], "did you mean 'mean'?"),
+            (["--text", TEXT, "--layers", "0,3"], "no layer 3"),
+            (["--text", TEXT, "--layers", "-1"], "no layer -1"),
+            (["--text", TEXT, "--top", "0"], "top is 0"),
+            (["--text", TEXT, "--device", "cud"], "cud"),
+            (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
+        ],
+    )
+    def test_refuses(self, refusal: Callable[..., str], mamba: Path, arguments: list[str], says: str) -> None:
+        assert says in refusal("heatmap", mamba, *arguments)
+
+    def test_says_what_to_do_about_a_long_text(self, refusal: Callable[..., str], mamba: Path) -> None:
+        said = refusal("heatmap", mamba, "--text", "a" * 50_000 + " " + "good " * 20_000)
+        assert "--max-tokens" in said and len(said) < 300
+
+    def test_refuses_a_text_without_a_tokenizer(self, refusal: Callable[..., str], untokenized: Path) -> None:
+        assert "--ids" in refusal("heatmap", untokenized, "--text", TEXT)
+
+    def test_refuses_an_out_that_is_a_file(self, refusal: Callable[..., str], mamba: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("mine")
+        assert "is a file" in refusal("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "file")
+        assert "is a file" in refusal("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "file" / "below")
+        assert (tmp_path / "file").read_text() == "mine"
+
+    def test_refuses_an_out_that_cannot_be_written(self, refusal: Callable[..., str], mamba: Path) -> None:
+        assert "annot" in refusal("heatmap", mamba, "--text", TEXT, "--out", "/proc/heatmap")
+
+    @pytest.mark.parametrize("demo", ["sst2-mamba", "sst2-mamba2", "sst2-baleen-b", "sst2-baleen-e"])
+    def test_of_a_shipped_model(self, analyze: Answer, refusal: Callable[..., str], demo: str) -> None:
+        answer = analyze("heatmap", f"demo/{demo}", "--text", "A gripping, beautifully acted film.", "--json")
+        (text,) = json.loads(answer.out)["texts"]
+        assert text["answer"] == "positive" and {"gripping", ","} <= {token.strip() for token in text["tokens"]}
+        assert "does not know" in refusal("heatmap", f"demo/{demo}", "--text", "🎬🍿")
+
+
+class TestModel:
+    """What is no model: nothing runs, nothing is written."""
+
+    @pytest.fixture
+    def rejected(self, refusal: Callable[..., str]) -> Callable[[object], str]:
+        return lambda model: refusal("heatmap", model, "--ids", "1,2")
+
+    def test_an_unknown_demo_is_answered_with_the_nearest(self, rejected: Callable[[object], str]) -> None:
+        assert "did you mean 'demo/sst2-mamba" in rejected("demo/sst2-mmaba")
+
+    def test_an_unknown_name(self, rejected: Callable[[object], str]) -> None:
+        assert "sst2-mamba" in rejected("sst2-mamba")
+        assert "nobody/such-model" in rejected("nobody/such-model")
+        assert "no/such/place" in rejected("no/such/place")
+
+    def test_a_directory_without_a_configuration(self, rejected: Callable[[object], str], tmp_path: Path) -> None:
+        assert "config.json" in rejected(tmp_path)
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": "mamba", "hidden_size": "wide"}', "{}"])
+    def test_a_configuration_that_is_none(
+        self, rejected: Callable[[object], str], tmp_path: Path, content: str
+    ) -> None:
+        (tmp_path / "config.json").write_text(content)
+        assert str(tmp_path) in rejected(tmp_path)
+
+    @pytest.mark.parametrize("kept", [0, 4, 200, -1])
+    def test_a_truncated_safetensors_file(
+        self, rejected: Callable[[object], str], untokenized: Path, tmp_path: Path, kept: int
+    ) -> None:
+        weights = (untokenized / "model.safetensors").read_bytes()
+        shutil.copy(untokenized / "config.json", tmp_path)
+        (tmp_path / "model.safetensors").write_bytes(weights[:kept])
+        assert str(tmp_path) in rejected(tmp_path)
+
+    def test_no_weights(self, rejected: Callable[[object], str], untokenized: Path, tmp_path: Path) -> None:
+        shutil.copy(untokenized / "config.json", tmp_path)
+        assert str(tmp_path) in rejected(tmp_path)
+
+    @pytest.mark.parametrize("layout", ["transformers", "mamba_ssm", "file"])
+    @pytest.mark.parametrize("container", ["pickle", "zip"])
+    def test_a_pickle_with_code_is_not_run(
+        self,
+        rejected: Callable[[object], str],
+        untokenized: Path,
+        tmp_path: Path,
+        layout: str,
+        container: str,
+    ) -> None:
+        import torch
+
+        proof, model = tmp_path / "was-run", tmp_path / "model"
+        model.mkdir()
+        if layout == "transformers":
+            shutil.copy(untokenized / "config.json", model)
+        elif layout == "mamba_ssm":
+            (model / "config.json").write_text('{"d_model": 16, "n_layer": 3, "vocab_size": 16, "ssm_cfg": {}}')
+        weights = model / ("weights.pth" if layout == "file" else "pytorch_model.bin")
+        payload = {"backbone.norm_f.weight": RunsWhenRead(str(proof))}
+        if container == "pickle":
+            weights.write_bytes(pickle.dumps(payload))
+        else:
+            torch.save(payload, weights)
+        rejected(weights if layout == "file" else model)
+        assert not proof.exists()
+
+    def test_a_transformer(self, rejected: Callable[[object], str], tmp_path: Path) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16)).save_pretrained(tmp_path)
+        said = rejected(tmp_path)
+        assert "GPT2" in said and "state-space" in said
+
+    def test_a_file_that_is_no_checkpoint(self, rejected: Callable[[object], str], tmp_path: Path) -> None:
+        (tmp_path / "notes.pth").write_text("not a model")
+        assert "notes.pth" in rejected(tmp_path / "notes.pth")
+
+
+class RunsWhenRead:
+    """Pickled, this is an instruction to create a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+class TestTrain:
+    @pytest.fixture
+    def reviews(self, tmp_path: Path) -> Path:
+        file = tmp_path / "reviews.tsv"
+        rows = [f"a {word} film , {word} music .\t{label}" for word, label in (("good", "pos"), ("bad", "neg"))] * 12
+        file.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+        return file
+
+    def options(self, file: Path, out: Path) -> list[object]:
+        sizes = ["--vocabulary", 40, "--width", 8, "--head-width", 8, "--state", 4, "--epochs", 2, "--no-progress"]
+        return ["--data", file, "--out", out, *sizes]
+
+    def test_the_model_can_be_used(self, analyze: Answer, reviews: Path, tmp_path: Path) -> None:
+        out = tmp_path / "model"
+        answer = analyze("train", "baleen-e", *self.options(reviews, out))
+        assert answer.code == 0 and "validation accuracy" in answer.out and str(out) in answer.out
+        again = analyze("train", "baleen-e", *self.options(reviews, out), "--json")
+        assert json.loads(again.out) == json.loads((out / "training.json").read_text())
+        assert "good" in analyze("heatmap", out, "--text", "a good film").out
+
+    def test_options_are_those_of_the_function(self) -> None:
+        from ssmscope.training import train_classifier
+
+        ours = inspect.signature(cli.train).parameters
+        theirs = inspect.signature(train_classifier).parameters
+        assert set(ours) - set(theirs) == {"json"} and set(theirs) - set(ours) == {"command"}
+        assert all(ours[name].default == theirs[name].default for name in set(ours) & set(theirs))
+        described = [typing.get_args(ours[name].annotation)[1].help for name in theirs if name in ours]
+        assert all(described)
+
+    def test_refuses(self, refusal: Callable[..., str], reviews: Path, tmp_path: Path) -> None:
+        out = tmp_path / "model"
+        assert "did you mean 'mamba2'" in refusal("train", "mmaba2", "--data", reviews, "--out", out)
+        assert "sst2" in refusal("train", "mamba", "--data", "sst3", "--out", out)
+        assert "missing option '--data'" in refusal("train", "mamba", "--out", out)
+        assert "'--width': 'wide' is no whole number" in refusal(
+            "train", "mamba", "--data", reviews, "--out", out, "--width", "wide"
+        )
+        assert "'--beta': 'x' is no number" in refusal("train", "mamba", "--data", "d", "--out", out, "--beta", "x")
+        assert "is a file" in refusal("train", "mamba", "--data", reviews, "--out", reviews)
+        assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--learning-rate", "-1")
+
+    def test_an_interruption_says_how_to_go_on(
+        self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli, "train_classifier", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        answer = analyze("train", "mamba", *self.options(reviews, tmp_path / "model"))
+        assert answer.code == 130 and answer.err.count("\n") == 1 and "the same command continues" in answer.err
+
+
+class TestModels:
+    def test_lists_what_is_shipped_and_what_can_be_loaded(self, analyze: Answer) -> None:
+        answer = analyze("models")
+        assert answer.code == 0
+        for name in ("demo/sst2-mamba", "demo/sst2-mamba2", "demo/sst2-baleen-b", "demo/sst2-baleen-e"):
+            assert name in answer.out
+        for architecture in ("mamba", "mamba2", "falcon_mamba", "baleen-mamba"):
+            assert architecture in answer.out
+
+    def test_as_json(self, analyze: Answer) -> None:
+        listed = json.loads(analyze("models", "--json").out)
+        assert {"demo/sst2-mamba", "demo/sst2-baleen-e"} <= {model["name"] for model in listed["models"]}
+        assert all(0.5 < model["test"]["accuracy"] < 1 for model in listed["models"])
+        assert "mamba2" in listed["architectures"]
+
+
+class TestFaults:
+    def test_a_fault_of_ours_shows_its_traceback(
+        self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            raise RuntimeError("a fault")
+
+        monkeypatch.setattr("ssmscope.models.load.load", fail)
+        with pytest.raises(RuntimeError, match="a fault"):
+            analyze("heatmap", mamba, "--text", TEXT)
+
+    def test_an_interruption_is_one_line(self, analyze: Answer, mamba: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*args: object, **kwargs: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr("ssmscope.models.load.load", interrupt)
+        answer = analyze("heatmap", mamba, "--text", TEXT)
+        assert (answer.code, answer.out, answer.err) == (130, "", "analyze: interrupted\n")
+
+    def test_a_reader_that_stops_early_is_no_fault(self, mamba: Path) -> None:
+        command = [sys.executable, "-m", "ssmscope", "heatmap", str(mamba), "--ids", ",".join(["1"] * 4000), "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as running:
+            assert running.stdout is not None and running.stderr is not None
+            running.stdout.close()
+            assert running.stderr.read() == b""
+
+    def test_a_value_error_of_ours_is_told_from_a_users(self) -> None:
+        assert issubclass(errors.InputError, ValueError)

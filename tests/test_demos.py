@@ -1,0 +1,60 @@
+"""The shipped models: small, complete, and as accurate as their cards say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import ssmscope
+from ssmscope.models.load import demos
+
+NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]
+
+
+def card(name: str) -> dict:
+    return json.loads((demos()[name] / "training.json").read_text())
+
+
+def test_what_is_shipped():
+    assert set(NAMES) <= set(demos())
+    for name in NAMES:
+        assert sum(file.stat().st_size for file in demos()[name].iterdir()) < 1_500_000
+    everything = sum(f.stat().st_size for path in demos().values() for f in Path(path).rglob("*") if f.is_file())
+    assert everything < 20_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_says_how_it_was_made(name):
+    text, record = (demos()[name] / "README.md").read_text(), card(name)
+    assert record["command"] in text and f"analyze train {name.removeprefix('demo/sst2-')} --data sst2" in text
+    assert f"{record['test']['accuracy']:.4f}" in text
+    assert record["test"]["accuracy"] >= 0.78
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_accuracy_is_measured_again(name, real_data):
+    table = pd.read_parquet(real_data("sst2", "test"))
+    model = ssmscope.load(name)
+    right = 0
+    with torch.no_grad():
+        for start in range(0, len(table), 64):
+            part = table.iloc[start : start + 64]
+            found = model.logits(model.encode(list(part.text))).argmax(-1)
+            right += int((found == torch.tensor(part.label.to_numpy(copy=True))).sum())
+    record = card(name)["test"]
+    assert len(table) == record["examples"]
+    # a text at the very boundary may fall to the other side on another machine
+    assert abs(right - record["correct"]) <= 2
+    assert right / len(table) >= 0.78
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_sentences_are_answered(name):
+    model = ssmscope.load(name)
+    trace = model.trace(["A gripping, beautifully acted film.", "A dull, lifeless mess of a movie."])
+    assert [answer for answer, _ in trace.answers] == ["positive", "negative"]
+    assert len(ssmscope.selection_heatmap(trace)) == 2

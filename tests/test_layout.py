@@ -1,0 +1,155 @@
+"""Imports point one way, nothing imports in a circle, and the project stands on its own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "ssmscope"
+
+CORE = {"errors", "scans", "ssm", "trace", "encoding", "model", "models"}
+ROOMS = {"interp", "probes", "attacks"}
+MAY_IMPORT = {
+    "errors": set(),
+    "results": {"errors"},
+    "tasks": {"errors"},
+    "scans": {"errors"},
+    "ssm": {"errors", "scans"},
+    "trace": {"errors", "scans", "ssm"},
+    "encoding": {"errors"},
+    "model": CORE - {"models", "model"},
+    "models": CORE - {"models"},
+    "interp": CORE | {"results", "tasks"},
+    "probes": CORE | {"results", "tasks", "interp"},
+    "attacks": CORE | {"results", "tasks", "interp"},
+    "checkpoint": {"errors"},
+    "model_card": {"errors"},
+    "fitting": CORE | {"tasks", "checkpoint"},
+    "training_plan": {"errors", "tasks", "checkpoint"},
+    "training": CORE | {"results", "tasks", "checkpoint", "fitting", "model_card", "training_plan"},
+    "reports": CORE | ROOMS | {"results", "tasks", "training"},
+    "inputs": {"errors"},
+    "options": {"errors", "inputs"},
+    "cli": CORE | ROOMS | {"results", "tasks", "training", "training_plan", "reports", "inputs", "options"},
+}
+ENTRANCES = {"__init__", "__main__", "_auto"}
+"""The package's own face, which names everything lazily."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name below `ssmscope`."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(tree: ast.AST, name: str, *, at_import: bool = False) -> Iterator[str]:
+    """The names that a module imports, dotted; with `at_import` only those that its import brings with it."""
+    for node in ast.iter_child_nodes(tree):
+        if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join(filter(None, ("ssmscope", *above, node.module)))
+            else:
+                base = node.module or ""
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        else:
+            yield from imported(node, name, at_import=at_import)
+
+
+def ours(names: Iterator[str]) -> set[str]:
+    """The modules of ours among the imported names; a name within a module counts as the module."""
+    found = set()
+    for name in names:
+        if name.partition(".")[0] != "ssmscope":
+            continue
+        parts = name.split(".")[1:]
+        while parts and ".".join(parts) not in MODULES:
+            parts.pop()
+        found.add(".".join(parts))
+    return found - {""}
+
+
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - ENTRANCES))
+def test_imports_point_one_way(name: str) -> None:
+    home = name.partition(".")[0]
+    assert home in MAY_IMPORT, f"give ssmscope/{home} its place in MAY_IMPORT"
+    reached = {target.partition(".")[0] for target in ours(imported(parsed(name), name))} - {home}
+    wrong = reached - MAY_IMPORT[home]
+    assert not wrong, f"ssmscope.{name} imports {sorted(wrong)}; {home} may import {sorted(MAY_IMPORT[home])}"
+
+
+def test_the_order_has_no_circle() -> None:
+    left = dict(MAY_IMPORT)
+    while free := [home for home, below in left.items() if not below & left.keys()]:
+        for home in free:
+            del left[home]
+    assert not left
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {name: ours(imported(parsed(name), name, at_import=True)) - {name} for name in MODULES}
+    while leaves := [name for name, targets in graph.items() if not targets & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"these import each other: {sorted(graph)}"
+
+
+@pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "model"])
+def test_transformers_is_not_imported_below_models(name: str) -> None:
+    """Else our model types could not be registered right after somebody imports transformers (ssmscope._auto)."""
+    assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
+
+
+QUICK = ["__init__", "_auto", "cli", "errors", "inputs", "options", "results", "tasks", "tasks.text", "training"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_must_be_quick_to_import_imports_nothing_heavy(name: str) -> None:
+    heavy = {"torch", "transformers", "datasets", "pandas", "matplotlib", "captum", "pyarrow", "scipy"}
+    tops = {target.partition(".")[0] for target in imported(parsed(name), name, at_import=True)}
+    assert not tops & heavy
+
+
+def texts() -> list[Path]:
+    """The project's own text files."""
+    kept = [ROOT / name for name in ("pyproject.toml", "constraints.txt", "Makefile", "README.md", "CONTRIBUTING.md")]
+    kept.append(ROOT / ".pre-commit-config.yaml")
+    for folder in ("ssmscope", "tests", "benchmarks", "docs", "notebooks"):
+        suffixes = {".py", ".md", ".toml", ".json", ".html", ".ipynb", ".yaml", ".txt"}
+        kept += [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    return [path for path in kept if path.is_file()]
+
+
+def test_the_project_names_no_path_of_its_makers() -> None:
+    private = re.compile(r"\.\./shar" r"ed|\bshar" r"ed/(?:data|oracles|papers)|/wor" r"k/|/ro" r"ot/")
+    found = [path for path in texts() if private.search(path.read_text(encoding="utf-8", errors="replace"))]
+    assert not found
+
+
+def test_nothing_is_left_for_later() -> None:
+    marks = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b|NotImplemented" r"Error")
+    code = [path for path in texts() if path.suffix == ".py"]
+    found = [path for path in code if marks.search(path.read_text(encoding="utf-8"))]
+    assert code and not found

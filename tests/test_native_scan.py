@@ -1,0 +1,318 @@
+"""The C kernel of the scan against the definition in float64, and how it comes and stays away."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssmscope import ssm
+from ssmscope.scans import diagonal, native
+from ssmscope.ssm import Recurrence
+
+ROOT = Path(__file__).resolve().parents[1]
+needs_kernel = pytest.mark.skipif(not native.available(), reason=f"no C kernel here: {native.why_not()}")
+NAMES = ("x", "b", "c", "initial", "delta", "A")
+
+
+def draw(batch=2, length=37, heads=6, state=4, *, seed=0) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g)
+
+    return {
+        "x": normal(batch, length, heads, 1),
+        "b": normal(batch, length, 1, state),
+        "c": normal(batch, length, 1, state),
+        "initial": normal(batch, heads, 1, state),
+        "delta": 5 * torch.rand(batch, length, heads, generator=g) ** 3,
+        "A": -16 * torch.rand(heads, state, generator=g),
+    }
+
+
+def run(terms, *, expected=False, retention=False):
+    return diagonal.scan(*(terms[n] for n in NAMES), None, expected=expected, retention=retention)
+
+
+def definition(terms, *, expected=False) -> ssm.Scan:
+    """In float64. `x` is what is written already, so log a is given whole: with `delta` it would be scaled again."""
+    t = {name: value.double() for name, value in terms.items()}
+    log_a = t["delta"][..., None] * t["A"]
+    if expected:
+        log_a = -torch.log1p(-log_a)
+    return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=log_a), t["initial"])
+
+
+def gradients(out, terms):
+    y, final = out[:2]
+    weights = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).view(y.shape)
+    inputs = [terms[n] for n in NAMES]
+    return torch.autograd.grad((y * weights).sum() + (final**2).sum(), inputs, materialize_grads=True)
+
+
+def near(ours: torch.Tensor, exact: torch.Tensor, tolerance=1e-5) -> None:
+    assert ours.shape == exact.shape and ours.dtype == torch.float32
+    if exact.numel():
+        assert (ours - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+@pytest.fixture
+def kernel_only(monkeypatch):
+    """The torch path fails the test."""
+    monkeypatch.setattr(diagonal, "_forward", lambda *_: pytest.fail("the torch path ran"))
+
+
+SHAPES = [
+    dict(batch=b, length=length, heads=heads, state=n)
+    for b, length, heads, n in [
+        (1, 0, 5, 4),
+        (2, 1, 16, 16),
+        (1, 17, 64, 3),
+        (3, 100, 7, 16),
+        (1, 100, 150, 4),
+        (2, 33, 65, 33),
+        (1, 64, 1, 1),
+        (2, 100, 80, 1),
+        (1, 32, 48, 64),
+    ]
+]
+
+
+@needs_kernel
+@pytest.mark.parametrize("expected", [False, True], ids=["exp", "expected"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients_are_those_of_the_definition(shape, expected, kernel_only):
+    terms = draw(**shape)
+    y, final, kept = run(terms, expected=expected, retention=True)
+    exact = definition(terms, expected=expected)
+    near(y, exact.y)
+    near(final, exact.state)
+    near(kept, exact.retention, 1e-6)
+
+    leaves = {name: t.requires_grad_() for name, t in terms.items()}
+    y2, final2, kept2 = run(leaves, expected=expected, retention=True)
+    assert torch.equal(y, y2) and torch.equal(final, final2) and torch.equal(kept, kept2)
+    for name, ours, slow in zip(
+        NAMES, gradients((y2, final2), leaves), gradients(definition(leaves, expected=expected), leaves)
+    ):
+        assert torch.isfinite(ours).all(), name
+        near(ours, slow.double())
+
+
+@needs_kernel
+def test_any_strides(kernel_only):
+    terms = draw(2, 50, 70, 16)
+    plain = run(terms, retention=True)
+    strided = dict(terms)
+    for name in ("x", "delta"):  # channels first, as a convolution leaves them
+        strided[name] = terms[name].transpose(1, 2).contiguous().transpose(1, 2)
+    projected = torch.cat([terms["b"], terms["c"]], dim=-1)
+    strided["b"], strided["c"] = projected.split(16, dim=-1)
+    for a, b in zip(plain, run(strided, retention=True)):
+        assert torch.equal(a, b)
+    one_step = terms["delta"][:, :, :1]
+    spread = {**terms, "delta": one_step.expand(-1, -1, 70).requires_grad_()}
+    held = {**terms, "delta": one_step.repeat(1, 1, 70).requires_grad_()}
+    grads = [torch.autograd.grad(run(t)[0].sum(), t["delta"])[0] for t in (spread, held)]
+    assert torch.equal(*grads)
+
+
+@needs_kernel
+def test_extreme_decays(kernel_only):
+    terms = draw(1, 64, 40, 16)
+    terms["delta"][:, ::3] = 0.0  # decay 1
+    terms["delta"][:, 1::3] = 1e6  # decay 0
+    terms["A"][:, 0] = 0.0
+    leaves = {name: t.requires_grad_() for name, t in terms.items()}
+    y, final, kept = run(leaves, retention=True)
+    exact = definition(leaves)
+    near(y, exact.y)
+    near(kept, exact.retention, 1e-6)
+    for name, ours, slow in zip(NAMES, gradients((y, final), leaves), gradients(exact, leaves)):
+        assert ours.isfinite().all(), name
+        near(ours, slow.double())
+
+
+@needs_kernel
+def test_the_decay_is_exp(kernel_only):
+    steps = torch.cat([torch.linspace(0, 79.9, 4000), torch.tensor([0.0, 1e-9, 80.0, 100.0, 1e30, torch.inf])])
+    one = torch.ones(1, 1, 1, 1)
+    terms = dict(x=0 * one, b=one, c=one, A=-torch.ones(1, 1))
+
+    def decays(steps, sign=1.0):
+        count = len(steps)
+        y, _, _ = run(
+            {
+                "x": torch.zeros(1, 1, count, 1),
+                "b": one,
+                "c": one,
+                "initial": torch.ones(1, count, 1, 1),
+                "delta": steps.view(1, 1, -1),
+                "A": sign * terms["A"].expand(count, 1),
+            }
+        )
+        return y.flatten().double()
+
+    exact = (-steps.double()).clamp(min=-80).exp()
+    assert (decays(steps) / exact - 1).abs().max() <= 2e-7
+    assert decays(torch.zeros(1)).item() == 1.0
+    growing = torch.linspace(0, 88, 1000)  # a positive A, which training may reach
+    assert (decays(growing, -1.0) / growing.double().exp() - 1).abs().max() <= 2e-7
+    assert (decays(torch.tensor([89.0, 1e9]), -1.0) == torch.inf).all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows(name, value, kernel_only):
+    terms = draw(2, 40, 20, 16)
+    terms["b"], terms["c"] = terms["b"].abs() + 0.1, terms["c"].abs() + 0.1
+    at = (0,) * (2 if name == "A" else 3)
+    terms[name][at] = value
+    y, final, kept = run(terms, retention=True)
+    sign = -1 if name == "A" and value == torch.inf else 1
+    if sign * value == torch.inf and name in ("delta", "A"):  # a decay of 0 and a decay of infinity
+        return
+    assert not y[0].isfinite().all()
+    assert y[1].isfinite().all() == (name != "A")
+    if name in ("delta", "A"):
+        assert not kept[0].isfinite().all()
+
+
+@needs_kernel
+def test_gradients_show_nan(kernel_only):
+    terms = {name: t.requires_grad_() for name, t in draw(1, 40, 20, 16).items()}
+    y, _, _ = run(terms)
+    at = torch.zeros_like(y)
+    at[0, 20, 3] = torch.nan
+    grads = dict(zip(NAMES, torch.autograd.grad(y, [terms[n] for n in NAMES], at)))
+    assert grads["x"][0, :21, 3].isnan().all() and grads["x"][0, 21:, 3].isfinite().all()
+    assert grads["delta"][0, :, 2].isfinite().all() and grads["b"][0, :21].isnan().all()
+
+
+@needs_kernel
+def test_the_number_of_threads_changes_nothing(kernel_only):
+    terms = {name: t.requires_grad_() for name, t in draw(3, 100, 300, 16).items()}
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = run(terms, retention=True)
+            results.append([*out, *gradients(out, terms)])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        for a, b in zip(results[0], other):
+            assert torch.equal(a, b)
+
+
+@needs_kernel
+def test_it_is_what_ssm_scan_runs(kernel_only):
+    t = draw(2, 30, 12, 16)
+    r = Recurrence(x=t["x"], b=t["b"], c=t["c"], delta=t["delta"], A=t["A"], D=torch.ones(12))
+    fast, exact = ssm.scan(r, t["initial"], retention=True), ssm.scan_reference(r.to(torch.float64), t["initial"])
+    for ours, slow in zip(fast, exact):
+        near(ours, slow)
+
+
+def test_other_cases_stay_with_torch(monkeypatch):
+    monkeypatch.setattr(native, "scan", lambda *_, **__: pytest.fail("the C kernel ran"))
+    t = draw()
+    run({name: value.double() for name, value in t.items()})
+    run({**t, "x": t["x"].expand(-1, -1, -1, 3), "initial": t["initial"].expand(-1, -1, 3, -1)})  # width 3
+    run({**t, "b": t["b"].expand(-1, -1, 2, -1), "c": t["c"].expand(-1, -1, 2, -1)})  # two groups
+    log_a = t["delta"][..., None] * t["A"]
+    diagonal.scan(t["x"], t["b"], t["c"], t["initial"], None, None, log_a, expected=False, retention=False)
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert not native.available() and native.why_not() == "SSMSCOPE_NATIVE=0"
+    run(t)
+
+
+# What a fresh process does: one scan, and a line about the kernel.
+PROBE = """
+import torch
+from ssmscope.scans import diagonal, native
+one = torch.ones(1, 3, 1, 1)
+h = torch.zeros(1, 1, 1, 1)
+y, _, _ = diagonal.scan(one, one, one, h, one[..., 0], -one[0, 0], None, expected=False, retention=False)
+torch.testing.assert_close(y[0, 1], 1 + torch.tensor([[-1.0]]).exp())
+print(native.why_not())
+"""
+
+
+def probe(cache: Path, **environment: str) -> subprocess.Popen[str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("CC", native.SWITCH)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROBE],
+        env={**inherited, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err == ""
+    return out.strip()
+
+
+def test_it_stays_away_silently(tmp_path):
+    off, failing = probe(tmp_path, SSMSCOPE_NATIVE="0"), probe(tmp_path, CC="/bin/false")
+    assert said(off) == "SSMSCOPE_NATIVE=0"
+    assert said(failing) == "/bin/false could not compile the scan"
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler -O9")
+    assert native._library.__wrapped__() == "no C compiler: no-such-compiler not found"
+
+
+@needs_kernel
+def test_several_processes_compile_at_once_and_leave_one_file(tmp_path, monkeypatch):
+    for process in [probe(tmp_path) for _ in range(3)]:
+        assert said(process) == "None"
+    (built,) = (tmp_path / "ssmscope").iterdir()
+    assert built.suffix == ".so" and not built.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+    damaged = built.with_suffix(".copy")
+    damaged.write_bytes(b"damaged")
+    damaged.chmod(0o700)
+    damaged.replace(built)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not isinstance(native._library.__wrapped__(), str)
+    assert built.stat().st_size > 1000
+
+
+@needs_kernel
+@pytest.mark.parametrize("cache", ["others may write", "a link", "a file"])
+def test_a_cache_that_is_not_ours_alone_is_not_used(tmp_path, cache, monkeypatch):
+    directory, elsewhere = tmp_path / "ssmscope", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if cache == "others may write":
+        directory.mkdir()
+        directory.chmod(0o777)
+    elif cache == "a link":
+        directory.symlink_to(elsewhere)
+    else:
+        directory.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not isinstance(native._library.__wrapped__(), str)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert native._cache_directory() == tmp_path / "home" / ".cache" / "ssmscope"
+    assert not Path("relative").exists()

@@ -1,0 +1,98 @@
+"""The package as it is installed: quick to import, known to transformers in any order, complete in a wheel."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ssmscope
+
+ROOT = Path(__file__).resolve().parents[1]
+
+KNOWS_OURS = """
+from transformers import AutoConfig, AutoModelForSequenceClassification
+config = AutoConfig.for_model("ssm-classifier", backbone={"model_type": "baleen-mamba", "vocab_size": 11,
+    "hidden_size": 8, "state_size": 2, "num_hidden_layers": 1})
+print(type(AutoModelForSequenceClassification.from_config(config)).__name__)
+"""
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import ssmscope, transformers",
+        "import transformers, ssmscope",
+        "import ssmscope.model, transformers",
+        "import ssmscope.models.classifier",
+        "import ssmscope, importlib.util; assert importlib.util.find_spec('transformers')",
+        "import ssmscope; from transformers.models.auto.configuration_auto import AutoConfig",
+    ],
+)
+def test_transformers_knows_our_models_in_any_order(first: str) -> None:
+    assert python(f"{first}\n{KNOWS_OURS}").endswith("SSMForSequenceClassification")
+
+
+def test_nothing_of_ours_stays_in_the_import_system() -> None:
+    code = "import sys, ssmscope, transformers; print([f for f in sys.meta_path if 'ssmscope' in type(f).__module__])"
+    assert python(code) == "[]"
+    assert python("import ssmscope, transformers; print(vars(transformers.__spec__.loader).keys())").count("exec") == 0
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "numpy", "pandas", "matplotlib", "typer"}
+    assert python(f"import sys, ssmscope; print({heavy} & set(sys.modules))") == "set()"
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(ssmscope.__all__) <= set(dir(ssmscope))
+    for name in ssmscope.__all__:
+        assert getattr(ssmscope, name) is not None
+    with pytest.raises(AttributeError, match="laod"):
+        _ = ssmscope.laod
+
+
+def test_there_is_one_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", ssmscope.__version__)
+    assert "version =" not in (ROOT / "pyproject.toml").read_text().partition("[project]")[2].partition("[tool")[0]
+    if (ROOT / "pyproject.toml").exists():
+        assert importlib.metadata.version("ssmscope") == ssmscope.__version__
+
+
+def test_constraints_pin_every_dependency() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {re.split(r"[<=>; ]", line)[0] for line in lines}
+    declared = importlib.metadata.requires("ssmscope") or []
+    core = {re.split(r"[<=>;\[ ]", line)[0].lower() for line in declared if "extra ==" not in line}
+    dev = {re.split(r"[<=>;\[ ]", line)[0].lower() for line in declared if re.search(r"extra == .dev", line)}
+    assert core and dev and core | dev <= pinned
+    assert not [line for line in lines if "://" in line or line.startswith("-")]
+
+
+def test_the_wheel_carries_the_demo_models(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("ssmscope/")}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ssmscope").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == wanted
+    assert any(name.startswith("ssmscope/demo/") and name.endswith(".safetensors") for name in packed)

@@ -1,0 +1,433 @@
+"""Training of classifiers: what it learns, how it resumes, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.fitting import parameter_groups, schedule
+from ssmscope.model_card import wilson_interval
+from ssmscope.training import train_classifier
+from ssmscope.training_plan import ARCHITECTURES
+
+GOOD = ("lovely", "brilliant", "moving", "funny", "superb")
+BAD = ("awful", "dull", "clumsy", "boring", "stale")
+OTHER = ("the", "film", "a", "story", "about", "two", "friends", "is", "and", "of", "it", "with", "some", "scenes")
+SMALL = {"width": 16, "state": 4, "head_width": 8, "vocabulary": 120, "batch_size": 16, "progress": False}
+GENTLE = {"dropout": 0.0, "embedding_dropout": 0.1, "token_dropout": 0.05}
+
+
+def write_reviews(path: Path, count: int, seed: int = 0) -> Path:
+    """Texts of neutral words with one planted word that decides the class, at a random place."""
+    draw = random.Random(seed)
+    lines = ["text,label"]
+    for i in range(count):
+        words = draw.choices(OTHER, k=draw.randint(3, 12))
+        words.insert(draw.randint(0, len(words)), draw.choice((BAD, GOOD)[i % 2]))
+        lines.append(" ".join(words) + "," + ("bad", "good")[i % 2])
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reviews")
+    return {
+        part: write_reviews(folder / f"{part}.csv", count, seed)
+        for seed, (part, count) in enumerate({"train": 240, "validation": 60, "test": 60}.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(reviews, tmp_path_factory):
+    """A Mamba-2 trained on the planted words, and its training record."""
+    out = tmp_path_factory.mktemp("models") / "mamba2"
+    train_classifier(
+        "mamba2",
+        reviews["train"],
+        out,
+        validation=reviews["validation"],
+        test=reviews["test"],
+        epochs=8,
+        learning_rate=1e-2,
+        **SMALL,
+        **GENTLE,
+    )
+    return out, json.loads((out / "training.json").read_text())
+
+
+def weights(out):
+    return load_file(out / "model.safetensors")
+
+
+def assert_same_weights(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+# ---- what it learns and writes
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_learns_planted_words(architecture, reviews, tmp_path):
+    base = {"mamba": "mamba"}.get(architecture, "mamba2")
+    sizes = {k: v for k, v in SMALL.items() if base == "mamba2" or k != "head_width"}
+    out = train_classifier(
+        architecture,
+        reviews["train"],
+        tmp_path / "out",
+        validation=reviews["validation"],
+        test=reviews["test"],
+        epochs=20,
+        learning_rate=1e-2,
+        **sizes,
+        **GENTLE,
+    )
+    record = json.loads((out / "training.json").read_text())
+    assert record["test"]["accuracy"] > 0.9
+    assert record["backbone"] == {"mamba": "mamba", "mamba2": "mamba2"}.get(architecture, "baleen-mamba2")
+    model = ssmscope.load(out)
+    assert model.trace("some scenes with a superb friends story").answers[0][0] == "good"
+
+
+def test_the_directory_is_complete_and_nothing_else(trained):
+    out, _ = trained
+    names = {path.name for path in out.iterdir()} - {"special_tokens_map.json"}
+    assert names == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.json",
+    }
+
+
+def test_the_record_is_measured_on_the_stored_half_precision_weights(trained, reviews):
+    out, record = trained
+    assert {t.dtype for t in weights(out).values()} == {torch.bfloat16}
+    assert record["parameters"] == sum(t.numel() for t in weights(out).values())
+    model = ssmscope.load(out)
+    data = ssmscope.tasks.text.load_text(reviews["test"], label_names=model.labels)
+    answers = [name for name, _ in model.trace(list(data.texts)).answers]
+    right = sum(answer == model.labels[label] for answer, label in zip(answers, data.labels))
+    test = record["test"]
+    assert (test["correct"], test["examples"]) == (right, 60)
+    assert test["accuracy"] == right / 60
+    assert test["interval"] == list(wilson_interval(right, 60))
+
+
+def test_the_card_tells_data_recipe_accuracy_and_command(trained, reviews):
+    out, record = trained
+    card = (out / "README.md").read_text()
+    assert record["data"]["train"]["fingerprint"] in card
+    assert "bad 120, good 120" in card
+    assert f"{record['parameters']:,} parameters" in card
+    assert f"{record['test']['accuracy']:.4f} | {record['test']['interval'][0]:.4f}" in card
+    assert f"train_classifier('mamba2', '{reviews['train']}', '{out}', " in card
+    assert "learning_rate=0.01" in card
+    assert "Seed 0, precision fp32, on cpu" in card
+    for name, value in record["recipe"].items():
+        assert f"| {name} | {'–' if value is None else value} |" in card
+    assert f"torch {torch.__version__}" in card
+    assert record["command"] in card
+
+
+def test_a_given_command_stands_in_the_card(reviews, tmp_path):
+    command = "analyze train mamba2 reviews.csv"
+    out = train_classifier("mamba2", reviews["validation"], tmp_path / "o", epochs=1, command=command, **SMALL)
+    record = json.loads((out / "training.json").read_text())
+    assert record["command"] == command
+    assert record["test"] is None
+    assert record["data"]["validation"]["split"] == "all (held out)"
+    assert record["data"]["validation"]["examples"] == 6
+    assert "no labelled test split" in (out / "README.md").read_text()
+
+
+def test_the_reading_position_of_a_cut_text_is_the_end_token(reviews, tmp_path):
+    long = tmp_path / "long.csv"
+    long.write_text("text,label\n" + "".join(f"{('good', 'bad')[i % 2]} {'so ' * 60}{i},{i % 2}\n" for i in range(20)))
+    out = train_classifier("mamba2", long, tmp_path / "o", epochs=1, max_length=8, **SMALL)
+    tokenizer = ssmscope.load(out).tokenizer
+    ids = tokenizer("so " * 60, truncation=True)["input_ids"]
+    assert len(ids) == 8
+    assert ids[-1] == tokenizer.cls_token_id
+
+
+@pytest.mark.parametrize("saved_as", ["float16", "float32"])
+def test_the_stored_type_is_as_asked(saved_as, reviews, tmp_path):
+    out = train_classifier(
+        "mamba2", reviews["validation"], tmp_path / "o", epochs=1, saved_as=saved_as, subword_dropout=0.1, **SMALL
+    )
+    assert {t.dtype for t in weights(out).values()} == {getattr(torch, saved_as)}
+
+
+def test_mixed_precision_trains(reviews, tmp_path):
+    out = train_classifier("baleen-b", reviews["validation"], tmp_path / "o", epochs=1, precision="bf16", **SMALL)
+    assert "precision bf16" in (out / "README.md").read_text()
+
+
+def test_nothing_is_printed_without_progress(reviews, tmp_path, capfd):
+    train_classifier("mamba", reviews["validation"], tmp_path / "o", epochs=1, width=16, vocabulary=120, progress=False)
+    printed = capfd.readouterr()
+    assert printed.out == printed.err == ""
+
+
+def test_the_callers_generators_are_left_as_they_were(reviews, tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train_classifier("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
+    assert torch.equal(torch.rand(3), expected)
+
+
+# ---- starting from trained weights
+
+
+@pytest.mark.parametrize("architecture", ["baleen-b", "baleen-e"])
+def test_a_mamba2_becomes_a_baleen_without_new_parameters(architecture, trained, reviews, tmp_path):
+    source, record = trained
+    out = train_classifier(
+        architecture,
+        reviews["train"],
+        tmp_path / "o",
+        validation=reviews["validation"],
+        init_from=source,
+        epochs=1,
+        learning_rate=1e-9,
+        saved_as="float32",
+        progress=False,
+    )
+    converted = json.loads((out / "training.json").read_text())
+    assert converted["parameters"] == record["parameters"]
+    assert converted["backbone"] == "baleen-mamba2"
+    before, after = weights(source), weights(out)
+    assert before.keys() == after.keys()
+    for name in before:
+        torch.testing.assert_close(after[name], before[name].float(), rtol=0, atol=1e-6)
+    texts = ["a superb film", "an awful film"]
+    assert ssmscope.load(out).tokenizer(texts)["input_ids"] == ssmscope.load(source).tokenizer(texts)["input_ids"]
+    assert "Trained from the weights of" in (out / "README.md").read_text()
+
+
+def test_what_cannot_be_converted_is_refused_and_nothing_is_written(trained, reviews, tmp_path):
+    source, _ = trained
+    out = tmp_path / "o"
+    with pytest.raises(InputError, match="is a mamba2, which cannot become mamba;"):
+        train_classifier("mamba", reviews["train"], out, init_from=source, progress=False)
+    with pytest.raises(InputError, match="width cannot be chosen for baleen-b trained from"):
+        train_classifier("baleen-b", reviews["train"], out, init_from=source, width=32, progress=False)
+    assert not out.exists()
+
+
+# ---- killed and started again
+
+SCRIPT = """
+import json, sys
+from ssmscope.training import train_classifier
+train_classifier(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))
+"""
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(reviews, tmp_path, capfd):
+    options = {
+        **{k: v for k, v in SMALL.items() if k != "progress"},
+        "epochs": 3,
+        "subword_dropout": 0.1,
+        "saved_as": "float32",
+        "checkpoint_minutes": 0.0,
+        "validation": str(reviews["validation"]),
+        "batch_size": 12,
+    }
+
+    broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
+    state = broken / "checkpoint" / "state.pt"
+    arguments = ["baleen-b", str(reviews["train"])]
+    command = [sys.executable, "-c", SCRIPT, json.dumps([*arguments, str(broken)]), json.dumps(options)]
+    process = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if state.exists() and _progress_of(state)[0] >= 1 and _progress_of(state)[1] >= 3:
+                break
+            time.sleep(0.005)
+        assert process.poll() is None, "the run ended before it could be killed"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    epoch, step = _progress_of(state)
+    assert (epoch, step) != (0, 0)
+    assert not (broken / "training.json").exists()
+
+    for out in (broken, unbroken):
+        train_classifier(*arguments, out, **options)
+    assert capfd.readouterr().err.count(f"continuing in epoch {epoch + 1} after {step} steps") == 1
+    assert_same_weights(weights(broken), weights(unbroken))
+    one, other = (json.loads((out / "training.json").read_text()) for out in (broken, unbroken))
+    assert one["history"] == other["history"]
+    assert not (broken / "checkpoint").exists()
+
+
+def _progress_of(state):
+    saved = torch.load(state, weights_only=True)
+    return saved["epoch"], saved["step"]
+
+
+def test_a_finished_run_is_left_as_it_is(trained, reviews, capsys):
+    out, record = trained
+    stamps = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = train_classifier(
+        "mamba2",
+        reviews["train"],
+        out,
+        validation=reviews["validation"],
+        test=reviews["test"],
+        epochs=8,
+        learning_rate=1e-2,
+        **{**SMALL, "progress": True},
+        **GENTLE,
+        device="cpu",
+    )
+    assert again == out
+    assert "finished: nothing to do" in capsys.readouterr().err
+    assert stamps == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+
+
+def test_another_run_in_the_same_directory_is_refused(trained, reviews, tmp_path):
+    out, _ = trained
+    given = {"validation": reviews["validation"], "test": reviews["test"], "learning_rate": 1e-2, **SMALL, **GENTLE}
+    with pytest.raises(InputError, match=r"another epochs \(8, now 9\)"):
+        train_classifier("mamba2", reviews["train"], out, epochs=9, **given)
+    with pytest.raises(InputError, match=r"another architecture \(mamba2, now baleen-b\)"):
+        train_classifier("baleen-b", reviews["train"], out, epochs=8, **given)
+    other = write_reviews(tmp_path / "train.csv", 240, seed=9)
+    with pytest.raises(InputError, match="another train data"):
+        train_classifier("mamba2", other, out, epochs=8, **given)
+
+
+def test_a_directory_with_other_things_is_refused(reviews, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds no training run"):
+        train_classifier("mamba2", reviews["train"], tmp_path, **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ssmscope.training._save", die)
+    with pytest.raises(KeyboardInterrupt):
+        train_classifier("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
+    state = tmp_path / "o" / "checkpoint" / "state.pt"
+    state.write_bytes(state.read_bytes()[:100])
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="checkpoint .* cannot be read"):
+        train_classifier("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
+
+
+# ---- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("mamba3", {}, "unknown architecture 'mamba3'; choose one of .*did you mean"),
+        ("mamba2", {"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ("mamba2", {"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ("mamba2", {"learning_rate": float("nan")}, "learning_rate is nan; it must be above 0"),
+        ("mamba2", {"precision": "fp16"}, "precision is 'fp16'; choose one of fp32, bf16"),
+        ("mamba2", {"beta": 0.1}, "beta means nothing for mamba2"),
+        ("baleen-e", {"tau": 0.5}, "tau means nothing for baleen-e"),
+        ("baleen-b", {"kl": "true"}, "kl means nothing for baleen-b"),
+        ("baleen-b", {"prior": 1.5}, "prior is 1.5; for baleen-b"),
+        ("mamba2", {"base": "mamba"}, "base means nothing for mamba2"),
+        ("mamba", {"head_width": 8}, "head_width means nothing for mamba"),
+        ("mamba2", {"width": 20, "head_width": 16}, "head_width 16 does not divide"),
+        ("mamba2", {"device": "abacus"}, "device 'abacus' cannot be used here"),
+        ("mamba2", {"vocabulary": 10}, "a vocabulary of 10 is smaller"),
+        ("mamba2", {"split": "train"}, "split 'train' was asked for, but file"),
+        ("mamba2", {"test": "sst2"}, "sst2 .*"),
+        ("mamba2", {"init_from": "demo/absent"}, "demo/absent"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_written(
+    architecture, options, message, reviews, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
+    with pytest.raises(InputError, match=message) as caught:
+        train_classifier(architecture, reviews["train"], tmp_path / "o", progress=False, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "o").exists()
+
+
+def test_data_of_one_class_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nx,1\ny,1\n")
+    with pytest.raises(InputError, match="one class, '1'"):
+        train_classifier("mamba2", path, tmp_path / "o", progress=False)
+
+
+def test_a_loss_that_diverges_is_told(reviews, tmp_path):
+    with pytest.raises(InputError, match="the loss is (nan|inf) in epoch 1, .*; lower learning_rate"):
+        train_classifier("mamba2", reviews["train"], tmp_path / "o", learning_rate=1e30, clip=1e30, warmup=0.0, **SMALL)
+
+
+# ---- the parts
+
+
+def test_biases_norms_and_the_recurrences_own_parameters_do_not_decay():
+    from ssmscope.models import architectures
+
+    for kind in ("mamba", "mamba2"):
+        module = architectures()[kind].examples()[kind]
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        decayed, undecayed = parameter_groups(module, 0.3)
+        assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.3, 0.0)
+        still = {names[id(p)].rsplit("layers.0.")[-1] for p in undecayed["params"]}
+        assert {"norm.weight", "mixer.A_log", "mixer.D", "mixer.conv1d.bias"} <= still
+        assert all("weight" in names[id(p)] and p.ndim > 1 for p in decayed["params"])
+        assert len(decayed["params"]) + len(undecayed["params"]) == len(names)
+
+
+def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine():
+    shares = [schedule(step, 110, 10 / 110) for step in range(110)]
+    assert shares[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert shares[10] == pytest.approx(1.0)
+    assert shares[60] == pytest.approx(0.5)
+    assert shares[-1] < 1e-3
+    assert all(a > b for a, b in zip(shares[10:], shares[11:]))
+
+
+def test_wilsons_interval_has_its_published_values():
+    # Newcombe (1998), Table I: 81 of 263, and 0 of 20
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+# ---- real data
+
+
+def test_sst2_is_learnt(real_data, tmp_path):
+    for split in ("train", "validation", "test"):
+        real_data("sst2", split)
+    options = {"width": 32, "epochs": 3, "embedding_dropout": 0.2, "token_dropout": 0.1, "subword_dropout": 0.0}
+    out = train_classifier("mamba2", "sst2", tmp_path / "o", learning_rate=1e-2, progress=False, **options)
+    record = json.loads((out / "training.json").read_text())
+    assert record["data"]["train"]["examples"] == 6920
+    assert record["test"]["examples"] == 1821
+    assert record["test"]["accuracy"] > 0.6
+    assert os.path.getsize(out / "model.safetensors") < 700_000
