@@ -1,6 +1,6 @@
 """Our scan against transformers' own slow path, on a Mamba-1 of mamba-130m's shape, on a CPU.
 
-    python benchmarks/scan.py            # about six minutes, most of them transformers' backward pass
+    python benchmarks/scan.py            # about three minutes, most of them transformers' backward pass
     python benchmarks/scan.py --skip-long-backward
 
 Both are measured in the same run; logits and gradients are compared.
@@ -15,7 +15,7 @@ import torch
 from timing import THREADS, machine, mamba_130m, relative, seconds
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
-from ssmscope.model import fast_scan
+from ssmscope.model import fast_scan, mixers
 
 
 def row(what: str, ours: float, theirs: float, error: float) -> None:
@@ -35,33 +35,35 @@ def forward(model: torch.nn.Module, length: int, repeats: int) -> None:
     row(f"forward, 24 layers, L = {length}", ours, theirs, error)
 
 
-def backward(model: torch.nn.Module, length: int, repeats: int, what: str) -> None:
-    embeds = torch.randn(1, length, 768, generator=torch.Generator().manual_seed(length))
-    weights = torch.randn(1, length, 1000, generator=torch.Generator().manual_seed(length + 1))
-    parameters = list(model.parameters())
+def backward(
+    model: torch.nn.Module, length: int, repeats: int, what: str, *, layer_only: bool = False, weights_too: bool = True
+) -> None:
+    """Forward and backward: gradients of the embeddings, and of every weight; of the first mixer with `layer_only`."""
+    part = mixers(model)[0] if layer_only else model
+    width = model.config.hidden_size
+    draw = torch.Generator().manual_seed(length)
+    embeds = torch.randn(1, length, width, generator=draw)
+    weights = torch.randn(1, length, width if layer_only else model.config.vocab_size, generator=draw)
+    parameters = list(part.parameters()) if weights_too else []
 
     def run(context):
         inputs = embeds.clone().requires_grad_()
         with context:
-            loss = (model(inputs_embeds=inputs, use_cache=False).logits * weights).mean()
-            return torch.autograd.grad(loss, [inputs, *parameters])
+            output = part(inputs) if layer_only else part(inputs_embeds=inputs, use_cache=False).logits
+            return torch.autograd.grad((output * weights).mean(), [inputs, *parameters])
 
-    ours_gradients, theirs_gradients = run(fast_scan(model)), None
-
-    def theirs_run():
-        nonlocal theirs_gradients
-        theirs_gradients = run(nullcontext())
-
+    found = run(fast_scan(model))
     ours = seconds(lambda: run(fast_scan(model)), repeats)
-    theirs = seconds(theirs_run, 1, warm_up=0)
-    error = max(relative(a, b) for a, b in zip(ours_gradients, theirs_gradients, strict=True) if b.norm() > 0)
+    expected = []
+    theirs = seconds(lambda: expected.extend(run(nullcontext())), 1, warm_up=0)
+    error = max(relative(a, b) for a, b in zip(found, expected, strict=True) if b.norm() > 0)
     row(what, ours, theirs, error)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--skip-long-backward", action="store_true", help="leave out the layer's backward at L = 1024")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     print(machine())
@@ -70,8 +72,12 @@ def main() -> None:
     forward(model, 256, options.repeats)
     forward(model, 1024, options.repeats)
     backward(model, 256, options.repeats, "forward + backward, 24 layers, L = 256")
+    backward(model, 256, options.repeats, "  gradients of the inputs alone", weights_too=False)
     if not options.skip_long_backward:
-        backward(mamba_130m(layers=1), 1024, options.repeats, "forward + backward, 1 layer, L = 1024")
+        backward(mamba_130m(layers=1), 1024, options.repeats, "forward + backward, 1 layer, L = 1024", layer_only=True)
+        # The same 1536 channels between projections of width 1: the scan without the products that both share.
+        narrow = mamba_130m(layers=1, width=1, expand=1536, vocabulary=1)
+        backward(narrow, 1024, options.repeats, "  its selective scan alone", layer_only=True)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,31 @@ import torch
 THREADS = 2
 
 
-def mamba_130m(layers: int = 24, vocabulary: int = 1000) -> torch.nn.Module:
-    """A random Mamba-1 of mamba-130m's shape (24 layers of width 768, state 16), as it is initialised."""
+def mamba_130m(layers: int = 24, vocabulary: int = 1000, width: int = 768, expand: int = 2) -> torch.nn.Module:
+    """A random Mamba-1 of mamba-130m's shape (24 layers of width 768 and 1536 channels, state 16).
+
+    Projections are drawn with a standard deviation of 0.02, as mamba_ssm does in effect: with transformers' 0.1 a
+    random model of this depth amplifies float32 rounding, and either scan is then 2e-4 from float64. The steps are of
+    about 1 instead of 0.01, so that the scan's share of a layer's output is large and a wrong one would be seen.
+    """
     from transformers import MambaConfig, MambaForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=vocabulary, hidden_size=768, state_size=16, num_hidden_layers=layers)
-    return MambaForCausalLM(config).eval()
+    config = MambaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        expand=expand,
+        state_size=16,
+        num_hidden_layers=layers,
+        initializer_range=0.02,
+    )
+    model = MambaForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.backbone.layers:
+            layer.mixer.dt_proj.bias.add_(4)
+    return model
 
 
 def seconds(run: Callable[[], object], repeats: int, warm_up: int = 1) -> float:

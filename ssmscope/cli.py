@@ -22,8 +22,7 @@ from ssmscope import __version__
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.inputs import check_writable, texts_of, whole_numbers
 from ssmscope.options import keyword_options, taking, whole
-from ssmscope.training import train_classifier
-from ssmscope.training_plan import ARCHITECTURES
+from ssmscope.training import ARCHITECTURES, train_classifier
 
 if TYPE_CHECKING:
     from ssmscope.results import Result

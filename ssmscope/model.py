@@ -359,9 +359,27 @@ def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     yield sorted(chosen)
 
 
+def _essence(config: Any) -> dict[str, Any]:
+    """The fields of a configuration that decide what a model computes, alike under every version of transformers.
+
+    What transformers keeps for all models alike (dtypes, labels, generation, token ids) is left out.
+    """
+    from transformers import PretrainedConfig
+
+    elsewhere = {
+        *PretrainedConfig().to_dict(),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rms_norm", "layer_types"),
+        *("use_cache", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
+    }
+    fields = {k: v for k, v in vars(config).items() if k not in elsewhere and not k.startswith("_")}
+    backbone = fields.pop("backbone", None)
+    if backbone is not None:
+        fields["backbone"] = _essence(backbone)
+    return {"model_type": config.model_type, **fields}
+
+
 def _fingerprint(config: Any, weights: dict[str, Tensor]) -> str:
-    fields = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "_name_or_path")}
-    digest = hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=8)
+    digest = hashlib.blake2b(json.dumps(_essence(config), sort_keys=True, default=str).encode(), digest_size=8)
     for name in sorted(weights):
         tensor = weights[name].detach().contiguous().cpu()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -52,6 +52,11 @@ def test_the_accuracy_is_measured_again(name, real_data):
     assert right / len(table) >= 0.78
 
 
+def test_the_fingerprint_is_the_same_under_every_version_of_transformers():
+    assert ssmscope.load("demo/sst2-baleen-e").fingerprint == "c8de551610c6c4d9"
+    assert len({ssmscope.load(name).fingerprint for name in NAMES}) == len(NAMES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_sentences_are_answered(name):
     model = ssmscope.load(name)

@@ -27,15 +27,11 @@ MAY_IMPORT = {
     "interp": CORE | {"results", "tasks"},
     "probes": CORE | {"results", "tasks", "interp"},
     "attacks": CORE | {"results", "tasks", "interp"},
-    "checkpoint": {"errors"},
-    "model_card": {"errors"},
-    "fitting": CORE | {"tasks", "checkpoint"},
-    "training_plan": {"errors", "tasks", "checkpoint"},
-    "training": CORE | {"results", "tasks", "checkpoint", "fitting", "model_card", "training_plan"},
+    "training": CORE | {"results", "tasks"},
     "reports": CORE | ROOMS | {"results", "tasks", "training"},
     "inputs": {"errors"},
     "options": {"errors", "inputs"},
-    "cli": CORE | ROOMS | {"results", "tasks", "training", "training_plan", "reports", "inputs", "options"},
+    "cli": CORE | ROOMS | {"results", "tasks", "training", "reports", "inputs", "options"},
 }
 ENTRANCES = {"__init__", "__main__", "_auto"}
 """The package's own face, which names everything lazily."""

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.fitting import parameter_groups, schedule
-from ssmscope.model_card import wilson_interval
 from ssmscope.training import train_classifier
-from ssmscope.training_plan import ARCHITECTURES
+from ssmscope.training.card import wilson_interval
+from ssmscope.training.fitting import parameter_groups, schedule
+from ssmscope.training.plan import ARCHITECTURES
 
 GOOD = ("lovely", "brilliant", "moving", "funny", "superb")
 BAD = ("awful", "dull", "clumsy", "boring", "stale")
@@ -329,7 +329,7 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ssmscope.training._save", die)
+    monkeypatch.setattr("ssmscope.training.run._save", die)
     with pytest.raises(KeyboardInterrupt):
         train_classifier("mamba2", reviews["validation"], tmp_path / "o", epochs=1, **SMALL)
     state = tmp_path / "o" / "checkpoint" / "state.pt"

@@ -150,6 +150,9 @@ def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Mod
     auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
     try:
         config = transformers.AutoConfig.from_pretrained(where)
+        for part in (config, getattr(config, "backbone", None)):
+            if part is not None and hasattr(part, "time_step_limit"):
+                part.time_step_limit = tuple(map(_number, part.time_step_limit))
         with torch.device("meta"):
             outline = auto.from_config(config)
     except (
@@ -163,7 +166,7 @@ def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Mod
             f"these types can: {', '.join(readable_types())}"
         )
     try:
-        module, info = auto.from_pretrained(where, output_loading_info=True, local_files_only=True)
+        module, info = auto.from_pretrained(where, config=config, output_loading_info=True, local_files_only=True)
     except (
         SafetensorError,
         pickle.UnpicklingError,
@@ -181,6 +184,11 @@ def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Mod
         missing = sorted(info["missing_keys"])
         raise InputError(f"the weights of {name} lack {len(missing)} tensors, the first {missing[0]}")
     return module
+
+
+def _number(value: Any) -> float:
+    """A number of a configuration; transformers 5 writes infinity as a dict that transformers 4 hands on."""
+    return float(value["__float__"]) if isinstance(value, dict) else float(value)
 
 
 def readable_types() -> list[str]:

@@ -297,6 +297,20 @@ def test_near_demos_are_named():
             ssmscope.load(name + "x")
 
 
+def test_an_infinite_step_limit_as_transformers_5_writes_it(tmp_path):
+    module = small(second=True)
+    module.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "time_step_limit": [0.0, {"__float__": "Infinity"}]}))
+    model = ssmscope.load(tmp_path)
+    assert tuple(model.config.time_step_limit) == (0.0, float("inf"))
+    batch = model.encode(ids=IDS[:1])
+    with torch.no_grad():
+        own = module(batch.input_ids, use_cache=False).logits
+    torch.testing.assert_close(model.logits(batch), own, rtol=1e-4, atol=1e-3)
+
+
 def test_dtype_and_device():
     model = ssmscope.load(small(), dtype="float64")
     assert next(model.module.parameters()).dtype == torch.float64

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.functional import dropout as drop
 
-from ssmscope.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.errors import InputError
 from ssmscope.model import fast_scan
 from ssmscope.models.baleen import information_loss
 from ssmscope.tasks.batches import Examples, collate, drop_tokens, epoch_order, length_order
+from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 
 EVALUATION_BATCH = 64
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError
 from ssmscope.tasks.text import TextData
-from ssmscope.training_plan import (
+from ssmscope.training.plan import (
     ARCHITECTURES,
     CLAIMED,
     FINISHED,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from ssmscope.fitting import Outcome, Vocabulary
     from ssmscope.tasks.batches import Examples
+    from ssmscope.training.fitting import Outcome, Vocabulary
 
 STEPS = (0.05, 0.5)
 RATES = (0.02, 0.5)
@@ -157,7 +157,7 @@ def train_classifier(
 
     import torch
 
-    from ssmscope.checkpoint import random_states, restore_random_states, seed_everything
+    from ssmscope.training.checkpoint import random_states, restore_random_states, seed_everything
 
     try:
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -325,10 +325,10 @@ def _train(
     command: str,
     console: Console,
 ) -> None:
-    from ssmscope.checkpoint import write_json
-    from ssmscope.fitting import Fit
     from ssmscope.tasks.batches import encode
     from ssmscope.tasks.subwords import SubwordDropout
+    from ssmscope.training.checkpoint import write_json
+    from ssmscope.training.fitting import Fit
 
     train, held = parts["train"], parts["validation"]
     assert train is not None and held is not None
@@ -360,7 +360,7 @@ def _train(
 
 
 def _vocabulary(tokenizer: Any, options: Mapping[str, Any]) -> Vocabulary:
-    from ssmscope.fitting import Vocabulary
+    from ssmscope.training.fitting import Vocabulary
 
     if options["token_dropout"] and tokenizer.unk_token_id is None:
         raise InputError(
@@ -390,11 +390,11 @@ def _measure(
     device: torch.device,
 ) -> dict[str, Any]:
     """Accuracies of the weights in `out`, read back, in float32."""
-    from ssmscope.fitting import evaluate
     from ssmscope.model import fast_scan
-    from ssmscope.model_card import accuracy_record
     from ssmscope.models.load import load
     from ssmscope.tasks.batches import encode
+    from ssmscope.training.card import accuracy_record
+    from ssmscope.training.fitting import evaluate
 
     model = load(out, dtype="float32", device=device)
     found: dict[str, Any] = {}
@@ -420,8 +420,8 @@ def _describe(
     command: str,
 ) -> None:
     """README.md, then training.json, whose presence says that the run is finished."""
-    from ssmscope.checkpoint import write_atomically, write_json
-    from ssmscope.model_card import model_card, versions
+    from ssmscope.training.card import model_card, versions
+    from ssmscope.training.checkpoint import write_atomically, write_json
 
     config = module.config
     record = {

@@ -161,7 +161,7 @@ def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     Raises:
         InputError: when `out` holds something else.
     """
-    from ssmscope.checkpoint import read_json
+    from ssmscope.training.checkpoint import read_json
 
     for file, finished in ((out / FINISHED, True), (out / CLAIMED, False)):
         if file.exists():
