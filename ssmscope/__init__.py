@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ssmscope.errors import InputError as InputError
     from ssmscope.interp.selection import selection_heatmap as selection_heatmap
     from ssmscope.model import Model as Model
+    from ssmscope.model import fast_scan as fast_scan
     from ssmscope.models.load import load as load
     from ssmscope.results import Result as Result
     from ssmscope.ssm import Recurrence as Recurrence
@@ -38,6 +39,7 @@ _HOMES = {
     "Recurrence": "ssm",
     "Result": "results",
     "Trace": "trace",
+    "fast_scan": "model",
     "load": "models.load",
     "selection_heatmap": "interp.selection",
 }

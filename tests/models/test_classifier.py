@@ -30,7 +30,7 @@ def classifier(request):
 
 
 def test_reads_the_last_real_position(classifier):
-    with torch.no_grad(), ssmscope.model.fast_scan(classifier):
+    with torch.no_grad(), ssmscope.fast_scan(classifier):
         together = classifier(IDS, attention_mask=MASK).logits
         hidden = classifier.backbone(input_ids=IDS[:1]).last_hidden_state
         alone = classifier(IDS[1:, :3]).logits
