@@ -103,7 +103,7 @@ def _locate(name: str) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
-    hint = did_you_mean(name, [*demos(), *(key.removeprefix("demo/") for key in demos())])
+    hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):
         raise InputError(
             f"no model {name!r}: it is no file or directory, no demo ({', '.join(demos())}) "

@@ -292,6 +292,8 @@ def test_unknown_names(name, words):
 
 
 def test_near_demos_are_named():
+    with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba2'"):
+        ssmscope.load("sst2-mamba2")
     for name in demos():
         with pytest.raises(InputError, match="did you mean '" + name):
             ssmscope.load(name + "x")
