@@ -14,6 +14,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 import pytest
+from jaxtyping import install_import_hook
+
+# Shapes in annotations are checked when a test calls the function; users pay nothing for them.
+install_import_hook(["ssmscope.ssm", "ssmscope.scans.scalar", "ssmscope.models.parts"], "beartype.beartype")
 
 ROOT = Path(__file__).resolve().parents[1]
 

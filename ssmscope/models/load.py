@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import Model, mixers
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective, read_tensors
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
+from ssmscope.models.quiet import quiet
 
 DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -64,7 +63,7 @@ def load(
     else:
         name = str(source)
         where = _locate(name)
-        with _quiet():
+        with quiet():
             module = _read(where, name)
         if wanted is None and (place is None or place.type == "cpu"):
             wanted = torch.float32
@@ -206,23 +205,7 @@ def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
     if not isinstance(tokenizer, (str, os.PathLike)):
         return tokenizer
     try:
-        with _quiet():
+        with quiet():
             return transformers.AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise InputError(f"the tokenizer {str(tokenizer)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' hints about kernels and without its progress bars."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

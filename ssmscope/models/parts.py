@@ -31,8 +31,8 @@ def as_mask(mask: Tensor | None) -> Tensor | None:
 
 def causal_convolution(
     x: Float[Tensor, "batch length channels"],
-    weight: Float[Tensor, "channels 1 taps"],
-    bias: Float[Tensor, " channels"] | None,
+    weight: Float[Tensor, "#channels 1 taps"],
+    bias: Float[Tensor, " #channels"] | None,
     tail: Float[Tensor, "batch before channels"] | None = None,
 ) -> Float[Tensor, "batch length channels"]:
     """Depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias; `tail` holds the taps − 1 inputs before

@@ -11,8 +11,7 @@ import copy
 import inspect
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,22 +191,6 @@ def _console(shown: bool) -> Console:
     return Console(stderr=True, quiet=not shown, highlight=False, markup=False, soft_wrap=True)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' hints about kernels, which training does not use, and without its progress bars."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 # ---- the model
 
 
@@ -325,6 +308,7 @@ def _train(
     command: str,
     console: Console,
 ) -> None:
+    from ssmscope.models.quiet import quiet
     from ssmscope.tasks.batches import encode
     from ssmscope.tasks.subwords import SubwordDropout
     from ssmscope.training.checkpoint import write_json
@@ -332,7 +316,7 @@ def _train(
 
     train, held = parts["train"], parts["validation"]
     assert train is not None and held is not None
-    with _quiet():
+    with quiet():
         tokenizer, module = _build(options, train)
     vocabulary = _vocabulary(tokenizer, options)
     if not (out / CLAIMED).exists():
@@ -374,10 +358,11 @@ def _vocabulary(tokenizer: Any, options: Mapping[str, Any]) -> Vocabulary:
 def _save(out: Path, module: Any, tokenizer: Any, saved_as: str) -> None:
     import torch
 
+    from ssmscope.models.quiet import quiet
     from ssmscope.tasks.tokenizer import save_tokenizer
 
     stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
-    with _quiet():
+    with quiet():
         stored.save_pretrained(str(out))
     save_tokenizer(tokenizer, out)
 
