@@ -92,6 +92,9 @@ def test_a_wrong_formula_is_seen(module, mutation):
         layer = reader_of(mixer).quantities(mixer, u)
         if mutation == "drop D" and all(r.D is None for r in layer.recurrences):
             pytest.skip("this architecture has no skip")
+        decays = [r.log_decay() for r in layer.recurrences]
+        if mutation == "shift the decay by a step" and all((a == a[:, :1]).all() for a in decays):
+            pytest.skip("this architecture decays alike at every step")
         if mutation == "drop the step from the write":
             if all(r.delta is None for r in layer.recurrences):
                 pytest.skip("this architecture has no step")

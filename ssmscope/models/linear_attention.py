@@ -1,0 +1,388 @@
+"""GLA (Gated Linear Attention Transformers, Yang et al. 2023) and RetNet (Retentive Network, Sun et al. 2023).
+
+Both are linear attention with a decay. Each of `num_heads` heads keeps a matrix of key × value size,
+
+    H_t = α_t ⊙ H_{t−1} + k_t v_tᵀ,        o_t = H_tᵀ q_t / √(key size),
+
+GLA with a decay per key dimension that the token chooses, α_t = σ(W₂ W₁ x_t + b)^{1/τ}; RetNet with one constant decay
+per head, γ_h = 1 − 2^{−5−h}, on queries and keys that are rotated by their position. Each head's o_t is normalised by
+itself, gated by swish(W_z x_t), and projected. In `ssm.Recurrence` the key dimensions are the state, the value
+dimensions a head's width, b = k, c = q / √(key size), x = v.
+
+Of RetNet's three normalisations of scores (its section 2.2) the first is the √(key size) above; the others scale an
+o_t by a number, which the norm of the head undoes.
+
+The backbone is Mamba's: x + mixer(RMSNorm(x)) per layer, a norm, a head that may be tied to the embedding. Both papers
+add a feed-forward block to each layer; `intermediate_size=0` leaves it out, which is Mamba's backbone itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, silu
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+
+from ssmscope.errors import InputError
+from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
+from ssmscope.models.parts import as_mask
+from ssmscope.ssm import Recurrence, Scan
+from ssmscope.trace import LayerState, LayerTrace
+
+# ---- the configurations
+
+
+class _LinearAttentionConfig(PretrainedConfig):
+    """What the two configurations share; see `GLAConfig`."""
+
+    def _set(self, kwargs: dict[str, Any], **fields: Any) -> None:
+        for name, value in fields.items():
+            least = 0 if name == "intermediate_size" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name} {value!r} must be an integer, {least} or more")
+            setattr(self, name, value)
+        heads = fields["num_heads"]
+        for name in ("key_size", "value_size"):
+            if fields[name] % heads:
+                raise InputError(f"{name} {fields[name]} cannot be shared by {heads} heads: give a multiple of {heads}")
+        kwargs.setdefault("pad_token_id", 0)
+        kwargs.setdefault("bos_token_id", 0)
+        kwargs.setdefault("eos_token_id", 0)
+        kwargs.setdefault("tie_word_embeddings", True)
+        kwargs["use_cache"] = False
+        super().__init__(**kwargs)
+
+
+class GLAConfig(_LinearAttentionConfig):
+    """A GLA Transformer.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+        key_size, value_size: of all heads together; by default half the width, and the width (GLA, section 4.4).
+        gate_rank: the width between W₁ and W₂.
+        tau: τ, the root that is taken of the gate. 16 keeps decays near 1 at first.
+        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
+            8; 0 leaves them out.
+        layer_norm_epsilon: of every norm.
+        initializer_range: the standard deviation of embeddings at first.
+
+    Raises:
+        InputError: for a size that is no positive integer, or that the heads cannot share.
+    """
+
+    model_type = "ssm-gla"
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        gate_rank: int = 16,
+        tau: float = 16.0,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        if not tau > 0:
+            raise InputError(f"tau {tau!r} must be a positive number")
+        self.tau, self.layer_norm_epsilon, self.initializer_range = tau, layer_norm_epsilon, initializer_range
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            key_size=hidden_size // 2 if key_size is None else key_size,
+            value_size=hidden_size if value_size is None else value_size,
+            gate_rank=gate_rank,
+            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
+        )
+
+
+class RetNetConfig(_LinearAttentionConfig):
+    """A RetNet.
+
+    Args (beside those of `GLAConfig`):
+        key_size, value_size: of all heads together; by default the width, and twice the width (RetNet, section 3.1).
+        rotary: rotate queries and keys by their position; the key size of a head is then even.
+        rotary_base: pair i of a head's key dimensions turns by base^{−2i / key size} a token.
+        intermediate_size: of the GELU feed-forward blocks; by default twice the width; 0 leaves them out.
+
+    Raises:
+        InputError: as `GLAConfig`, and for an odd number of dimensions to rotate.
+    """
+
+    model_type = "ssm-retnet"
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        rotary: bool = True,
+        rotary_base: float = 10000.0,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        self.rotary, self.rotary_base = rotary, rotary_base
+        self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            key_size=hidden_size if key_size is None else key_size,
+            value_size=2 * hidden_size if value_size is None else value_size,
+            intermediate_size=2 * hidden_size if intermediate_size is None else intermediate_size,
+        )
+        each = self.key_size // self.num_heads
+        if rotary and each % 2:
+            raise InputError(f"a head's key size {each} is odd: rotation needs pairs; change key_size or rotary=False")
+
+
+# ---- how the mixers are read
+
+
+MIXERS: tuple[type[nn.Module], ...] = (GatedLinearAttention, Retention)
+MODEL_TYPES = ("ssm-gla", "ssm-retnet")
+
+
+@dataclass(frozen=True, eq=False)
+class RetentionState(LayerState):
+    """From where a rotated layer continues: also the `position` (batch,) of every row's next token."""
+
+    position: Tensor
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. A rotated layer's `extras`
+    have every token's `position` (batch, length).
+    """
+    assert isinstance(mixer, LinearAttention)
+    mask = as_mask(mask)
+    terms = mixer.terms(u, mask, state.position if isinstance(state, RetentionState) else None)
+    recurrence = Recurrence(x=terms.v, b=terms.k, c=terms.q, log_a=terms.log_a)
+    extras = {} if terms.position is None else {"position": terms.position}
+    return LayerTrace(u, (recurrence,), mask=mask, z=terms.z, extras=extras)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms."""
+    assert isinstance(mixer, LinearAttention) and layer.z is not None
+    (scanned,) = layer.scan() if scans is None else scans
+    return mixer.finish(scanned.y, layer.z)
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    states = tuple(s.state for s in scans)
+    if "position" not in layer.extras:
+        return LayerState(conv=None, ssm=states)
+    return RetentionState(conv=None, ssm=states, position=layer.extras["position"][:, -1] + 1)
+
+
+# ---- the models
+
+
+class FeedForward(nn.Module):
+    """W₃ (swish(W₁ x) ⊙ W₂ x) for GLA, W₂ gelu(W₁ x) for RetNet."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate = nn.Linear(width, inner, bias=False) if isinstance(config, GLAConfig) else None
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(gelu(self.up(x)) if self.gate is None else silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + feed-forward(norm(x)) where there is one."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_epsilon
+        self.norm = nn.RMSNorm(width, eps)
+        self.mixer = GatedLinearAttention(config) if isinstance(config, GLAConfig) else Retention(config)
+        self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
+        self.mlp = FeedForward(config) if config.intermediate_size else None
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = x + self.mixer(self.norm(x), attention_mask=attention_mask)
+        return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
+
+
+class _LinearAttentionPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "backbone"
+    main_input_name = "input_ids"
+    _no_split_modules = ["Block"]
+    _is_stateful = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Linear maps that keep the size of what they read; unit norms; a decay of 2^{−1/τ} for GLA."""
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.RMSNorm | nn.GroupNorm):
+            nn.init.ones_(module.weight)
+            if isinstance(module, nn.GroupNorm):
+                nn.init.zeros_(module.bias)
+
+
+class LinearAttentionModel(_LinearAttentionPreTrainedModel):
+    """Embedding, blocks, norm."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        """The last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
+
+        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
+        what transformers' callers say to every model.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        after = []
+        for block in self.layers:
+            x = block(x, attention_mask)
+            after.append(x)
+        x = self.norm_f(x)
+        result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
+        return result if return_dict is not False else result.to_tuple()
+
+
+class GLAModel(LinearAttentionModel):
+    """A GLA Transformer's backbone."""
+
+    config_class = GLAConfig
+
+
+class RetNetModel(LinearAttentionModel):
+    """A RetNet's backbone."""
+
+    config_class = RetNetConfig
+
+
+class LinearAttentionForCausalLM(WholeSequences, _LinearAttentionPreTrainedModel, GenerationMixin):
+    """The backbone and a head on the vocabulary."""
+
+    _tied_weights_keys = MAMBA2_TIED
+    backbone_class: type[LinearAttentionModel]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = self.backbone_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.backbone.embeddings = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutput | tuple[Tensor, ...]:
+        """Logits (batch, length, vocabulary); with `labels` (batch, length), −100 where nothing is asked, the mean
+        cross-entropy of each next token."""
+        run = self.backbone(
+            input_ids, attention_mask, inputs_embeds, use_cache=use_cache, output_hidden_states=output_hidden_states
+        )
+        logits = self.lm_head(run.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(rearrange(logits[:, :-1].float(), "b t v -> (b t) v"), labels[:, 1:].flatten())
+        result = CausalLMOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
+        return result if return_dict is not False else result.to_tuple()
+
+
+class GLAForCausalLM(LinearAttentionForCausalLM):
+    """A GLA Transformer's language model."""
+
+    config_class = GLAConfig
+    backbone_class = GLAModel
+
+
+class RetNetForCausalLM(LinearAttentionForCausalLM):
+    """A RetNet's language model."""
+
+    config_class = RetNetConfig
+    backbone_class = RetNetModel
+
+
+AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
+    (GLAConfig, {"AutoModel": GLAModel, "AutoModelForCausalLM": GLAForCausalLM}),
+    (RetNetConfig, {"AutoModel": RetNetModel, "AutoModelForCausalLM": RetNetForCausalLM}),
+)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "gla": GLAForCausalLM(GLAConfig(**small, tau=4.0, gate_rank=4)),
+        "gla-as-mamba": GLAForCausalLM(
+            GLAConfig(**small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False)
+        ),
+        "retnet": RetNetForCausalLM(RetNetConfig(**small)),
+        "retnet-unrotated": RetNetForCausalLM(RetNetConfig(**small, rotary=False, intermediate_size=0)),
+    }

@@ -1,0 +1,392 @@
+"""GLA and RetNet: the layers against their definitions, the papers' decays and rotation, and both as models."""
+
+from __future__ import annotations
+
+import cmath
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from loud import TrueFloat64, loud
+from torch.nn.functional import silu
+from transformers import AutoModel, AutoModelForCausalLM, MambaConfig, MambaModel
+
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.model import Model, fast_scan, mixers, reader_of
+from ssmscope.models import linear_attention as la
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.models.linear_layers import chunked, rotated
+
+SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=24)
+KINDS = {
+    "gla": lambda **options: la.GLAForCausalLM(la.GLAConfig(**{**SMALL, "tau": 4.0, "gate_rank": 5, **options})),
+    "retnet": lambda **options: la.RetNetForCausalLM(la.RetNetConfig(**{**SMALL, **options})),
+}
+EACH = pytest.mark.parametrize("kind", list(KINDS))
+
+
+def made(kind: str, **options):
+    torch.manual_seed(0)
+    return loud(KINDS[kind](**options))
+
+
+def first_layer(kind: str, length: int = 19, **options):
+    """The first mixer of a random model in float64, and an input."""
+    mixer = mixers(made(kind, **options).double())[0]
+    torch.manual_seed(1)
+    return mixer, torch.randn(2, length, SMALL["hidden_size"]).double()
+
+
+def own(mixer, u, **arguments) -> torch.Tensor:
+    with torch.no_grad(), TrueFloat64():
+        return mixer(u, **arguments)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+# ---- the layers
+
+
+def rotation(n: int, key: int, base: float = 10000.0) -> torch.Tensor:
+    """The matrix (key, key) that turns pair i by n base^{−2i / key}."""
+    R = torch.zeros(key, key, dtype=torch.float64)
+    for i in range(key // 2):
+        angle = n * base ** (-2 * i / key)
+        R[2 * i, 2 * i] = R[2 * i + 1, 2 * i + 1] = math.cos(angle)
+        R[2 * i, 2 * i + 1], R[2 * i + 1, 2 * i] = -math.sin(angle), math.sin(angle)
+    return R
+
+
+@torch.no_grad()
+def by_hand(mixer, u: torch.Tensor, mistake: str | None = None) -> torch.Tensor:
+    """The mixer's output, one text, head and token at a time (GLA, section 4; RetNet, Eq. 6 and 8)."""
+    heads, is_gla = mixer.num_heads, isinstance(mixer, la.GatedLinearAttention)
+    texts = []
+    for x in u:
+        q, k, v = x @ mixer.q_proj.weight.T, x @ mixer.k_proj.weight.T, x @ mixer.v_proj.weight.T
+        key, value = q.shape[1] // heads, v.shape[1] // heads
+        z = x @ mixer.z_proj.weight.T + (mixer.z_proj.bias if is_gla else 0)
+        if is_gla:
+            gate = x @ mixer.decay_in.weight.T @ mixer.decay_out.weight.T + mixer.decay_out.bias
+            alpha = torch.sigmoid(gate) ** (1 / (1 if mistake == "tau" else mixer.tau))
+        rows = []
+        for h in range(heads):
+            H = torch.zeros(key, value, dtype=u.dtype)
+            of_keys, of_values = slice(h * key, (h + 1) * key), slice(h * value, (h + 1) * value)
+            rows.append([])
+            for t in range(len(x)):
+                q_t, k_t, v_t = q[t, of_keys], k[t, of_keys], v[t, of_values]
+                if is_gla:
+                    a = alpha[t, of_keys]
+                else:
+                    a = torch.full((key,), 1 - 2.0 ** (-5 - h - (mistake == "gamma")), dtype=u.dtype)
+                    R = rotation(0 if mistake == "rotation" else t, key)
+                    q_t, k_t = R @ q_t, R @ k_t
+                H = (1 if mistake == "decay" else a[:, None]) * H + k_t[:, None] * v_t
+                rows[h].append(H.T @ q_t / math.sqrt(key))
+        o = torch.stack([torch.stack(row) for row in rows], 1)  # (length, heads, value)
+        over = (1, 2) if mistake == "norm" else 2
+        mean, var = o.mean(over, keepdim=True), o.var(over, unbiased=False, keepdim=True)
+        o = ((o - mean) / torch.sqrt(var + mixer.head_norm.eps)).flatten(1)
+        o = o * mixer.head_norm.weight + mixer.head_norm.bias
+        texts.append((o * (z if mistake == "swish" else silu(z))) @ mixer.out_proj.weight.T)
+    return torch.stack(texts)
+
+
+@EACH
+def test_the_layer_is_its_definition(kind):
+    mixer, u = first_layer(kind)
+    expected = by_hand(mixer, u)
+    assert relative(own(mixer, u), expected) < 1e-10
+    reader = reader_of(mixer)
+    with torch.no_grad():
+        assert relative(reader.output(mixer, reader.quantities(mixer, u)), expected) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "kind, mistake",
+    [
+        *(("gla", mistake) for mistake in ("tau", "decay", "norm", "swish")),
+        *(("retnet", mistake) for mistake in ("gamma", "rotation", "decay", "norm", "swish")),
+    ],
+)
+def test_a_wrong_definition_is_seen(kind, mistake):
+    mixer, u = first_layer(kind)
+    assert relative(by_hand(mixer, u, mistake), own(mixer, u)) > 1e-2
+
+
+def random_terms(decays: int, length: int = 37, scale: float = 1.0):
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, length, 3, n).double() for n in (4, 4, 5))
+    return q, k, v, -scale * torch.rand(2, length, 3, decays).double()
+
+
+@pytest.mark.parametrize("decays", [1, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 16, 37, 64])
+def test_the_forms_agree(decays, chunk):
+    """Parallel form (the quotient of cumulative products, as printed), chunkwise form, recurrent form."""
+    q, k, v, log_a = random_terms(decays)
+    total = log_a.cumsum(1).exp()
+    scores = torch.einsum("bthn,bshn->bhts", q * total, k / total).tril()
+    parallel = torch.einsum("bhts,bshp->bthp", scores, v)
+    recurrent = ssm.scan_reference(ssm.Recurrence(x=v, b=k, c=q, log_a=log_a)).y
+    assert relative(recurrent, parallel) < 1e-9
+    assert relative(chunked(q, k, v, log_a, chunk), recurrent) < 1e-12
+
+
+@pytest.mark.parametrize("decays", [1, 4])
+def test_strong_decays_overflow_nowhere(decays):
+    q, k, v, log_a = (t.float().requires_grad_() for t in random_terms(decays, scale=400.0))
+    y = chunked(q, k, v, log_a)
+    assert y.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(y.square().sum(), [q, k, v, log_a]))
+
+
+def test_decays_are_the_papers():
+    mixer, u = first_layer("retnet")
+    (r,) = la.quantities(mixer, u).recurrences
+    assert r.one_decay_per_head
+    torch.testing.assert_close(r.log_decay().exp()[1, 7, :, 0], torch.tensor([31 / 32, 63 / 64, 127 / 128]).double())
+    mixer, u = first_layer("gla")
+    (r,) = la.quantities(mixer, u).recurrences
+    gate = torch.sigmoid(mixer.decay_out(mixer.decay_in(u)))
+    torch.testing.assert_close(r.log_decay().exp().flatten(2) ** mixer.tau, gate)
+    torch.manual_seed(0)
+    fresh = mixers(la.GLAForCausalLM(la.GLAConfig(**SMALL)))[0]
+    zero = torch.zeros(1, 1, SMALL["hidden_size"])
+    torch.testing.assert_close(fresh.log_decay(zero).exp(), torch.full((1, 1, 3, 4), 0.5 ** (1 / 16)))
+
+
+def test_rotated_scores_depend_on_distance():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 6).double().unbind()
+
+    def score(n: int, m: int) -> float:
+        return (rotated(q, torch.tensor([[n]])) * rotated(k, torch.tensor([[m]]))).sum().item()
+
+    for n, m in ((5, 2), (100, 40), (7, 7)):
+        assert score(n, m) == pytest.approx(score(n + 12345, m + 12345), rel=1e-9)
+        assert score(n, m) != pytest.approx(score(n + 1, m), rel=1e-3)
+        pairs = [complex(*pair) for pair in q.view(3, 2).tolist()], [complex(*pair) for pair in k.view(3, 2).tolist()]
+        turned = (
+            a * b.conjugate() * cmath.exp(1j * (n - m) * 10000 ** (-i / 3)) for i, (a, b) in enumerate(zip(*pairs))
+        )
+        assert score(n, m) == pytest.approx(sum(turned).real)
+
+
+def test_a_text_may_start_at_any_position():
+    mixer, u = first_layer("retnet")
+    with torch.no_grad():
+        first, later = mixer.terms(u, None), mixer.terms(u, None, torch.tensor([4000, 17]))
+    assert relative(first.k, later.k) > 0.1
+    for a, b in zip(chunked(*first[:4]), chunked(*later[:4])):
+        assert relative(a, b) < 1e-9
+
+
+def test_the_papers_score_normalisations_are_undone_by_the_heads_norm():
+    """RetNet, section 2.2: rows of D divided by the root of their sum, rows of scores by max(|sum|, 1)."""
+    mixer, u = first_layer("retnet")
+    mixer.head_norm.eps = 1e-12
+    with torch.no_grad():
+        q, k, v, log_a, z, _ = mixer.terms(u, None)
+        steps = torch.arange(u.shape[1])
+        gamma = log_a[0, 0, :, 0].exp()
+        D = (gamma[:, None, None] ** (steps[:, None] - steps).clamp(min=0)).tril()
+        R = torch.einsum("bthn,bshn->bhts", q, k) * D / D.sum(-1, keepdim=True).sqrt()
+        R = R / R.sum(-1, keepdim=True).abs().clamp(min=1)
+        normalised = mixer.finish(torch.einsum("bhts,bshp->bthp", R, v), z)
+    assert relative(normalised, own(mixer, u)) < 1e-6
+
+
+@EACH
+def test_padding_writes_nothing_and_holds(kind):
+    mixer, u = first_layer(kind)
+    mask = torch.ones(2, 19, dtype=torch.bool)
+    mask[0, 13:], mask[1, :4] = False, False
+    layer = la.quantities(mixer, u, mask)
+    (r,) = layer.recurrences
+    assert (r.b[~mask] == 0).all() and (r.log_decay()[~mask] == 0).all()
+    assert (r.b[mask] != 0).any() and (r.log_decay()[mask] < 0).all()
+    padded = own(mixer, u, attention_mask=mask.long())
+    assert relative(padded[0, :13], own(mixer, u[:1, :13])[0]) < 1e-10
+    assert relative(padded[1, 4:], own(mixer, u[1:, 4:])[0]) < 1e-10
+
+
+@EACH
+def test_a_padded_run_continues_each_row_from_its_own_end(kind):
+    model = Model(made(kind))
+    texts, cuts = [[5, 17, 3, 9, 22, 1, 4], [7, 8, 9, 2], [11, 1, 2, 3, 4, 5]], (5, 1, 3)
+    first = model.run(model.encode(ids=[text[:cut] for text, cut in zip(texts, cuts)]))
+    second = model.run(model.encode(ids=[text[cut:] for text, cut in zip(texts, cuts)]), first.states)
+    for row, (text, cut) in enumerate(zip(texts, cuts)):
+        whole = model.run(model.encode(ids=[text])).logits[0, cut:]
+        assert relative(second.logits[row, : len(text) - cut], whole) < 1e-5
+    if kind == "retnet":
+        assert [state.position.tolist() for state in second.states] == [[7, 4, 6]] * 2
+
+
+def test_mixers_have_the_papers_sizes():
+    d = 48
+    config = la.GLAConfig(vocab_size=9, hidden_size=d, num_hidden_layers=1)
+    gla = sum(p.numel() for n, p in la.GLAModel(config).layers[0].mixer.named_parameters() if p.ndim > 1)
+    assert (config.key_size, config.value_size, gla) == (d // 2, d, 4 * d * d + 16 * (d + d // 2))
+    block = la.RetNetModel(la.RetNetConfig(vocab_size=9, hidden_size=d, num_hidden_layers=1)).layers[0]
+    sizes = [sum(p.numel() for p in part.parameters() if p.ndim > 1) for part in (block.mixer, block.mlp)]
+    assert sizes == [8 * d * d, 4 * d * d]
+
+
+# ---- the models
+
+
+@EACH
+def test_without_feed_forward_the_backbone_is_mambas(kind):
+    ours = made(kind, intermediate_size=0).backbone.state_dict()
+    mambas = MambaModel(MambaConfig(vocab_size=50, hidden_size=12, num_hidden_layers=2)).state_dict()
+    around = [{n: t.shape for n, t in weights.items() if ".mixer." not in n} for weights in (ours, mambas)]
+    assert around[0] == around[1]
+    assert any(".mlp." in name for name in made(kind).state_dict())
+
+
+@EACH
+def test_the_backbone_by_hand(kind):
+    model = made(kind)
+    ids = torch.tensor([[3, 9, 17, 4]])
+    with torch.no_grad():
+        x = model.backbone.embeddings(ids)
+        after = []
+        for block in model.backbone.layers:
+            x = x + block.mixer(block.norm(x))
+            n = block.mlp_norm(x)
+            if kind == "gla":
+                inner = silu(n @ block.mlp.gate.weight.T) * (n @ block.mlp.up.weight.T)
+            else:
+                inner = torch.nn.functional.gelu(n @ block.mlp.up.weight.T)
+            x = x + inner @ block.mlp.down.weight.T
+            after.append(x)
+        last = model.backbone.norm_f(x)
+        run = model(ids, labels=ids, output_hidden_states=True)
+    for found, expected in zip(run.hidden_states, (*after, last), strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(run.logits, last @ model.lm_head.weight.T)
+    chosen = run.logits[0, :-1].log_softmax(-1)[range(3), ids[0, 1:]]
+    torch.testing.assert_close(run.loss, -chosen.mean())
+
+
+FRESH = """
+import sys, torch, ssmscope.models
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+assert type(model).__name__ == sys.argv[2], type(model)
+torch.save(model(torch.tensor([[3, 9, 17, 4]])).logits, sys.argv[1] + "/logits.pt")
+"""
+
+
+@pytest.mark.parametrize("kind, tied", [("gla", True), ("retnet", False)])
+def test_auto_classes_open_it_in_a_fresh_process(kind, tied, tmp_path):
+    model = made(kind, tie_word_embeddings=tied)
+    assert (model.lm_head.weight is model.backbone.embeddings.weight) == tied
+    model.save_pretrained(tmp_path)
+    subprocess.run([sys.executable, "-c", FRESH, str(tmp_path), type(model).__name__], check=True, timeout=120)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(torch.tensor([[3, 9, 17, 4]])).logits)
+
+
+@EACH
+@pytest.mark.parametrize("tied", [True, False])
+def test_save_and_load_keep_every_weight(kind, tied, tmp_path):
+    model = made(kind, tie_word_embeddings=tied, intermediate_size=0)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is type(model) and again.config.intermediate_size == 0
+    assert (again.lm_head.weight is again.backbone.embeddings.weight) == tied
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+    assert type(AutoModel.from_pretrained(tmp_path)) is type(model.backbone)
+
+
+@EACH
+def test_a_backbone_of_a_classifier(kind, tmp_path):
+    backbone = made(kind).config.to_dict()
+    torch.manual_seed(0)
+    classifier = SSMForSequenceClassification(SSMClassifierConfig(backbone=backbone, num_labels=3)).eval()
+    assert type(classifier.backbone) is type(AutoModel.from_config(classifier.config.backbone))
+    ids, mask = torch.tensor([[0, 0, 5, 6, 7], [5, 6, 7, 0, 0]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+    with torch.no_grad():
+        left, right = classifier(ids, attention_mask=mask).logits
+        torch.testing.assert_close(left, right)
+    classifier.save_pretrained(tmp_path)
+    again = Model(SSMForSequenceClassification.from_pretrained(tmp_path).eval())
+    torch.testing.assert_close(again.logits(again.encode(ids=[5, 6, 7]))[0], left)
+
+
+@EACH
+def test_generation_runs_the_whole_sequence(kind):
+    model = made(kind)
+    ids, mask = torch.tensor([[3, 9, 17, 4], [0, 0, 21, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    made_ids = model.generate(
+        ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=-1
+    )
+    assert made_ids.shape == (2, 8)
+    for row, start in ((0, 0), (1, 2)):
+        for n in range(4, 8):
+            with torch.no_grad():
+                logits = model(made_ids[row : row + 1, start:n]).logits[0, -1]
+            assert logits.argmax() == made_ids[row, n]
+
+
+@EACH
+@pytest.mark.parametrize("fast", [True, False])
+def test_training_learns_to_recall(kind, fast):
+    """Tokens 8 to 15 are repeated after token 1: a model without memory cannot say them."""
+    torch.manual_seed(0)
+    model = KINDS[kind](vocab_size=16, num_hidden_layers=1, intermediate_size=0).train()
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(120):
+        said = torch.randint(8, 16, (32, 1))
+        ids = torch.cat([said, torch.randint(2, 8, (32, 3)), torch.ones_like(said), said], 1)
+        labels = ids.masked_fill(torch.arange(6) < 5, -100)
+        if fast:
+            with fast_scan(model):
+                loss = model(ids, labels=labels).loss
+        else:
+            loss = model(ids, labels=labels).loss
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    assert losses[0] > 1.5 and sum(losses[-5:]) / 5 < 0.3  # guessing among eight: log 8 = 2.08
+
+
+@EACH
+def test_half_precision_stays_near(kind):
+    model = made(kind)
+    ids = torch.tensor([[3, 9, 17, 4]])
+    with torch.no_grad():
+        whole, half = model(ids).logits, model.bfloat16()(ids).logits
+    assert half.dtype == torch.bfloat16 and relative(half.float(), whole) < 0.1
+
+
+@pytest.mark.parametrize(
+    "config, options, message",
+    [
+        (la.GLAConfig, {"num_heads": 5}, "key_size 12 cannot be shared by 5 heads: give a multiple of 5"),
+        (la.RetNetConfig, {"value_size": 25}, "value_size 25 cannot be shared by 3 heads"),
+        (la.RetNetConfig, {"key_size": 9}, "a head's key size 3 is odd"),
+        (la.GLAConfig, {"gate_rank": 0}, "gate_rank 0 must be an integer, 1 or more"),
+        (la.GLAConfig, {"tau": 0}, "tau 0 must be a positive number"),
+        (la.RetNetConfig, {"hidden_size": 1.5, "key_size": 6}, "hidden_size 1.5 must be an integer"),
+    ],
+)
+def test_impossible_sizes_are_refused(config, options, message):
+    with pytest.raises(InputError, match=message):
+        config(**{**SMALL, **options})
+
+
+def test_a_head_without_rotation_may_be_odd():
+    assert la.RetNetConfig(**{**SMALL, "key_size": 9}, rotary=False).key_size == 9
