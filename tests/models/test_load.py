@@ -291,6 +291,24 @@ def test_unknown_names(name, words):
         ssmscope.load(name)
 
 
+@pytest.mark.parametrize("safetensors", [True, False])
+def test_a_hub_id_is_fetched_and_read(tmp_path, monkeypatch, safetensors):
+    """The hub's part is played by a directory: what is asked for, and how what comes back is read."""
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("ssmscope.models.load.snapshot_download", snapshot_download)
+    module = small()
+    checkpoints.write_mamba_ssm(module, tmp_path, safetensors=safetensors)
+    model = ssmscope.load("somebody/some-mamba")
+    assert model.name == "somebody/some-mamba" and type(model.module) is type(module)
+    assert [name for name, _ in asked] == ["somebody/some-mamba"] * (1 if safetensors else 2)
+    assert "*.safetensors" in asked[0][1] and "*.bin" in asked[-1][1] or safetensors
+
+
 def test_near_demos_are_named():
     with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba2'"):
         ssmscope.load("sst2-mamba2")
