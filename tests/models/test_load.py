@@ -16,6 +16,7 @@ import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures, checkpoints
 from ssmscope.models.load import demos, readable_types
+from ssmscope.tasks.sequences import listops, majority
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]
 GROUPS = 2 if int(transformers.__version__.split(".")[0]) >= 5 else 1  # see test_groups_before_transformers_5
@@ -108,26 +109,6 @@ def test_only_mambas_are_written(tmp_path):
         checkpoints.write_mamba_ssm(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), tmp_path)
 
 
-def majority(length: int = 25, n: int = 1000):
-    """The majority task's sets as their authors draw them, seed 1."""
-    import numpy as np
-
-    r = np.random.RandomState(1)
-
-    def draw():
-        ones = r.randint(0, length + 1, n)
-        rows = np.zeros((n, length), dtype=int)
-        for i, k in enumerate(ones):
-            row = np.array([1] * k + [0] * (length - k))
-            r.shuffle(row)
-            rows[i] = row
-        return rows, ones > length / 2
-
-    (train, train_labels), (test, test_labels) = draw(), draw()
-    train[(r.rand(n, length) < 0.25) & (train == 1)] = 0
-    return (train, train_labels), (test, test_labels)
-
-
 def log_odds(model, rows):
     logits = model.logits(model.encode(ids=rows))
     return logits[:, 1] - logits[:, 0]
@@ -136,23 +117,21 @@ def log_odds(model, rows):
 def test_published_majority_checkpoint(oracle):
     model = ssmscope.load(oracle("majority_T25_seed1.pth"), dtype="float64")
     assert model.module.ssm.spectral_abscissa == pytest.approx(0.214152202, abs=1e-8)
-    train, test = majority()
-    accuracies = [((log_odds(model, x.tolist()) >= 0).numpy() == y).mean() for x, y in (train, test)]
+    train, test = majority(25, seed=1)
+    accuracies = [((log_odds(model, d.ids.tolist()) >= 0).numpy() == d.labels).mean() for d in (train, test)]
     assert accuracies == [0.936, 0.853]
-    assert log_odds(model, test[0].tolist()).mean().item() == pytest.approx(5.371450, abs=1e-5)
+    assert log_odds(model, test.ids.tolist()).mean().item() == pytest.approx(5.371450, abs=1e-5)
 
 
 def test_published_listops_checkpoint(oracle, real_data):
     model = ssmscope.load(oracle("listops_T100_seed3.pth"), dtype="float64")
     assert model.module.ssm.spectral_abscissa == pytest.approx(-0.139018178, abs=1e-8)
-    vocabulary = {**{str(i): i for i in range(10)}, "[MIN": 10, "[MAX": 11, "[MED": 12, "[SM": 13, "]": 14}
     found = []
     for split in ("train", "test"):
         table = pd.read_parquet(real_data("listops", f"T100_1000_{split}"))
-        rows = [[vocabulary[t] for t in x.replace("(", " ").replace(")", " ").split()] for x in table.text]
-        longest = max(map(len, rows))
-        logits = model.logits(model.encode(ids=[row + [15] * (longest - len(row)) for row in rows]))
-        found.append((logits.argmax(1).numpy() == table.label.values).mean())
+        data = listops(list(table.text), list(table.label), split=split)
+        logits = model.logits(model.encode(ids=data.ids.tolist()))
+        found.append((logits.argmax(1).numpy() == data.labels).mean())
     assert found == [0.242, 0.191]
     assert logits.mean().item() == pytest.approx(0.084632, abs=1e-5)
 
