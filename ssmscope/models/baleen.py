@@ -31,7 +31,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.models.parts import at_least_float32
+from ssmscope.models.parts import ReadMixer, at_least_float32
 from ssmscope.ssm import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -95,18 +95,12 @@ def exponential_kl(delta: Tensor, prior: float, form: str = "true") -> Tensor:
 # ---- the layer
 
 
-class BaleenMambaMixer(MambaMixer):
+class BaleenMambaMixer(ReadMixer, MambaMixer):
     """Mamba's mixer with a random gate."""
 
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        return output(self, quantities(self, hidden_states, attention_mask))
 
-
-class BaleenMamba2Mixer(Mamba2Mixer):
+class BaleenMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with a random gate."""
-
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        return output(self, quantities(self, hidden_states, attention_mask))
 
 
 MIXERS: tuple[type[nn.Module], ...] = (BaleenMambaMixer, BaleenMamba2Mixer)

@@ -38,7 +38,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.models.parts import at_least_float32, causal_convolution, convolution_tail
+from ssmscope.models.parts import ReadMixer, at_least_float32, causal_convolution, convolution_tail
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -68,18 +68,12 @@ class Grouping(nn.Module):
             nn.init.zeros_(self.prompt)
 
 
-class GFSSMMambaMixer(MambaMixer):
+class GFSSMMambaMixer(ReadMixer, MambaMixer):
     """Mamba's mixer with grouped states."""
 
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        return output(self, quantities(self, hidden_states, attention_mask))
 
-
-class GFSSMMixer(Mamba2Mixer):
+class GFSSMMixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer with grouped states."""
-
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        return output(self, quantities(self, hidden_states, attention_mask))
 
 
 MIXERS: tuple[type[nn.Module], ...] = (GFSSMMixer, GFSSMMambaMixer)

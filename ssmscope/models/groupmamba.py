@@ -46,7 +46,7 @@ from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.models.parts import at_least_float32
+from ssmscope.models.parts import ReadMixer, at_least_float32
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -162,18 +162,12 @@ class GroupState(LayerState):
     before: tuple[LayerState, ...] = ()
 
 
-class GroupMambaMixer(MambaMixer):
+class GroupMambaMixer(ReadMixer, MambaMixer):
     """Mamba's mixer, reading the states of a group of modules; its input is described at `quantities`."""
 
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        return output(self, quantities(self, hidden_states, attention_mask))
 
-
-class GroupMamba2Mixer(Mamba2Mixer):
+class GroupMamba2Mixer(ReadMixer, Mamba2Mixer):
     """Mamba-2's mixer, reading the states of a group of modules; its input is described at `quantities`."""
-
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        return output(self, quantities(self, hidden_states, attention_mask))
 
 
 MIXERS: tuple[type[nn.Module], ...] = (GroupMambaMixer, GroupMamba2Mixer)

@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from ssmscope.model import reader_of
 from ssmscope.trace import LayerState, LayerTrace
+
+
+class ReadMixer:
+    """Mixed in before a library's mixer, its output is the one that its architecture reads: terms, scan, output."""
+
+    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
+        reader = reader_of(self)
+        return reader.output(self, reader.quantities(self, hidden_states, attention_mask))
 
 
 def at_least_float32(t: Tensor) -> Tensor:
