@@ -16,6 +16,11 @@ class ReadMixer:
     """Mixed in before a library's mixer, its output is the one that its architecture reads: terms, scan, output."""
 
     def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
+        if cache_params is not None:
+            raise ValueError(
+                f"{type(self).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
+                "ssmscope's Model.run"
+            )
         reader = reader_of(self)
         return reader.output(self, reader.quantities(self, hidden_states, attention_mask))
 

@@ -211,6 +211,13 @@ def test_as_transformers_models(base, gate, tmp_path):
     assert torch.equal(new, greedy)
 
 
+def test_a_cache_is_refused():
+    """It would stay empty, and a run continued from it would silently start anew."""
+    config = baleen.BaleenMamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli")
+    with pytest.raises(ValueError, match="fills no cache"):
+        baleen.BaleenMamba2Model(config).eval()(IDS, use_cache=True)
+
+
 def test_tied_embeddings_are_saved(tmp_path):
     config = baleen.BaleenMamba2Config(
         **SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=1, gate="bernoulli", tie_word_embeddings=True
