@@ -13,7 +13,9 @@ import torch
 THREADS = 2
 
 
-def mamba_130m(layers: int = 24, vocabulary: int = 1000, width: int = 768, expand: int = 2) -> torch.nn.Module:
+def mamba_130m(
+    layers: int = 24, vocabulary: int = 1000, width: int = 768, expand: int = 2, state: int = 16
+) -> torch.nn.Module:
     """A random Mamba-1 of mamba-130m's shape (24 layers of width 768 and 1536 channels, state 16).
 
     Projections are drawn with a standard deviation of 0.02, as mamba_ssm does in effect: with transformers' 0.1 a
@@ -29,7 +31,7 @@ def mamba_130m(layers: int = 24, vocabulary: int = 1000, width: int = 768, expan
         vocab_size=vocabulary,
         hidden_size=width,
         expand=expand,
-        state_size=16,
+        state_size=state,
         num_hidden_layers=layers,
         initializer_range=0.02,
     )

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ssmscope import _auto
 
 if TYPE_CHECKING:
+    from ssmscope import attacks as attacks
     from ssmscope import interp as interp
     from ssmscope import models as models
+    from ssmscope.attacks.position import position_bias as position_bias
     from ssmscope.errors import InputError as InputError
     from ssmscope.interp.selection import selection_heatmap as selection_heatmap
     from ssmscope.model import Model as Model
@@ -41,9 +43,10 @@ _HOMES = {
     "Trace": "trace",
     "fast_scan": "model",
     "load": "models.load",
+    "position_bias": "attacks.position",
     "selection_heatmap": "interp.selection",
 }
-_PACKAGES = ("interp", "models")
+_PACKAGES = ("attacks", "interp", "models")
 
 __all__ = ["__version__", *sorted((*_HOMES, *_PACKAGES))]  # noqa: PLE0604
 

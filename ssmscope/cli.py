@@ -7,6 +7,7 @@ interrupted. Anything else is a fault of ours and shows a traceback. The verbs i
 from __future__ import annotations
 
 import json as json_module
+import math
 import os
 import shlex
 import sys
@@ -22,7 +23,7 @@ from ssmscope import __version__
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.inputs import check_writable, texts_of, whole_numbers
 from ssmscope.options import keyword_options, taking, whole
-from ssmscope.training import ARCHITECTURES, train_classifier
+from ssmscope.training import ARCHITECTURES, train_model
 
 if TYPE_CHECKING:
     from ssmscope.results import Result
@@ -85,6 +86,10 @@ def heatmap(
     ids: Annotated[
         list[str] | None, typer.Option("--ids", metavar="5,17,3", help="Token ids instead of a text; may be repeated.")
     ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", metavar="FILE", help="A PNG or JPEG, for a model of pixels; may be repeated."),
+    ] = None,
     score: Annotated[
         str, typer.Option("--score", metavar="retention|write", help="E[A_t], what is kept at a token, or 1 − E[A_t].")
     ] = "retention",
@@ -106,10 +111,12 @@ def heatmap(
     """Which tokens the selection mechanism keeps in memory, or writes to it, with the top-k rationale."""
     if ids and (text or file is not None):
         raise InputError("--ids cannot be combined with --text or --file; give one of them")
+    if image and (text or file is not None or ids):
+        raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
     if max_tokens < 1:
         raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
     rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
-    texts = texts_of(text, file) if rows is None else None
+    texts = texts_of(text, file) if rows is None and not image else None
     chosen = whole_numbers(layers, "--layers", "0,3") if set(layers) & set("0123456789,") else layers
     check_writable(out)
 
@@ -117,27 +124,112 @@ def heatmap(
     from ssmscope.models.load import load
 
     loaded = load(model, tokenizer=tokenizer, device=device)
-    batch = loaded.encode(texts, ids=rows, max_tokens=max_tokens)
+    values = None
+    if image and loaded.channels is not None:
+        from ssmscope.tasks.pixels import read_images
+
+        values = read_images(image, loaded.channels, loaded.config.image_size)
+    elif image:
+        raise InputError(f"{model} reads tokens, not pixels: give --text, --file or --ids instead of --image")
+    batch = loaded.encode(texts, ids=rows, values=values, max_tokens=max_tokens)
     trace = loaded.trace(batch, keep_inputs=False)
     _answer(selection_heatmap(trace, score=score, layers=chosen, top=top, merge=merge), out, json)
 
 
 @app.command()
-@taking(keyword_options(train_classifier, without=("command",)))
+def position(
+    model: MODEL,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="DATA", help="cifar10, digits, sst2, … or a file; else what MODEL learnt from."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="NAME", help="Of a known data set; by default the one to test on.")
+    ] = None,
+    regions: Annotated[
+        str | None,
+        typer.Option(
+            "--regions",
+            metavar="A:B,…",
+            help="Tokens 0:32,992:1024 or shares 0%:10%; by default the paper's, or the first and last 10 % and 25 %.",
+        ),
+    ] = None,
+    replacement: Annotated[
+        str, typer.Option("--replacement", metavar="noise|zeros|mean|other", help="other: tokens of another class.")
+    ] = "noise",
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="N|P%", help="Also slide a window so wide along the sequence.")
+    ] = None,
+    stride: Annotated[
+        str | None, typer.Option("--stride", metavar="N|P%", help="How far apart the windows are; else their width.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", parser=whole, metavar="N", help="Only so many examples, drawn by the seed.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", parser=whole, metavar="N", help="Examples that are run together.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", parser=whole, metavar="N", help="Draws examples, noise, donors and resamples.")
+    ] = 0,
+    out: OUT = None,
+    json: JSON = False,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+) -> None:
+    """How much a classifier's accuracy drops when tokens at one place are spoiled: the position-bias attack."""
+    check_writable(out)
+
+    from ssmscope.attacks.position import position_bias
+    from ssmscope.models.load import load, trained_on
+    from ssmscope.tasks.labelled import KNOWN, load_labelled
+
+    loaded = load(model, tokenizer=tokenizer, device=device)
+    name = data if data is not None else trained_on(model)
+    if name is None or (data is None and name not in KNOWN):
+        raise InputError(f"no data; give --data, one of {', '.join(KNOWN)}, or a file with text and label")
+    examples = load_labelled(name, split, label_names=loaded.labels)
+    result = position_bias(
+        loaded,
+        examples,
+        regions=regions,
+        replacement=replacement,
+        window=window,
+        stride=stride,
+        limit=limit,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    _answer(result, out, json)
+
+
+@app.command()
+@taking(keyword_options(train_model, without=("command",)))
 def train(
     architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
-    data: Annotated[str, typer.Option("--data", metavar="DATA", help="sst2, imdb, …, or a file with text and label.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where the model is written; a killed run continues.")
+    data: Annotated[
+        str,
+        typer.Option("--data", "--task", metavar="NAME", help="A data set, a generated task, or a file; see below."),
     ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where the model is written, by default runs/NAME-ARCH."),
+    ] = None,
     json: JSON = False,
     **options: Any,
 ) -> None:
-    """Fit a text classifier, or turn a trained Mamba or Mamba-2 into a Baleen."""
+    """Fit a model to a task, or turn a trained Mamba or Mamba-2 into a Baleen. A killed run continues.
+
+    NAME is sst2, imdb, rotten_tomatoes, snli, wnli or a csv, tsv, jsonl or parquet file with text and label
+    (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
+    fuzzy-recall, noisy-recall, selective-copying, compression, memorization or qa1 to qa5 (tokens that are asked for);
+    wikitext2 or a .txt file (language models).
+    """
+    out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
     command = shlex.join(["analyze", *sys.argv[1:]])
     try:
-        train_classifier(architecture, data, out, **options, command=command)
+        train_model(architecture, data, out, **options, command=command)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
     record = (out / "training.json").read_text(encoding="utf-8")
@@ -145,10 +237,26 @@ def train(
         print(record, end="")
         return
     measured = json_module.loads(record)
-    for split in ("validation", "test"):
-        if measured[split] is not None:
+    for split in ("train", "validation", "test"):
+        if measured.get(split) is not None:
             print(f"{split} accuracy {_accuracy(measured[split])}")
-    print(f'Saved in {out}; try: analyze heatmap {shlex.quote(str(out))} --text "…"')
+            if measured["kind"] == "language":
+                print(f"{split} perplexity {math.exp(measured[split]['cross_entropy']):.2f}")
+    last = measured["history"][-1]
+    for name in ("spectral_abscissa", "mean_lambda"):
+        if name in last:
+            print(
+                f"{name.replace('_', ' ')} {measured['history'][0][name]:.4f} after one epoch, {last[name]:.4f} after all"
+            )
+    print(f"Saved in {out}{_next_step(out, measured['kind'])}")
+
+
+def _next_step(out: Path, kind: str) -> str:
+    if kind == "pixels":
+        return f"; try: analyze position {shlex.quote(str(out))}"
+    if kind in ("text", "language"):
+        return f'; try: analyze heatmap {shlex.quote(str(out))} --text "…"'
+    return f"; try: analyze heatmap {shlex.quote(str(out))} --ids 0,1,1,0"
 
 
 @app.command()
@@ -181,7 +289,7 @@ def models(json: JSON = False) -> None:
 
 def _accuracy(measured: Mapping[str, Any]) -> str:
     low, high = measured["interval"]
-    return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} texts)"
+    return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} examples)"
 
 
 def _answer(result: Result, out: Path | None, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Texts and token ids as padded batches, with what each token is called and which word it belongs to."""
+"""Texts, token ids and pixels as batches, with what each token is called and which word it belongs to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +19,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Token ids (batch, length) int64 padded on the right, their `mask` (True at real positions), and per text the
-    shown tokens and the words they belong to (None for special tokens)."""
+    shown tokens and the words they belong to (None for special tokens).
+
+    A pixel classifier's batch has `values` (batch, length − 1, channels), and its only id is the class token's."""
 
     input_ids: Tensor
     mask: Tensor
     tokens: tuple[tuple[str, ...], ...]
     words: tuple[tuple[int | None, ...], ...]
+    values: Tensor | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -43,10 +47,12 @@ class Batch:
             self.mask[list(chosen), :longest],
             tuple(self.tokens[row] for row in chosen),
             tuple(self.words[row] for row in chosen),
+            None if self.values is None else self.values[list(chosen)],
         )
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.input_ids.to(device), self.mask.to(device), self.tokens, self.words)
+        values = None if self.values is None else self.values.to(device)
+        return Batch(self.input_ids.to(device), self.mask.to(device), self.tokens, self.words, values)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
@@ -63,6 +69,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     for number, text in enumerate(texts, start=1):
         which = f"text {number}" if len(texts) > 1 else "the text"
         _check_text(text, which)
+        _check_symbols(text, tokenizer, which)
         encoded = tokenizer(text, return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
         _check_length(len(row), max_tokens, which)
@@ -103,6 +110,50 @@ def encode_ids(
     return _padded(rows, names, words, None)
 
 
+CLASS_TOKEN = "[class]"
+
+
+def encode_values(
+    values: Tensor | np.ndarray,
+    channels: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    shape: Sequence[int] | None = None,
+    max_tokens: int | None = None,
+) -> Batch:
+    """One batch of pixels (n, length, channels), or of one image (length, channels), and the class token after them.
+
+    Whole numbers are uint8 and divided by 255; floats stay as they are. Pixels are called "row,column" where `shape`
+    (height, width) is that of the images, and by their position elsewhere.
+
+    Raises:
+        InputError: another shape or dtype, numbers that are not finite, or more than `max_tokens` tokens.
+    """
+    given = torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
+    if not isinstance(given, Tensor) or not (given.dtype == torch.uint8 or given.is_floating_point()):
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise InputError(f"pixels of {kind} were given; allowed are arrays of uint8 (0…255) or floats (0…1)")
+    given = given.unsqueeze(0) if given.ndim == 2 else given
+    if given.ndim != 3 or 0 in given.shape or given.shape[2] != channels:
+        raise InputError(f"pixels {tuple(given.shape)} were given; the model reads (images, length, {channels})")
+    images, length = given.shape[:2]
+    _check_length(length + 1, max_tokens, "an image")
+    if given.is_floating_point() and not bool(given.isfinite().all()):
+        raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
+    pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
+    if shape is not None and shape[0] * shape[1] == length:
+        names = (*(f"{at // shape[1]},{at % shape[1]}" for at in range(length)), CLASS_TOKEN)
+    else:
+        names = (*map(str, range(length)), CLASS_TOKEN)
+    return Batch(
+        input_ids=torch.zeros(images, length + 1, dtype=torch.long),
+        mask=torch.ones(images, length + 1, dtype=torch.bool),
+        tokens=(names,) * images,
+        words=((*range(length), None),) * images,
+        values=pixels,
+    )
+
+
 def _check_text(text: str, which: str) -> None:
     if not text.strip():
         raise InputError(f"{which} is empty: give at least one word")
@@ -111,6 +162,19 @@ def _check_text(text: str, which: str) -> None:
         raise InputError(
             f"{which} has the control character U+{ord(control.group()):04X} at position {control.start()}: remove it"
         )
+
+
+def _check_symbols(text: str, tokenizer: Any, which: str) -> None:
+    """Name the word that a tokenizer of whole words without an unknown token would fail at."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.unk_token_id is not None or type(backend.model).__name__ != "WordLevel":
+        return
+    known = backend.get_vocab()
+    for word, _ in backend.pre_tokenizer.pre_tokenize_str(text):
+        if word not in known:
+            names = sorted(known, key=known.__getitem__)
+            shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
+            raise InputError(f"{which} has {word!r}, which is no symbol of this model; its symbols are {shown}")
 
 
 def _check_length(length: int, max_tokens: int | None, which: str) -> None:

@@ -24,7 +24,10 @@ def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
     if file is not None:
         return lines_of(file)
     if not texts:
-        raise InputError("no text; give --text TEXT, --file FILE, or --ids 5,17,3 for a model without a tokenizer")
+        raise InputError(
+            "no text; give --text TEXT, --file FILE, or --ids 5,17,3 for a model without a tokenizer; --image FILE for "
+            "one of pixels"
+        )
     for text in texts:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError("--text is not valid UTF-8; give it in UTF-8, or in a file with --file")

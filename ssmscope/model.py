@@ -1,20 +1,21 @@
-"""One face for every loaded model: text in; logits, traces and states out."""
+"""One face for every loaded model: text or pixels in; logits, traces and states out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssmscope import ssm
-from ssmscope.encoding import Batch, encode_ids, encode_texts
+from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
 from ssmscope.trace import Layers, LayerState, LayerTrace, Trace
 
@@ -22,7 +23,11 @@ TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: l
 
 
 class Architecture(Protocol):
-    """How to read one family of layers: the names that a file in `ssmscope.models` defines."""
+    """How to read one family of layers: the names that a file in `ssmscope.models` defines.
+
+    Two more where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
+    output alone, and `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers.
+    """
 
     MIXERS: tuple[type[nn.Module], ...]
     MODEL_TYPES: tuple[str, ...]
@@ -99,6 +104,7 @@ def fast_scan(
         visit: called with each mixer's index, terms and scans as it runs.
     """
     found = mixers(module)
+    around = ExitStack()
     caching = {
         id(part.config): part.config
         for part in module.modules()
@@ -107,6 +113,9 @@ def fast_scan(
     try:
         for config in caching.values():
             config.use_cache = False
+        for reader in dict.fromkeys(map(reader_of, found)):
+            if hasattr(reader, "reading"):
+                around.enter_context(reader.reading(module))
         for index, mixer in enumerate(found):
             state = states[index] if states is not None else None
             mixer.forward = partial(  # an instance attribute hides the method until it is deleted
@@ -116,19 +125,23 @@ def fast_scan(
     finally:
         for mixer in found:
             mixer.__dict__.pop("forward", None)
+        around.close()
         for config in caching.values():
             config.use_cache = True
 
 
-def _forward(own_forward, mixer, index, mask, state, retention, visit, u, cache_params=None, *args, **kwargs):
+def _forward(own_forward, mixer, index, mask, state, retention, visit, /, u, cache_params=None, *args, **kwargs):
     if cache_params is not None:
         return own_forward(mixer, u, cache_params, *args, **kwargs)
+    if kwargs.get("state") is not None:  # the cache of RWKV
+        return own_forward(mixer, u, *args, **kwargs)
     reader = reader_of(mixer)
     layer = reader.quantities(mixer, u, mask if mask is not None else kwargs.get("attention_mask"), state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
         visit(index, layer, scans)
-    return reader.output(mixer, layer, scans)
+    result = reader.output(mixer, layer, scans)
+    return reader.returned(result) if hasattr(reader, "returned") else result
 
 
 class Run(NamedTuple):
@@ -176,6 +189,17 @@ class Model:
         return type(self.module).__name__.endswith("ForSequenceClassification")
 
     @property
+    def channels(self) -> int | None:
+        """How many numbers a pixel has, for a pixel classifier; None for a model of tokens."""
+        return getattr(self.config, "channels", None) if self.is_classifier else None
+
+    @property
+    def _image(self) -> str:
+        size = self.config.image_size
+        channels = f"{self.channels} channel{'s' if self.channels != 1 else ''}"
+        return f"{size[1]} × {size[0]} of {channels}" if size else channels
+
+    @property
     def labels(self) -> list[str] | None:
         """A classifier's classes, in the order of its logits; None for a language model."""
         return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
@@ -218,14 +242,29 @@ class Model:
         texts: str | Sequence[str] | None = None,
         *,
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        values: Tensor | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> Batch:
         """Texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
+        A pixel classifier reads `values` (n, length, channels) or (length, channels) instead: uint8, which is divided
+        by 255, or floats in [0, 1]. The lengths of its batch count the class token.
+
         Raises:
             InputError: for an empty text, control characters, a text of unknown tokens only, an id outside the
-                vocabulary, more than `max_tokens` tokens, or texts for a model without a tokenizer.
+                vocabulary, more than `max_tokens` tokens, texts for a model without a tokenizer, pixels of another
+                shape or dtype, texts or ids for a pixel model, or pixels for a model of tokens.
         """
+        if self.channels is not None:
+            if values is None or texts is not None or ids is not None:
+                raise InputError(
+                    f"{self.name} reads pixels ({self._image}), not texts: give it images, e.g. --image FILE"
+                )
+            shape = self.config.image_size
+            dtype = next(self.module.parameters()).dtype
+            return encode_values(values, self.channels, dtype=dtype, shape=shape, max_tokens=max_tokens).to(self.device)
+        if values is not None:
+            raise InputError(f"{self.name} reads tokens, not pixels: give texts or token ids")
         if (texts is None) == (ids is None):
             raise InputError("give either texts or token ids")
         if ids is not None:
@@ -268,6 +307,7 @@ class Model:
         texts: str | Sequence[str] | Batch | None = None,
         *,
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        values: Tensor | np.ndarray | None = None,
         keep_inputs: bool = True,
     ) -> Trace:
         """Run the model and record what its layers did.
@@ -279,7 +319,7 @@ class Model:
         Raises:
             InputError: as `encode`.
         """
-        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids)
+        batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
         rows, length = batch.input_ids.shape
         found = self.mixers
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
@@ -324,9 +364,21 @@ class Model:
             answers=self._answers(logits),
             source=self.source,
             layers=Layers(len(found), recompute),
+            pixels=self._as_images(batch),
         )
 
+    def _as_images(self, batch: Batch) -> Tensor | None:
+        size = self.config.image_size if batch.values is not None else None
+        if batch.values is None or size is None or size[0] * size[1] != batch.values.shape[1]:
+            return None
+        return batch.values.unflatten(1, tuple(size))
+
     def _call(self, batch: Batch, last_only: bool = False) -> Tensor:
+        if (batch.values is None) != (self.channels is None):
+            wanted = "tokens" if self.channels is None else "pixels"
+            raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
+        if batch.values is not None:
+            return self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         arguments = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.is_classifier:
             return self.module(**arguments).logits
@@ -369,7 +421,7 @@ def _essence(config: Any) -> dict[str, Any]:
     elsewhere = {
         *PretrainedConfig().to_dict(),
         *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rms_norm", "layer_types"),
-        *("use_cache", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
+        *("use_cache", "use_mambapy", "use_falcon_mambapy", "use_associative_scan", "image_size"),
     }
     fields = {k: v for k, v in vars(config).items() if k not in elsewhere and not k.startswith("_")}
     backbone = fields.pop("backbone", None)

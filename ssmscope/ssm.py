@@ -5,13 +5,14 @@ A layer is one or several recurrences (Baleen, Eq. 1; Mamba, Gu & Dao 2023, Eq. 
     H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ,        y_t = c_tᵀ H_t + D x_t,
 
 with `heads` independent states of shape (width, state). Mamba-1 has one head of width 1 per channel and a decay per
-(channel, state); Mamba-2 has a few wide heads with one decay each. `scan_reference` is the definition in a loop;
+(channel, state); Mamba-2 has a few wide heads with one decay each. The delta rule, whose transition is no decay per
+state, is `DeltaRecurrence`. `scan_reference` is the definition in a loop;
 `scan` is the same function, fast, with gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.scans import diagonal, scalar
+from ssmscope.errors import InputError
+from ssmscope.scans import delta, diagonal, scalar, single, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,19 +100,91 @@ class Recurrence:
         log_a = self.delta[:, start:stop, :, None] * self.A
         return -torch.log1p(-log_a) if self.expected else log_a
 
+    def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The mean of a_t over states for start ≤ t < stop, (batch, time, heads)."""
+        return self.log_decay(start, stop).exp().mean(-1)
+
+    def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """1 − `kept`, computed without cancellation."""
+        return -torch.expm1(self.log_decay(start, stop)).mean(-1)
+
     def between(self, start: int, stop: int | None = None) -> Recurrence:
         """The recurrence restricted to start ≤ t < stop."""
         cut = {
             name: value[:, start:stop]
-            for name in ("x", "b", "c", "delta", "log_a")
-            if (value := getattr(self, name)) is not None
+            for name in ("x", "b", "c", "delta", "log_a", "beta")
+            if (value := getattr(self, name, None)) is not None
         }
         return replace(self, **cut)
 
     def to(self, *args, **kwargs) -> Recurrence:
         """The recurrence with every tensor moved or cast, as `Tensor.to`."""
-        names = ("x", "b", "c", "delta", "A", "log_a", "D")
-        return replace(self, **{n: v.to(*args, **kwargs) for n in names if (v := getattr(self, n)) is not None})
+        names = ("x", "b", "c", "delta", "A", "log_a", "D", "beta")
+        return replace(self, **{n: v.to(*args, **kwargs) for n in names if (v := getattr(self, n, None)) is not None})
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaRecurrence(Recurrence):
+    """The terms of the delta rule, H_t = a_t (I − β_t b_t b_tᵀ) H_{t-1} + β_t b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t
+    (Gated Delta Networks, Yang et al. 2024, section 3): what the memory holds under the key b_t is exchanged for x_t,
+    by the share β_t where b_t has length 1.
+
+    Its retention is the mean eigenvalue of the transition, a_t (1 − β_t ‖b_t‖² / state): one of the state's directions
+    is exchanged, the others decay.
+
+    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1), `beta` (batch, length, heads). `delta`, `A` and
+    `expected` stay unset.
+
+    Raises:
+        ValueError: when shapes disagree, the write strength is absent, or the decay is not given as `log_a`.
+        InputError: from `log_decay`, as the states do not decay one by one.
+    """
+
+    beta: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta is None or self.beta.shape != self.x.shape[:3]:
+            raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
+        if self.log_a is None or self.log_a.shape[-1] != 1 or self.delta is not None:
+            raise ValueError("a delta rule's decay is given as log_a, one per head, without delta")
+
+    @property
+    def written(self) -> Tensor:
+        """β_t x_t, (batch, length, heads, width)."""
+        assert self.beta is not None
+        return self.x * self.beta.unsqueeze(-1)
+
+    def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
+        raise InputError(
+            "a delta rule's transition, a (I − β b bᵀ), mixes the states: what reads one decay per state cannot read it"
+        )
+
+    def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
+        return self._decay(start, stop) * (1 - self._exchanged(start, stop))
+
+    def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """1 − `kept`, computed without cancellation."""
+        a = self._decay(start, stop)
+        assert self.log_a is not None
+        return -torch.expm1(self.log_a[:, start:stop].squeeze(-1)) + a * self._exchanged(start, stop)
+
+    def by_head(self) -> tuple[Tensor, Tensor]:
+        """`b` and `c` of every head, (batch, length, heads, state)."""
+        share = self.x.shape[2] // self.b.shape[2]
+        b, c = (t.repeat_interleave(share, dim=2) if share > 1 else t for t in (self.b, self.c))
+        return b, c
+
+    def _decay(self, start: int, stop: int | None) -> Tensor:
+        assert self.log_a is not None
+        return self.log_a[:, start:stop].squeeze(-1).exp()
+
+    def _exchanged(self, start: int, stop: int | None) -> Tensor:
+        assert self.beta is not None
+        share = self.x.shape[2] // self.b.shape[2]
+        squared = self.b[:, start:stop].square().mean(-1).repeat_interleave(share, dim=2)
+        return self.beta[:, start:stop] * squared
 
 
 class Scan(NamedTuple):
@@ -127,6 +201,8 @@ def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads w
 
     Shapes as in `Recurrence` and `Scan`; any floating dtype.
     """
+    if isinstance(recurrence, DeltaRecurrence):
+        return _delta_reference(recurrence, initial)
     batch, length, heads, width, state = recurrence.shape
     share = heads // recurrence.b.shape[2]
     b, c = (t.repeat_interleave(share, dim=2) for t in (recurrence.b, recurrence.c))
@@ -140,6 +216,21 @@ def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads w
     return Scan(_with_skip(recurrence, y), H, a.expand(*a.shape[:3], state).mean((2, 3)))
 
 
+def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
+    batch, length, heads, width, state = recurrence.shape
+    assert recurrence.beta is not None and recurrence.log_a is not None
+    b, c = recurrence.by_head()
+    H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
+    unit = torch.eye(state, dtype=b.dtype, device=b.device)
+    outputs = [recurrence.x[:, :0]]
+    for t in range(length):
+        beta, key = recurrence.beta[:, t, :, None, None], b[:, t, :, :, None]
+        transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * key @ key.mT)
+        H = H @ transition + beta * recurrence.x[:, t, :, :, None] @ key.mT
+        outputs.append((H @ c[:, t, :, :, None]).squeeze(-1).unsqueeze(1))
+    return Scan(_with_skip(recurrence, torch.cat(outputs, dim=1)), H, recurrence.kept().mean(-1))
+
+
 def scan(
     recurrence: Recurrence,
     initial: Float[Tensor, "batch heads width state"] | None = None,
@@ -149,9 +240,11 @@ def scan(
     """Outputs and final state of the recurrence, differentiable in every term and in `initial`.
 
     With one decay per head the sequence is cut into chunks that are matrix products (the chunked algorithm of Mamba-2,
-    Dao & Gu 2024, section 6); otherwise chunks of steps run in place on buffers that stay in the cache, with the
-    chunks' states recomputed in the backward pass. Exponentials are taken of segment sums that are masked first, so
-    neither values nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰.
+    Dao & Gu 2024, section 6), or, where a state is a single number, that are walked side by side. A decay per state has
+    matrix products too where heads are wide (GLA); with heads of width 1 (Mamba-1) chunks of steps run in place on
+    buffers that stay in the cache, or through kernels of C or Triton, with the chunks' states recomputed in the
+    backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
+    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰.
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.
@@ -162,10 +255,23 @@ def scan(
     batch, length, heads, width, state = recurrence.shape
     if initial is None:
         initial = recurrence.x.new_zeros(batch, heads, width, state)
-    if recurrence.one_decay_per_head:
+    if isinstance(recurrence, DeltaRecurrence):
+        assert recurrence.log_a is not None and recurrence.beta is not None
+        terms = (recurrence.log_a.squeeze(-1), recurrence.beta, *recurrence.by_head(), recurrence.x)
+        y, final = delta.scan(*terms, initial)
+        kept = recurrence.kept().detach().mean(-1) if retention else None
+    elif recurrence.one_decay_per_head:
         log_a = recurrence.log_decay().squeeze(-1)
-        y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
+        if state == 1 and recurrence.b.shape[2] == heads and length:
+            H = single.scan(log_a, recurrence.written * recurrence.b, initial.squeeze(-1))
+            y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
+        else:
+            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
         kept = log_a.detach().exp().mean(-1) if retention else None
+    elif width > 1:
+        log_a = recurrence.log_decay()
+        y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
+        kept = log_a.detach().exp().mean((2, 3)) if retention else None
     else:
         y, final, kept = diagonal.scan(
             recurrence.written,
@@ -208,18 +314,18 @@ def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
 
     1 means that token t leaves the memory as it was, 0 that it clears it.
     """
-    return _mean_over_state(recurrence, torch.exp, per_head)
+    return _over_time(recurrence, recurrence.kept, per_head)
 
 
 def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
     """1 − retention, computed without cancellation: how much of the memory token t replaces. Shapes as `retention`."""
-    return _mean_over_state(recurrence, lambda log_a: -torch.expm1(log_a), per_head)
+    return _over_time(recurrence, recurrence.replaced, per_head)
 
 
-def _mean_over_state(recurrence: Recurrence, of_log_decay, per_head: bool) -> Tensor:
+def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], per_head: bool) -> Tensor:
     batch, length, heads, _, state = recurrence.shape
     step = max(1, 2**22 // max(1, batch * heads * state))  # at most 16 MB of decays at once
-    parts = [of_log_decay(recurrence.log_decay(start, start + step)).mean(-1) for start in range(0, length, step)]
+    parts = [quantity(start, start + step) for start in range(0, length, step)]
     kept = torch.cat(parts, dim=1) if parts else recurrence.x.new_zeros(batch, 0, heads)
     return kept if per_head else kept.mean(-1)
 

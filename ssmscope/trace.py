@@ -113,6 +113,7 @@ class Trace:
         answers: per text, the predicted class (or next token) and its probability.
         source: where it comes from: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, recomputed on access.
+        pixels: (batch, height, width, channels) of images whose size the model knows; else None.
     """
 
     input_ids: Tensor
@@ -124,6 +125,7 @@ class Trace:
     answers: tuple[tuple[str, float], ...]
     source: Mapping[str, str]
     layers: Sequence[LayerTrace]
+    pixels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -17,7 +17,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes in annotations are checked when a test calls the function; users pay nothing for them.
-install_import_hook(["ssmscope.ssm", "ssmscope.scans.scalar", "ssmscope.models.parts"], "beartype.beartype")
+CHECKED = ("ssm", "scans.scalar", "models.parts", "models.classifier", "attacks.replaced")
+install_import_hook([f"ssmscope.{name}" for name in CHECKED], "beartype.beartype")
 
 ROOT = Path(__file__).resolve().parents[1]
 

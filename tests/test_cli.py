@@ -389,10 +389,10 @@ class TestTrain:
         assert "good" in analyze("heatmap", out, "--text", "a good film").out
 
     def test_options_are_those_of_the_function(self) -> None:
-        from ssmscope.training import train_classifier
+        from ssmscope.training import train_model
 
         ours = inspect.signature(cli.train).parameters
-        theirs = inspect.signature(train_classifier).parameters
+        theirs = inspect.signature(train_model).parameters
         assert set(ours) - set(theirs) == {"json"} and set(theirs) - set(ours) == {"command"}
         assert all(ours[name].default == theirs[name].default for name in set(ours) & set(theirs))
         described = [typing.get_args(ours[name].annotation)[1].help for name in theirs if name in ours]
@@ -413,7 +413,7 @@ class TestTrain:
     def test_an_interruption_says_how_to_go_on(
         self, analyze: Answer, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cli, "train_classifier", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(cli, "train_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
         answer = analyze("train", "mamba", *self.options(reviews, tmp_path / "model"))
         assert answer.code == 130 and answer.err.count("\n") == 1 and "the same command continues" in answer.err
 

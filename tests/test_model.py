@@ -15,6 +15,7 @@ import ssmscope
 from ssmscope.encoding import encode_ids, encode_texts
 from ssmscope.errors import InputError
 from ssmscope.model import Model
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "a", "film", "##ed", "act", "good", "!", "Å"]
 
@@ -156,3 +157,74 @@ def test_fingerprint_follows_the_weights(model):
 def test_a_model_without_state_space_layers_is_refused():
     with pytest.raises(InputError, match="Linear has no state-space layer that can be read .*MambaMixer"):
         Model(torch.nn.Linear(2, 2))
+
+
+IMAGES = torch.arange(24, dtype=torch.uint8).view(2, 6, 2) * 10
+
+
+@pytest.fixture
+def pixel_model() -> Model:
+    torch.manual_seed(0)
+    backbone = MambaConfig(vocab_size=1, hidden_size=8, state_size=3, num_hidden_layers=2, time_step_rank=2)
+    config = SSMClassifierConfig(backbone, channels=2, image_size=(2, 3), num_labels=3)
+    return ssmscope.load(loud(SSMForSequenceClassification(config)))
+
+
+class TestPixels:
+    def test_are_divided_by_255_and_named_by_row_and_column(self, pixel_model):
+        batch = pixel_model.encode(values=IMAGES.numpy())
+        assert torch.equal(batch.values, IMAGES.float() / 255) and batch.values.dtype == torch.float32
+        assert batch.tokens == (("0,0", "0,1", "0,2", "1,0", "1,1", "1,2", "[class]"),) * 2
+        assert batch.words[0] == (0, 1, 2, 3, 4, 5, None)
+        assert batch.lengths == [7, 7] and batch.last.tolist() == [6, 6]
+        assert torch.equal(pixel_model.encode(values=IMAGES.double() / 255).values, batch.values)
+        assert pixel_model.encode(values=IMAGES[0, :4]).tokens == (("0", "1", "2", "3", "[class]"),)
+        assert torch.equal(batch.rows([1]).values, batch.values[1:])
+
+    def test_give_the_modules_logits_in_every_way(self, pixel_model, monkeypatch):
+        batch = pixel_model.encode(values=IMAGES)
+        with torch.no_grad():
+            own = pixel_model.module(input_values=IMAGES / 255).logits
+        torch.testing.assert_close(pixel_model.logits(batch), own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(pixel_model.run(batch).logits, own, rtol=1e-4, atol=1e-4)
+        monkeypatch.setattr("ssmscope.model.TOKENS_AT_ONCE", 8)  # every image on its own
+        trace = pixel_model.trace(values=IMAGES)
+        torch.testing.assert_close(trace.logits, own, rtol=1e-4, atol=1e-4)
+        assert trace.retention.shape == (2, 2, 7) and trace.layers[1].u.shape == (2, 7, 8)
+        assert ssmscope.selection_heatmap(trace)[0].tokens[-1] == "[class]"
+        assert 6 not in ssmscope.selection_heatmap(trace, top=9)[0].rationale
+
+    @pytest.mark.parametrize(
+        "values, words",
+        [
+            (IMAGES.long(), "pixels of torch.int64 were given; allowed are arrays of uint8"),
+            ("a film", "pixels of str"),
+            (IMAGES[:, :, :1], r"pixels \(2, 6, 1\) were given; the model reads \(images, length, 2\)"),
+            (IMAGES[:0], r"pixels \(0, 6, 2\)"),
+            (torch.full((1, 6, 2), torch.nan), "not finite"),
+            (torch.zeros(1, 40, 2), "41 tokens, more than the limit of 32"),
+        ],
+    )
+    def test_that_are_refused(self, pixel_model, values, words):
+        with pytest.raises(InputError, match=words):
+            pixel_model.encode(values=values, max_tokens=32)
+
+    def test_are_not_mixed_with_tokens(self, pixel_model, model):
+        for wrong in (dict(texts="a film"), dict(ids=[0]), dict(values=IMAGES, ids=[0]), dict()):
+            with pytest.raises(InputError, match=r"reads pixels \(3 × 2 of 2 channels\), not texts"):
+                pixel_model.encode(**wrong)
+        with pytest.raises(InputError, match="reads tokens, not pixels"):
+            model.encode(values=IMAGES)
+        with pytest.raises(InputError, match="reads pixels: give it a batch of its own"):
+            pixel_model.logits(encode_ids([[0, 0]], 1))
+        with pytest.raises(InputError, match="reads tokens: give it a batch of its own"):
+            model.logits(pixel_model.encode(values=IMAGES))
+
+    def test_image_size_is_no_part_of_the_fingerprint_and_channels_are(self, pixel_model):
+        before = pixel_model.fingerprint
+        pixel_model.module.config.image_size = None
+        pixel_model.__dict__.pop("_hashed")
+        assert pixel_model.fingerprint == before
+        pixel_model.module.config.channels = 3
+        pixel_model.__dict__.pop("_hashed")
+        assert pixel_model.fingerprint != before

@@ -75,6 +75,7 @@ def selection_heatmap(
                 rationale=tuple(ranked(mean, words)[:top]),
                 answer=answer,
                 probability=float(probability),
+                pixels=None if trace.pixels is None else trace.pixels[row].float().cpu().numpy(),
             )
         )
     kept_layers = layers if isinstance(layers, str) else list(chosen)
@@ -110,6 +111,8 @@ class ScoredText:
     """Positions of the top-k tokens, the highest first."""
     answer: str
     probability: float
+    pixels: np.ndarray | None = None
+    """(height, width, channels) float32, of an image whose pixels are the tokens."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -148,6 +151,11 @@ class SelectionHeatmap(Result, kind="heatmap"):
 
     def __getitem__(self, index: int) -> ScoredText:
         return self.texts[index]
+
+    @property
+    def of_images(self) -> bool:
+        """Whether the tokens are pixels of images whose size is known, and the views are maps."""
+        return any(text.pixels is not None for text in self.texts)
 
     @property
     def score_name(self) -> str:
@@ -202,7 +210,11 @@ class SelectionHeatmap(Result, kind="heatmap"):
 
     def figure(self, *, start: int = 0) -> Figure:
         """Every text as coloured tokens above its layers. One figure holds 8 texts, from number `start`
-        on."""
+        on. Of images it is each of them beside the maps of its scores."""
+        if self.of_images:
+            from ssmscope.interp.views.image import draw as draw_images
+
+            return draw_images(self, start=start)
         from ssmscope.interp.views.figure import draw
 
         return draw(self, start=start)
@@ -210,10 +222,12 @@ class SelectionHeatmap(Result, kind="heatmap"):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         from ssmscope.interp.views.terminal import terminal_view
 
-        coloured = console.color_system in ("256", "truecolor") and not console.no_color
+        coloured = console.color_system in ("256", "truecolor") and not console.no_color and not self.of_images
         return terminal_view(self, coloured=coloured)
 
     def _repr_html_(self) -> str:
+        if self.of_images:
+            return super()._repr_html_()
         from ssmscope.interp.views.page import fragment
 
         return fragment(self)

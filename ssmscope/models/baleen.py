@@ -271,8 +271,8 @@ class _BaleenLanguageModel(WholeSequences):
 
     def forward(self, *args, labels=None, use_cache=False, **kwargs):
         result = super().forward(*args, labels=labels, use_cache=False, **kwargs)  # type: ignore[misc]
-        divergence = information_loss(self)
-        if labels is not None and divergence is not None and self.training:  # type: ignore[attr-defined]
+        divergence = information_loss(self) if labels is not None else None
+        if divergence is not None and self.training:  # type: ignore[attr-defined]
             result.loss = result.loss + self.config.kl_weight * divergence  # type: ignore[attr-defined]
         return result
 

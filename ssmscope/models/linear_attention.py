@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from einops import rearrange
 from torch import Tensor, nn
@@ -38,8 +38,12 @@ from ssmscope.trace import LayerState, LayerTrace
 # ---- the configurations
 
 
-class _LinearAttentionConfig(PretrainedConfig):
-    """What the two configurations share; see `GLAConfig`."""
+class LinearAttentionConfig(PretrainedConfig):
+    """What the configurations share, see `GLAConfig`: the class of their `mixer`, and whether feed-forward blocks are
+    SwiGLU or GELU."""
+
+    mixer: ClassVar[type[nn.Module]]
+    swiglu: ClassVar[bool] = True
 
     def _set(self, kwargs: dict[str, Any], **fields: Any) -> None:
         for name, value in fields.items():
@@ -59,7 +63,7 @@ class _LinearAttentionConfig(PretrainedConfig):
         super().__init__(**kwargs)
 
 
-class GLAConfig(_LinearAttentionConfig):
+class GLAConfig(LinearAttentionConfig):
     """A GLA Transformer.
 
     Args:
@@ -77,6 +81,7 @@ class GLAConfig(_LinearAttentionConfig):
     """
 
     model_type = "ssm-gla"
+    mixer = GatedLinearAttention
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class GLAConfig(_LinearAttentionConfig):
         )
 
 
-class RetNetConfig(_LinearAttentionConfig):
+class RetNetConfig(LinearAttentionConfig):
     """A RetNet.
 
     Args (beside those of `GLAConfig`):
@@ -123,6 +128,8 @@ class RetNetConfig(_LinearAttentionConfig):
     """
 
     model_type = "ssm-retnet"
+    mixer = Retention
+    swiglu = False
 
     def __init__(
         self,
@@ -203,12 +210,12 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 class FeedForward(nn.Module):
-    """W₃ (swish(W₁ x) ⊙ W₂ x) for GLA, W₂ gelu(W₁ x) for RetNet."""
+    """W₃ (swish(W₁ x) ⊙ W₂ x), or W₂ gelu(W₁ x) for RetNet."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
-        self.gate = nn.Linear(width, inner, bias=False) if isinstance(config, GLAConfig) else None
+        self.gate = nn.Linear(width, inner, bias=False) if config.swiglu else None
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
@@ -223,7 +230,7 @@ class Block(nn.Module):
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_epsilon
         self.norm = nn.RMSNorm(width, eps)
-        self.mixer = GatedLinearAttention(config) if isinstance(config, GLAConfig) else Retention(config)
+        self.mixer = config.mixer(config)
         self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
         self.mlp = FeedForward(config) if config.intermediate_size else None
 

@@ -35,6 +35,15 @@ def demos() -> dict[str, Path]:
     return {f"demo/{path.parent.name}": path.parent for path in sorted(DEMOS.glob("*/config.json"))}
 
 
+def trained_on(source: str | os.PathLike[str]) -> str | None:
+    """The name of the data that a model was trained on, where its directory has our record of the training."""
+    record = demos().get(str(source), Path(source)) / "training.json"
+    try:
+        return str(json.loads(record.read_bytes())["data"]["train"]["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def load(
     source: str | os.PathLike[str] | nn.Module,
     *,

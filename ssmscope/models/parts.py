@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from ssmscope.model import reader_of
+from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
 
 
@@ -56,7 +57,8 @@ def causal_convolution(
     """
     taps = weight.shape[-1]
     padded = pad(x, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(x.dtype), x], dim=1)
-    y = _Convolution.apply(padded, weight[:, 0].to(x.dtype))
+    taps_first = weight[:, 0].to(x.dtype)
+    y = _fused_convolution(padded, taps_first) if compiling() else _Convolution.apply(padded, taps_first)
     return y if bias is None else y + bias.to(x.dtype)
 
 
@@ -76,6 +78,15 @@ class _Convolution(torch.autograd.Function):
         grad_padded = _sum_of_shifts(pad(grad, (0, 0, taps - 1, taps - 1)), weight.flip(1))
         grad_weight = [(grad * padded[:, j : j + length]).sum((0, 1)) for j in range(taps)]
         return grad_padded, torch.stack(grad_weight, dim=1)
+
+
+@piece
+def _fused_convolution(padded: Tensor, weight: Tensor) -> Tensor:
+    length = padded.shape[1] - weight.shape[1] + 1
+    y = padded[:, :length] * weight[:, 0]
+    for j in range(1, weight.shape[1]):
+        y = y + padded[:, j : j + length] * weight[:, j]
+    return y
 
 
 def _sum_of_shifts(padded: Tensor, weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ssmscope.scans import native
+from ssmscope.scans import fused, native
 from ssmscope.scans.scalar import smallest_exponent
 
 CHUNK = 16  # steps whose decays and states are held at once
@@ -32,10 +32,12 @@ def scan(
     """y_t = c_tᵀ H_t, the final H, and the mean decay per step, of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ.
 
     Shapes as in `ssm.Recurrence`; `x` is Δ_t x_t already. log a is `log_a`, or Δ A (`expected`: −log(1 − Δ A)).
-    Mamba-1's case in float32 on a CPU runs through a C kernel where one can be compiled.
+    Mamba-1's case in float32 runs through kernels: on a CPU of C where one can be compiled, on a GPU of Triton.
     """
-    if log_a is None and delta is not None and A is not None and native.applicable(x, b, c, initial, delta, A):
-        return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
+    if log_a is None and delta is not None and A is not None:
+        for kernel in (native, fused):
+            if kernel.applicable(x, b, c, initial, delta, A):
+                return kernel.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
     terms = (x, b, c, initial, delta, A, log_a)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         y, final, kept = _Scan.apply(*terms, expected, retention)

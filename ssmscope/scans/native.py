@@ -55,12 +55,13 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
     if x.shape[3] != 1 or b.shape[2] != 1 or A.shape[-1] != b.shape[3]:
         return False
     terms = (x, b, c, initial, delta, A)
-    return all(_is_plain(t) for t in terms) and not torch.compiler.is_compiling() and available()
+    return all(is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling() and available()
 
 
-def _is_plain(t: Tensor) -> bool:
-    """Whether the tensor is what its memory says: no subclass, no lazy negation, no forward-mode tangent."""
-    plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu" and t.layout == torch.strided
+def is_plain(t: Tensor, device: str) -> bool:
+    """Whether the tensor is what such a device's memory says: float32, no subclass, no lazy negation, no forward-mode
+    tangent."""
+    plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == device and t.layout == torch.strided
     return plain and t.dtype == torch.float32 and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
 
 

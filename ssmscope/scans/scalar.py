@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ssmscope.scans.compiling import piece
+
 CHUNK = 32  # steps of one block of matrix products
 SEGMENT = 1024  # steps whose chunk states are held at once
 
@@ -48,6 +50,7 @@ def scan(
     return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
 
 
+@piece
 def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, heads, width = x.shape
     groups, state = b.shape[2:]
@@ -74,9 +77,9 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     added = rearrange(x * to_end.unsqueeze(-1), "b k g h q p -> b k g (h p) q") @ b
     added = rearrange(added, "b k g (h p) n -> b k (g h) p n", p=width)
     before = []
-    for k in range(added.shape[1]):
+    for new, held in zip(added.unbind(1), total[..., None, None].unbind(1)):  # indexing would fill whole gradients
         before.append(H)
-        H = torch.addcmul(added[:, k], total[:, k, :, None, None], H)
+        H = torch.addcmul(new, held, H)
 
     # what the state at a chunk's start adds to the chunk's outputs
     from_start = log_a.cumsum(-1).clamp(min=floor).exp()

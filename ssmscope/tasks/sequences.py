@@ -12,32 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.tasks.arrays import ArrayData
 
 LISTOPS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]", "[PAD]")
 """The tokens of ListOps, a token's place being its id; the last one pads."""
 
 
-@dataclass(frozen=True)
-class SequenceData:
+@dataclass(frozen=True, eq=False)
+class SequenceData(ArrayData):
     """Sequences with their classes.
 
     Attributes:
-        name, split: e.g. `majority`, `test`.
         ids: (examples, length) token ids.
         labels: (examples,) class ids.
         tokens: what the ids mean; their number is the vocabulary.
         label_names: what the classes mean.
     """
 
-    name: str
-    split: str
     ids: np.ndarray
     labels: np.ndarray
     tokens: tuple[str, ...]
     label_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def majority(

@@ -124,6 +124,13 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         ),
     }
 )
+LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        # rare words are <unk> in this configuration, as in the perplexities of the literature
+        "wikitext2": Source("Salesforce/wikitext", (), ("train", "validation", "test"), configuration="wikitext-2-v1"),
+    }
+)
+"""Texts without labels, for language models (`ssmscope.tasks.language.load_lines`)."""
 
 
 def text_data(
@@ -154,6 +161,8 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
     """
     if isinstance(data, str) and data in SOURCES:
         return load_known(data, split)
+    if data in LINE_SOURCES:
+        raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
     path = Path(data)
     if path.suffix.lower() not in SUFFIXES and not path.exists():
         raise InputError(
@@ -179,22 +188,7 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
 def load_known(name: str, split: str | None) -> TextData:
     source = SOURCES[name]
     split = split or source.default_split
-    root = os.environ.get("SSMSCOPE_DATA")
-    if root:
-        directory = Path(root) / name
-        present = sorted(path.stem for path in directory.glob("*.parquet"))
-        if split not in present:
-            allowed = f"there are {', '.join(present)}" if present else "it holds no parquet file"
-            hint = did_you_mean(split, present)
-            raise InputError(f"{name} has no split '{split}' in {directory}; {allowed}{hint}")
-        rows, place = read_rows(directory / f"{split}.parquet"), str(directory / f"{split}.parquet")
-    else:
-        if split not in source.splits:
-            raise InputError(
-                f"{name} has no labelled split '{split}'; there are {', '.join(source.splits)}"
-                f"{did_you_mean(split, source.splits)}"
-            )
-        rows, place = hub_rows(source, split), f"{source.repository} ({split})"
+    rows, place = known_rows(name, source, split)
     texts: list[str] = []
     labels: list[int] = []
     for number, row in enumerate(rows, 1):
@@ -207,6 +201,28 @@ def load_known(name: str, split: str | None) -> TextData:
         texts.append(checked_text(row, source.columns, number, place))
         labels.append(int(label))
     return text_data(name, split, texts, labels, source.labels)
+
+
+def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
+    """The rows of a known data set, from `$SSMSCOPE_DATA` or the hub, and where that is.
+
+    Raises:
+        InputError: for a split that it does not have, or rows that cannot be read.
+    """
+    root = os.environ.get("SSMSCOPE_DATA")
+    if not root:
+        if split not in source.splits:
+            raise InputError(
+                f"{name} has no {'labelled ' if source.labels else ''}split '{split}'; there are "
+                f"{', '.join(source.splits)}{did_you_mean(split, source.splits)}"
+            )
+        return hub_rows(source, split), f"{source.repository} ({split})"
+    directory = Path(root) / name
+    present = sorted(path.stem for path in directory.glob("*.parquet"))
+    if split not in present:
+        allowed = f"there are {', '.join(present)}" if present else "it holds no parquet file"
+        raise InputError(f"{name} has no split '{split}' in {directory}; {allowed}{did_you_mean(split, present)}")
+    return read_rows(directory / f"{split}.parquet"), str(directory / f"{split}.parquet")
 
 
 def hub_rows(source: Source, split: str) -> list[Row]:
@@ -245,7 +261,7 @@ def read_rows(path: Path) -> list[Row]:
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} could not be read as {suffix[1:]}: {first_line(error)}") from error
     if not rows:
-        raise InputError(f"{path} holds no rows; give at least one text with its label")
+        raise InputError(f"{path} holds no rows; give at least one text")
     return rows
 
 

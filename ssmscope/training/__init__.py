@@ -1,6 +1,6 @@
-"""Fit a classifier: the run, its plan, the loop, its checkpoints and the model card. Quick to import."""
+"""Fit a model to a task: its data and recipe, the loop, its checkpoints and the model card. Quick to import."""
 
-from ssmscope.training.plan import ARCHITECTURES
-from ssmscope.training.run import train_classifier
+from ssmscope.training.architectures import ARCHITECTURES
+from ssmscope.training.run import train_model
 
-__all__ = ["ARCHITECTURES", "train_classifier"]
+__all__ = ["ARCHITECTURES", "train_model"]

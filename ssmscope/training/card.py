@@ -6,7 +6,12 @@ import math
 import platform
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ssmscope.training.objectives import Score
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
@@ -23,15 +28,41 @@ def wilson_interval(correct: int, total: int, z: float = Z95) -> tuple[float, fl
     return max((centre - spread) / scale, 0.0), min((centre + spread) / scale, 1.0)
 
 
-def accuracy_record(correct: int, total: int, loss: float) -> dict[str, Any]:
-    """An accuracy with its 95 % Wilson interval and the mean cross-entropy in nats."""
-    low, high = wilson_interval(correct, total)
+def bootstrap_interval(
+    numerator: np.ndarray, denominator: np.ndarray, *, seed: int = 0, resamples: int = 2000
+) -> tuple[float, float]:
+    """The 95 % percentile interval of Σ numerator / Σ denominator over resampled examples (Efron 1979)."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for _ in range(resamples):
+        rows = draw.integers(0, len(numerator), len(numerator))
+        found.append(numerator[rows].sum() / max(denominator[rows].sum(), 1))
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def score_record(score: Score, *, seed: int = 0) -> dict[str, Any]:
+    """Accuracy with its 95 % interval and the mean cross-entropy in nats.
+
+    The interval is Wilson's where every example is asked once, else a bootstrap over examples: the answers within one
+    are not independent.
+    """
+    right, asked = int(score.right.sum()), int(score.asked.sum())
+    once = asked == len(score.asked) and bool((score.asked == 1).all())
+    interval = wilson_interval(right, asked) if once else bootstrap_interval(score.right, score.asked, seed=seed)
+    found = {
+        "accuracy": score.accuracy,
+        "interval": list(interval),
+        "correct": right,
+        "examples": len(score.asked),
+        "cross_entropy": score.cross_entropy,
+    }
+    if once:
+        return found
     return {
-        "accuracy": correct / total,
-        "interval": [low, high],
-        "correct": correct,
-        "examples": total,
-        "cross_entropy": loss,
+        **found,
+        "asked": asked,
+        "cross_entropy_interval": list(bootstrap_interval(score.loss, score.asked, seed=seed)),
     }
 
 
@@ -41,41 +72,46 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
 
 
+PIPELINES = {"text": "text-classification", "pixels": "image-classification", "sequences": "text-classification"}
+
+
 def model_card(record: Mapping[str, Any]) -> str:
-    """The README.md of a trained classifier, from its training record."""
-    data, labels = record["data"], record["labels"]
-    title = f"{record['architecture']} classifier for {data['train']['name']}"
+    """The README.md of a trained model, from its training record."""
+    data, kind = record["data"], record["kind"]
+    what = "classifier" if record["labels"] else "language model"
     lines = [
         "---",
-        "pipeline_tag: text-classification",
+        f"pipeline_tag: {PIPELINES.get(kind, 'text-generation')}",
         "library_name: transformers",
         "tags: [state-space-model, ssmscope]",
         "---",
         "",
-        f"# {title}",
+        f"# {record['architecture']} {what} for {data['train']['name']}",
         "",
-        f"A {record['backbone']} backbone with a linear head that reads the last position; classes: "
-        f"{', '.join(labels)}. {record['parameters']:,} parameters, stored in {record['saved_as']}. "
-        f"{_origin(record)}",
+        f"A {record['backbone']} {_shape(record)} {record['parameters']:,} parameters, stored in "
+        f"{record['saved_as']}. {_origin(record)}",
         "",
         "```python",
         "import ssmscope",
         "",
         'model = ssmscope.load("path/to/this/directory")',
-        'model.trace("a text to classify").answers',
+        _use(kind),
         "```",
         "",
         "## Accuracy",
         "",
-        f"Measured on the weights as they are stored here ({record['saved_as']}), read back and computed in float32; "
-        "intervals are 95 % Wilson intervals over the examples.",
+        f"Measured on the weights as they are stored here ({record['saved_as']}), read back and computed in float32. "
+        + _intervals(record),
         "",
         "| split | accuracy | interval | examples | cross-entropy |",
         "|---|---|---|---|---|",
-        *(_accuracy_row(name, record[name]) for name in ("validation", "test") if record[name] is not None),
+        *(
+            _accuracy_row(name, record[name])
+            for name in ("train", "validation", "test")
+            if record.get(name) is not None
+        ),
         "",
-        f"The epoch ({record['best_epoch']} of {record['epochs_run']}) was chosen by the validation accuracy, so "
-        "that number is optimistic. "
+        _chosen_by(record)
         + (
             "The test split was read once, after training."
             if record["test"] is not None
@@ -84,12 +120,11 @@ def model_card(record: Mapping[str, Any]) -> str:
         "",
         "## Data",
         "",
-        "| part | data | split | examples | classes | fingerprint |",
+        "| part | data | split | examples | asked for | fingerprint |",
         "|---|---|---|---|---|---|",
         *(_data_row(part, entry) for part, entry in data.items() if entry is not None),
         "",
-        f"Texts longer than {record['recipe']['max_length']} tokens are cut, with their end token kept.",
-        "",
+        *_cut(record),
         "## Recipe",
         "",
         f"Seed {record['seed']}, precision {record['precision']}, on {record['device']}.",
@@ -110,8 +145,50 @@ def model_card(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _shape(record: Mapping[str, Any]) -> str:
+    if record["labels"] is None:
+        return "with a head on its tokens."
+    reads = "; pixels are embedded by a linear map, and a class token stands last" if record["kind"] == "pixels" else ""
+    return f"backbone with a linear head that reads the last position{reads}; classes: {', '.join(record['labels'])}."
+
+
+def _use(kind: str) -> str:
+    if kind == "pixels":
+        return "model.trace(values=pixels).answers  # (images, height · width, channels) uint8"
+    example = {"text": "a text to classify", "sequences": "tokens with spaces between"}.get(
+        kind, "a text to go on from"
+    )
+    return f'model.trace("{example}").answers'
+
+
+def _intervals(record: Mapping[str, Any]) -> str:
+    measured = record["test"] or record.get("validation") or record.get("train")
+    if "asked" not in measured:
+        return "Intervals are 95 % Wilson intervals over the examples."
+    return (
+        f"Accuracies are over the tokens that are asked for ({measured['asked']:,}); intervals are 95 % bootstrap "
+        "intervals over the examples. Cross-entropies are in nats a token"
+        + (f" (test perplexity {math.exp(measured['cross_entropy']):.2f})." if record["kind"] == "language" else ".")
+    )
+
+
+def _chosen_by(record: Mapping[str, Any]) -> str:
+    if record["validation"] is None:
+        return f"The weights are those of the last epoch ({record['epochs_run']}). "
+    by = "cross-entropy" if record["kind"] == "language" else "accuracy"
+    return (
+        f"The epoch ({record['best_epoch']} of {record['epochs_run']}) was chosen by the validation {by}, so that "
+        "number is optimistic. "
+    )
+
+
+def _cut(record: Mapping[str, Any]) -> list[str]:
+    longest = record["recipe"].get("max_length")
+    return [] if longest is None else [f"Texts longer than {longest} tokens are cut, with their end token kept.", ""]
+
+
 def _origin(record: Mapping[str, Any]) -> str:
-    start = record["recipe"]["init_from"]
+    start = record["recipe"].get("init_from")
     return f"Trained from the weights of `{start}`." if start else "Trained from scratch."
 
 
@@ -124,10 +201,12 @@ def _accuracy_row(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _data_row(part: str, entry: Mapping[str, Any]) -> str:
-    classes = ", ".join(f"{name} {count:,}" for name, count in entry["classes"].items())
+    if "classes" in entry:
+        asked = ", ".join(f"{name} {count:,}" for name, count in entry["classes"].items())
+    else:
+        asked = f"{entry['asked']:,} tokens"
     return (
-        f"| {part} | {entry['name']} | {entry['split']} | {entry['examples']:,} | {classes} "
-        f"| `{entry['fingerprint']}` |"
+        f"| {part} | {entry['name']} | {entry['split']} | {entry['examples']:,} | {asked} | `{entry['fingerprint']}` |"
     )
 
 

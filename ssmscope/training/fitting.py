@@ -1,12 +1,12 @@
-"""The loop that fits a classifier: steps, epochs, the best weights, checkpoints."""
+"""The loop that fits a model: steps, epochs, the best weights, checkpoints."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,27 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.nn.functional import dropout as drop
 
 from ssmscope.errors import InputError
 from ssmscope.model import fast_scan
-from ssmscope.models.baleen import information_loss
-from ssmscope.tasks.batches import Examples, collate, drop_tokens, epoch_order, length_order
+from ssmscope.models.diff_layers import Subtraction
+from ssmscope.models.selective import SelectiveSSM
+from ssmscope.scans.compiling import compiled_pieces
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
+from ssmscope.training.objectives import Objective
 
-EVALUATION_BATCH = 64
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The ids that batches need: of padding, of the unknown token (None if there is none), of special tokens."""
-
-    pad_id: int
-    unknown_id: int | None
-    special_ids: tuple[int, ...]
+ALIKE = 1e-3  # how far compiled gradients may be from plain ones, relative to each parameter's norm
+STEPS_BETWEEN_LOOKS = 50  # on a GPU every look at the loss waits for all work that was given to it
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fit ended with. `weights` are on the CPU, of the best epoch (the first is 1)."""
+    """What a fit ended with. `weights` and `extra` (of the objective's own module) are on the CPU, of the best epoch
+    (the first is 1)."""
 
     weights: dict[str, Tensor]
+    extra: dict[str, Tensor]
     best_epoch: int
     history: list[dict[str, float]]
 
@@ -59,35 +53,34 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     ]
 
 
-def schedule(step: int, steps: int, warmup: float) -> float:
-    """The learning rate at `step` of `steps` as a share of its peak: linear to the peak, then half a cosine to 0."""
-    rising = max(round(warmup * steps), 1)
+def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> float:
+    """The learning rate at `step` of `steps` as a share of its peak: linear to the peak, then half a cosine to 0, or
+    `constant`."""
+    rising = max(round(warmup * steps), 1) if shape == "cosine" else round(warmup * steps)
     if step < rising:
         return (step + 1) / rising
+    if shape == "constant":
+        return 1.0
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
 
 
-def evaluate(module: nn.Module, examples: Examples, vocabulary: Vocabulary, device: torch.device) -> tuple[int, float]:
-    """The number of right answers and the mean cross-entropy in nats. Needs `fast_scan` around it to be fast."""
-    module.eval()
-    right, loss = 0, 0.0
+def watched(module: nn.Module) -> dict[str, float]:
+    """What is told of a model beside its loss: s_A of a selective SSM, the mean λ of a Differential Mamba."""
+    parts = list(module.modules())
+    abscissas = [m.spectral_abscissa for m in parts if isinstance(m, SelectiveSSM)]
     with torch.no_grad():
-        for rows in length_order([len(ids) for ids in examples.ids], EVALUATION_BATCH):
-            batch = collate(examples, rows, vocabulary.pad_id).to(device)
-            logits = module(input_ids=batch.ids, attention_mask=batch.mask).logits.float()
-            right += int((logits.argmax(-1) == batch.labels).sum())
-            loss += float(cross_entropy(logits, batch.labels, reduction="sum"))
-    return right, loss / len(examples.labels)
+        weights = [float(m.current_lambda()) for m in parts if isinstance(m, Subtraction)]
+    found = {"spectral_abscissa": max(abscissas)} if abscissas else {}
+    return found | ({"mean_lambda": sum(weights) / len(weights)} if weights else {})
 
 
 class Fit:
     """One run of training, which can be left at any step and taken up again from its checkpoint.
 
     Args:
-        module: an `SSMForSequenceClassification` on its device.
-        training: gives the training examples of an epoch; as many in every epoch, the same for the same epoch.
-        validation: what the best epoch is chosen by.
-        options: the keyword arguments of `train_classifier`.
+        module: the model on its device.
+        objective: what it is trained to do, and on which data.
+        options: the keyword arguments of `train_model`.
         checkpoint: the file to continue from, if it is there, and to write to.
         console: for the progress bar and one line per epoch.
     """
@@ -95,21 +88,20 @@ class Fit:
     def __init__(
         self,
         module: Any,
-        training: Callable[[int], Examples],
-        validation: Examples,
-        vocabulary: Vocabulary,
+        objective: Objective,
         options: Mapping[str, Any],
         checkpoint: Path,
         console: Console,
     ) -> None:
-        self.module, self.training, self.validation, self.vocabulary = module, training, validation, vocabulary
+        self.module, self.objective = module, objective
         self.options, self.checkpoint, self.console = options, checkpoint, console
         self.device = next(module.parameters()).device
-        self.special = torch.tensor(vocabulary.special_ids, dtype=torch.long)
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(module, options["weight_decay"]), lr=options["learning_rate"]
-        )
-        self.epoch, self.step, self.loss_sum = 0, 0, 0.0
+        groups = parameter_groups(module, options["weight_decay"])
+        if objective.extra is not None:
+            groups += parameter_groups(objective.extra, options["weight_decay"])
+        self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"])
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
         self.best: dict[str, Any] | None = None
         self.history: list[dict[str, float]] = []
 
@@ -124,86 +116,104 @@ class Fit:
             self.console.print(f"continuing in epoch {self.epoch + 1} after {self.step} steps")
         with ExitStack() as stack:
             stack.enter_context(fast_scan(self.module))
+            if self.options["compile"] and self._compiles():
+                stack.enter_context(compiled_pieces())
             bar = stack.enter_context(_progress(self.console))
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
         assert self.best is not None
-        return Outcome(self.best["weights"], self.best["epoch"], self.history)
+        return Outcome(self.best["weights"], self.best["extra"], self.best["epoch"], self.history)
+
+    def _compiles(self) -> bool:
+        """Whether compiled pieces give the gradients of plain torch, tried on the first batch of this epoch."""
+        rows = self.objective.batches(self.epoch)[0]
+        states, gradients = random_states(), []
+        self.module.train()
+        for context in (nullcontext(), compiled_pieces()):
+            restore_random_states(states)
+            self.optimizer.zero_grad(set_to_none=True)
+            with context:
+                self.objective.loss(self.module, rows).backward()
+            gradients.append([p.grad.detach().clone() for p in self.parameters if p.grad is not None])
+        restore_random_states(states)
+        self.optimizer.zero_grad(set_to_none=True)
+        apart = max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for b, a in zip(*gradients))
+        agrees = apart < ALIKE
+        verdict = "" if agrees else ": not compiled"
+        self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")
+        return agrees
 
     def _run_epoch(self, bar: Progress) -> None:
-        examples = self.training(self.epoch)
-        lengths = [len(ids) for ids in examples.ids]
-        order = epoch_order(lengths, self.options["batch_size"], self.options["seed"], self.epoch)
+        order = self.objective.batches(self.epoch)
         epochs = self.options["epochs"]
         task = bar.add_task(f"epoch {self.epoch + 1}/{epochs}", total=len(order), completed=self.step)
         saved = time.monotonic()
         self.module.train()
         for rows in order[self.step :]:
-            self._train_step(examples, rows, self.epoch * len(order) + self.step, epochs * len(order))
+            self._train_step(rows, self.epoch * len(order) + self.step, epochs * len(order))
             self.step += 1
             bar.advance(task)
             if time.monotonic() - saved >= 60 * self.options["checkpoint_minutes"] and self.step < len(order):
                 save_state(self.checkpoint, self._state())
                 saved = time.monotonic()
-        bar.remove_task(task)
         self._close_epoch(len(order))
+        bar.remove_task(task)
 
-    def _train_step(self, examples: Examples, rows: list[int], step: int, steps: int) -> None:
+    def _train_step(self, rows: list[int], step: int, steps: int) -> None:
         options = self.options
-        batch = collate(examples, rows, self.vocabulary.pad_id)
-        if options["token_dropout"]:
-            assert self.vocabulary.unknown_id is not None
-            dropped = drop_tokens(batch.ids, options["token_dropout"], self.vocabulary.unknown_id, self.special)
-            batch = batch._replace(ids=dropped)
-        batch = batch.to(self.device)
+        share = schedule(step, steps, options["warmup"], options["schedule"])
         for group in self.optimizer.param_groups:
-            group["lr"] = options["learning_rate"] * schedule(step, steps, options["warmup"])
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=options["precision"] == "bf16"):
-            embedded = drop(self.module.get_input_embeddings()(batch.ids), options["embedding_dropout"])
-            logits = self.module(inputs_embeds=embedded, attention_mask=batch.mask).logits
-        loss = cross_entropy(logits.float(), batch.labels, label_smoothing=options["label_smoothing"])
-        divergence = information_loss(self.module.backbone)
-        if divergence is not None:
-            loss = loss + self.module.config.backbone.kl_weight * divergence.float()
+            group["lr"] = options["learning_rate"] * share
+        loss = self.objective.loss(self.module, rows)
+        self.loss_sum += loss.detach()
+        if self.device.type == "cpu" or self.step % STEPS_BETWEEN_LOOKS == 0:
+            self._look(loss)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, options["clip"])
+        self.optimizer.step()
+
+    def _look(self, loss: Tensor) -> None:
         value = loss.item()
         if not math.isfinite(value):
             raise InputError(
                 f"the loss is {value} in epoch {self.epoch + 1}, step {self.step + 1}; "
-                f"lower learning_rate ({options['learning_rate']}) or clip ({options['clip']})"
+                f"lower learning_rate ({self.options['learning_rate']}) or clip ({self.options['clip']})"
             )
-        self.loss_sum += value
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.module.parameters(), options["clip"])
-        self.optimizer.step()
 
     def _close_epoch(self, steps: int) -> None:
-        right, loss = evaluate(self.module, self.validation, self.vocabulary, self.device)
-        accuracy = right / len(self.validation.labels)
-        entry = {
-            "epoch": self.epoch + 1,
-            "training_loss": self.loss_sum / steps,
-            "validation_accuracy": accuracy,
-            "validation_loss": loss,
-        }
+        self._look(self.loss_sum)
+        entry = {"epoch": self.epoch + 1, "training_loss": self.loss_sum.item() / steps, **watched(self.module)}
+        told = f"epoch {self.epoch + 1}/{self.options['epochs']}  training loss {entry['training_loss']:.4f}"
+        better = True
+        rank: tuple[float, ...] = ()
+        if self.objective.parts["validation"] is not None:
+            score = self.objective.score(self.module, "validation")
+            entry |= {"validation_accuracy": score.accuracy, "validation_loss": score.cross_entropy}
+            rank = (-score.cross_entropy,) if self.objective.by_loss else (score.accuracy, -score.cross_entropy)
+            better = self.best is None or rank > tuple(self.best["rank"])
+            told += f"  validation loss {score.cross_entropy:.4f}  accuracy {score.accuracy:.4f}"
+            told += "  (best so far)" if better else ""
+        for name in ("spectral_abscissa", "mean_lambda"):
+            told += f"  {name} {entry[name]:.4f}" if name in entry else ""
         self.history.append(entry)
-        self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, 0.0
-        better = self.best is None or (accuracy, -loss) > (self.best["accuracy"], -self.best["loss"])
+        self.epoch, self.step, self.loss_sum = self.epoch + 1, 0, torch.zeros_like(self.loss_sum)
         if better:
-            weights = {k: v.detach().to("cpu", copy=True) for k, v in self.module.state_dict().items()}
-            self.best = {"epoch": self.epoch, "accuracy": accuracy, "loss": loss, "weights": weights}
+            extra = self.objective.extra
+            weights, beside = ({} if m is None else _copied(m) for m in (self.module, extra))
+            self.best = {"epoch": self.epoch, "rank": list(rank), "weights": weights, "extra": beside}
         save_state(self.checkpoint, self._state())
-        self.console.print(
-            f"epoch {self.epoch}/{self.options['epochs']}  training loss {entry['training_loss']:.4f}  "
-            f"validation loss {loss:.4f}  accuracy {accuracy:.4f}{'  (best so far)' if better else ''}"
-        )
+        self.console.print(told)
 
     def _out_of_patience(self) -> bool:
-        return self.best is not None and self.epoch - self.best["epoch"] >= self.options["patience"]
+        patience = self.options["patience"]
+        return patience is not None and self.best is not None and self.epoch - self.best["epoch"] >= patience
 
     def _state(self) -> dict[str, Any]:
+        extra = self.objective.extra
         return {
             "weights": self.module.state_dict(),
+            "extra": {} if extra is None else extra.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "random": random_states(),
             "epoch": self.epoch,
@@ -215,10 +225,16 @@ class Fit:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.module.load_state_dict(state["weights"])
+        if self.objective.extra is not None:
+            self.objective.extra.load_state_dict(state["extra"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"]
+        self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"].to(self.device)
         self.best, self.history = state["best"], list(state["history"])
         restore_random_states(state["random"])
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}
 
 
 def _progress(console: Console) -> Progress:

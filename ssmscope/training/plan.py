@@ -8,42 +8,63 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmscope.errors import InputError, did_you_mean
-from ssmscope.tasks.text import SOURCES, TextData, load_text
+import numpy as np
 
-ARCHITECTURES = {"mamba": None, "mamba2": None, "baleen-b": "bernoulli", "baleen-e": "exponential"}
-"""What can be trained, and the random gate of those that have one."""
-
-SIZES = {"base": "mamba2", "width": 128, "layers": 1, "state": 16, "head_width": 16, "expand": 2}
-"""The sizes of a model trained from scratch, where none are given."""
+from ssmscope.errors import InputError
+from ssmscope.tasks.text import TextData
+from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.training.architectures import GATES, OWN, SIZES, named
+from ssmscope.training.data import Data, kind_of, task_options
+from ssmscope.training.recipes import defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
-"""The tokenizer of a model trained from scratch, where nothing is given."""
+"""The tokenizer of a text classifier trained from scratch, where nothing is given."""
 
-GATE = ("beta", "tau", "prior", "kl")
-KL = ("true", "printed")
-BASES = ("mamba", "mamba2")
-PRECISIONS = ("fp32", "bf16")
-STORED = ("bfloat16", "float16", "float32")
+CHOICES = {
+    "precision": ("fp32", "bf16"),
+    "saved_as": ("bfloat16", "float16", "float32"),
+    "kl": ("true", "printed"),
+    "base": ("mamba2", "mamba"),
+    "schedule": ("cosine", "constant"),
+    "decays": ("standard", "spread"),
+    "unit": ("word", "byte"),
+    "scope": ("block", "s6"),
+    "differential_layers": ("full", "hybrid"),
+}
 
 RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
-        ("width", "layers", "state", "head_width", "expand", "epochs", "batch_size", "patience"),
+        (
+            *("width", "layers", "state", "head_width", "heads", "expand", "k", "state_groups", "fir_taps"),
+            *("epochs", "batch_size", "patience", "length", "examples"),
+        ),
         lambda value: value >= 1,
         "at least 1",
     ),
     (("max_length",), lambda value: value >= 2, "at least 2: a token and the end token"),
-    (("vocabulary",), lambda value: value >= 8, "at least 8"),
-    (("seed", "weight_decay", "beta", "checkpoint_minutes"), lambda value: value >= 0, "0 or more"),
+    (("seed", "weight_decay", "beta", "checkpoint_minutes", "spread_penalty"), lambda value: value >= 0, "0 or more"),
     (("learning_rate", "clip", "tau", "prior"), lambda value: value > 0, "above 0"),
-    (("held_out",), lambda value: 0 < value < 1, "between 0 and 1"),
+    (("share",), lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    (("flipped",), lambda value: 0 <= value <= 1, "from 0 to 1"),
     (
-        ("warmup", "dropout", "embedding_dropout", "token_dropout", "subword_dropout", "label_smoothing"),
+        ("held_out", "warmup", "dropout", "embedding_dropout", "token_dropout", "subword_dropout", "label_smoothing"),
         lambda value: 0 <= value < 1,
         "at least 0 and below 1",
     ),
 )
 """Options, what their values must satisfy, and that in words."""
+
+OF_KIND = {
+    "lowercase": ("text",),
+    "max_length": ("text",),
+    "token_dropout": ("text",),
+    "subword_dropout": ("text",),
+    "label_smoothing": ("text", "pixels", "sequences"),
+    "dropout": ("text", "pixels", "sequences"),
+    "embedding_dropout": ("text", "language", "tokens", "sequences"),
+    "spread_penalty": ("text", "sequences"),
+}
+"""Options that mean something for some kinds of data only."""
 
 FINISHED = Path("training.json")
 """The file, written last, by which a run is known to have ended."""
@@ -51,108 +72,134 @@ FINISHED = Path("training.json")
 CLAIMED = Path("checkpoint") / "plan.json"
 """The plan of a run that has begun."""
 
-WITHOUT_EFFECT = ("architecture", "data", "out", "device", "checkpoint_minutes", "progress", "command")
+WITHOUT_EFFECT = (
+    *("architecture", "data", "out", "device", "checkpoint_minutes", "progress", "command"),
+    *("kind", "compile"),
+)
 """Arguments that are no part of the recipe: they change where and how a run goes on, not what comes out."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with the defaults of a fresh model filled in.
+    """The arguments with the defaults of the data's kind and of a fresh model filled in.
 
     Raises:
         InputError: for an option outside its range, or one that does not go with the others.
     """
     options = dict(given)
-    architecture = options["architecture"]
-    if architecture not in ARCHITECTURES:
-        raise InputError(
-            f"unknown architecture '{architecture}'; choose one of {', '.join(ARCHITECTURES)}"
-            f"{did_you_mean(str(architecture), ARCHITECTURES)}"
-        )
-    for name, allowed in (("precision", PRECISIONS), ("saved_as", STORED), ("kl", KL), ("base", BASES)):
+    architecture = named(options["architecture"])
+    kind = options["kind"] = kind_of(options["data"])
+    for name, allowed in CHOICES.items():
         if options[name] is not None and options[name] not in allowed:
             raise InputError(f"{name} is '{options[name]}'; choose one of {', '.join(allowed)}")
     for names, fits, range_ in RANGES:
         for name in names:
             if options[name] is not None and not fits(options[name]):
                 raise InputError(f"{name} is {options[name]}; it must be {range_}")
-    gate = ARCHITECTURES[architecture]
-    useless = [name for name in GATE if gate is None and options[name] is not None]
-    useless += [name for name in ("tau",) if gate == "exponential" and options[name] is not None]
-    useless += [name for name in ("kl",) if gate == "bernoulli" and options[name] is not None]
-    if gate == "bernoulli" and options["prior"] is not None and options["prior"] >= 1:
-        raise InputError(f"prior is {options['prior']}; for {architecture} it is a probability below 1")
-    fresh = {**SIZES, **TOKENIZER}
+    _check_kind(options)
+    recipe = defaults(options["architecture"], kind, options["recipe"])
+    sizes = {name for names in SIZES.values() for name in names}
+    fresh = sizes | {"base", "decays", "vocabulary", "lowercase", *OWN}
     if options["init_from"] is not None:
-        useless += [name for name in fresh if options[name] is not None]
+        converting = ("beta", "tau", "prior", "kl") if options["architecture"] in GATES else ()
+        useless = [name for name in sorted(fresh - {*converting}) if options[name] is not None]
+        useless += _foreign_gate_options(options)
         if useless:
-            raise InputError(f"{useless[0]} cannot be chosen for {architecture} trained from {options['init_from']}")
-        return options
-    if gate is None and options["base"] is not None:
-        useless.append("base")
-    kind = options["base"] or ("mamba" if architecture == "mamba" else "mamba2")
-    if kind == "mamba" and options["head_width"] is not None:
-        useless.append("head_width")
-    if useless:
-        raise InputError(f"{useless[0]} means nothing for {architecture} on {kind}; leave it out")
-    options.update({name: value for name, value in fresh.items() if options[name] is None})
-    options["base"] = kind
-    if kind == "mamba":
-        options["head_width"] = None
-    elif options["width"] * options["expand"] % options["head_width"]:
-        raise InputError(
-            f"head_width {options['head_width']} does not divide width · expand = "
-            f"{options['width'] * options['expand']}"
-        )
+            raise InputError(
+                f"{useless[0]} cannot be chosen for {options['architecture']} trained from {options['init_from']}"
+            )
+    else:
+        _settle_model(options, architecture, recipe, sizes)
+    for name, value in recipe.items():
+        if name not in sizes and name not in OWN and name in options and options[name] is None and _fits(name, kind):
+            options[name] = value
     return options
 
 
-def parts_of(options: Mapping[str, Any]) -> dict[str, TextData | None]:
-    """The training, validation and test examples; no test where there is no labelled split for it."""
-    data, split = options["data"], options["split"]
-    known = SOURCES.get(data) if isinstance(data, str) else None
-    if known is not None:
-        split = split or "train"
-    train = load_text(data, split)
-    if len(train.label_names) < 2:
-        raise InputError(f"{data} has one class, '{train.label_names[0]}'; a classifier needs at least two")
-
-    def other(given: str | Path | None, which: str) -> TextData | None:
-        if given is None and (known is None or which not in known.splits or which == split):
-            return None
-        source = data if given is None else given
-        if isinstance(source, str) and source in SOURCES:
-            part = load_text(source, which if which in SOURCES[source].splits else None)
-            if part.label_names != train.label_names:
-                raise InputError(
-                    f"{source} has the classes {', '.join(part.label_names)}, but {data} has "
-                    f"{', '.join(train.label_names)}; give {which} data with the same classes"
-                )
-            return part
-        return load_text(source, label_names=train.label_names)
-
-    validation, test = other(options["validation"], "validation"), other(options["test"], "test")
-    if validation is None:
-        train, validation = train.divide(options["held_out"], seed=options["seed"])
-    return {"train": train, "validation": validation, "test": test}
+def _fits(name: str, kind: str) -> bool:
+    return kind in OF_KIND.get(name, (kind,))
 
 
-def plan_of(options: Mapping[str, Any], parts: Mapping[str, TextData | None]) -> dict[str, Any]:
+def _check_kind(options: Mapping[str, Any]) -> None:
+    """Refuse what the data has no use for."""
+    task = task_options(options["data"])
+    for name in ("length", "examples", "flipped", "unit", "filler"):
+        if options[name] is not None and name not in task:
+            raise InputError(f"{name} means nothing for {options['data']}; leave it out")
+    if options["vocabulary"] is not None and options["kind"] != "text" and "vocabulary" not in task:
+        raise InputError(f"vocabulary means nothing for {options['data']}; leave it out")
+    for name, kinds in OF_KIND.items():
+        if options[name] and options["kind"] not in kinds:
+            raise InputError(f"{name} means nothing for {options['data']}, which is no {' or '.join(kinds)}")
+    if options["vocabulary"] is not None and options["vocabulary"] < (8 if options["kind"] == "text" else 2):
+        raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least 8")
+    if options["architecture"] == "selective" and options["kind"] == "pixels":
+        raise InputError("the selective SSM reads tokens, and cifar10 and digits are pixels; choose another task")
+
+
+def _foreign_gate_options(options: Mapping[str, Any]) -> list[str]:
+    """The options of a random gate that this architecture's gate does not have."""
+    if options["architecture"] not in GATES:
+        return []
+    own = named(options["architecture"]).own
+    return [name for name in ("beta", "tau", "prior", "kl") if options[name] is not None and name not in own]
+
+
+def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[str, Any], sizes: set[str]) -> None:
+    """Fill in the base, the sizes and the architecture's own options.
+
+    Raises:
+        InputError: for one that the architecture does not have.
+    """
+    name = options["architecture"]
+    base = options["base"] or architecture.bases[0]
+    useless = [option for option in OWN if options[option] is not None and option not in architecture.own]
+    if options["base"] is not None and len(architecture.bases) == 1:
+        useless.append("base")
+    useless += [size for size in sorted(sizes) if options[size] is not None and size not in SIZES[base]]
+    if options["decays"] is not None and base not in ("mamba", "mamba2"):
+        useless.append("decays")
+    if useless:
+        on = f" on {base}" if len(architecture.bases) > 1 else ""
+        raise InputError(f"{useless[0]} means nothing for {name}{on}; leave it out")
+    if name == "baleen-b" and options["prior"] is not None and options["prior"] >= 1:
+        raise InputError(f"prior is {options['prior']}; for {name} it is a probability below 1")
+    options["base"] = base
+    least = {"groupmamba": options["k"] or 2, "rwkv": 2}.get(name, 1)
+    if options["layers"] is not None and options["layers"] < least:
+        raise InputError(f"layers is {options['layers']}; for this {name} it must be at least {least}")
+    fresh = {**recipe, "layers": max(recipe["layers"], least)}
+    options.update({size: fresh[size] for size in SIZES[base] if options[size] is None})
+    for option, value in architecture.own.items():
+        if options[option] is None:
+            options[option] = recipe.get(option, value)
+    if base not in ("mamba", "mamba2"):
+        options["decays"] = None
+    elif options["decays"] is None:
+        options["decays"] = recipe["decays"]
+    if options["kind"] == "text":
+        options.update({key: value for key, value in TOKENIZER.items() if options[key] is None})
+    width = options["width"]
+    inner = width * (options["expand"] or 1)
+    if base == "mamba2" and inner % options["head_width"]:
+        raise InputError(f"head_width {options['head_width']} does not divide width · expand = {inner}")
+    if base == "attention" and inner % options["heads"]:
+        raise InputError(f"{options['heads']} heads do not divide width · expand = {inner}")
+
+
+def plan_of(options: Mapping[str, Any], parts: Mapping[str, Data | None]) -> dict[str, Any]:
     """Everything that decides which weights come out, as plain JSON."""
-    recipe = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
-    data = {part: _described(texts) if texts is not None else None for part, texts in parts.items()}
+    recipe = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT and value is not None}
+    data = {part: _described(examples) if examples is not None else None for part, examples in parts.items()}
     plan = {"architecture": options["architecture"], "recipe": recipe, "data": data}
     return json.loads(json.dumps(plan, default=str))
 
 
-def _described(texts: TextData) -> dict[str, Any]:
-    counts = Counter(texts.labels)
-    return {
-        "name": texts.name,
-        "split": texts.split,
-        "examples": len(texts),
-        "classes": {name: counts[i] for i, name in enumerate(texts.label_names)},
-        "fingerprint": texts.fingerprint,
-    }
+def _described(data: Data) -> dict[str, Any]:
+    found = {"name": data.name, "split": data.split, "examples": len(data), "fingerprint": data.fingerprint}
+    if isinstance(data, TokenData):
+        return {**found, "asked": int((data.targets != IGNORED).sum())}
+    counts = Counter(data.labels if isinstance(data, TextData) else np.asarray(data.labels).tolist())
+    return {**found, "classes": {name: counts[i] for i, name in enumerate(data.label_names)}}
 
 
 def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:

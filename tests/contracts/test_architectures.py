@@ -45,9 +45,10 @@ def mixer_runs(module, dtype: torch.dtype, length: int = 23):
         with torch.no_grad():
             if dtype == torch.float64:
                 with TrueFloat64():
-                    yield mixer, u, mixer(u)
+                    own = mixer(u)
             else:
-                yield mixer, u, mixer(u)
+                own = mixer(u)
+        yield mixer, u, own[0] if isinstance(own, tuple) else own
 
 
 def recomputed(mixer, u, mutate: Callable[[LayerTrace], LayerTrace] | None = None) -> torch.Tensor:
@@ -71,8 +72,21 @@ def _each(change: Callable[[ssm.Recurrence], ssm.Recurrence]) -> Callable[[Layer
     return lambda layer: replace(layer, recurrences=tuple(change(r) for r in layer.recurrences))
 
 
+def log_decay(r: ssm.Recurrence) -> torch.Tensor:
+    return r.log_a if r.log_a is not None else r.log_decay()
+
+
+def mean_decay(r: ssm.Recurrence) -> torch.Tensor:
+    """The mean eigenvalue of the transition, (batch, length), of each matrix as a whole where it is one."""
+    if not isinstance(r, ssm.DeltaRecurrence):
+        return r.log_decay().exp().mean((2, 3))
+    b = r.by_head()[0].unsqueeze(-1)
+    transition = r.log_a.exp().unsqueeze(-1) * (torch.eye(b.shape[-2]) - r.beta[..., None, None] * b @ b.mT)
+    return torch.linalg.eigvalsh(transition).mean((2, 3))
+
+
 def _decay(r: ssm.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
-    return replace(r, A=None, log_a=change(r.log_decay()), expected=False)
+    return replace(r, A=None, log_a=change(log_decay(r)), expected=False)
 
 
 MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
@@ -83,6 +97,8 @@ MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
     "drop the step from the write": lambda r: _decay(replace(r, delta=None), lambda log_a: log_a),
     "drop D": lambda r: replace(r, D=None),
     "swap B and C": lambda r: replace(r, b=r.c, c=r.b),
+    "shift what is exchanged by a step": lambda r: replace(r, beta=r.beta.roll(1, dims=1)),
+    "exchange nothing": lambda r: ssm.Recurrence(x=r.written, b=r.b, c=r.c, log_a=r.log_a),
 }
 
 
@@ -92,15 +108,21 @@ def test_a_wrong_formula_is_seen(module, mutation):
         layer = reader_of(mixer).quantities(mixer, u)
         if mutation == "drop D" and all(r.D is None for r in layer.recurrences):
             pytest.skip("this architecture has no skip")
-        decays = [r.log_decay() for r in layer.recurrences]
+        if "exchange" in mutation and not any(isinstance(r, ssm.DeltaRecurrence) for r in layer.recurrences):
+            pytest.skip("this architecture has no delta rule")
+        decays = [log_decay(r) for r in layer.recurrences]
         if mutation == "shift the decay by a step" and all((a == a[:, :1]).all() for a in decays):
             pytest.skip("this architecture decays alike at every step")
+        if mutation == "drop the decay" and all((a == 0).all() for a in decays):
+            pytest.skip("this architecture has no decay")
+        if mutation == "shift the read by a step" and all((r.c == r.c[:, :1]).all() for r in layer.recurrences):
+            pytest.skip("this architecture reads its state alike at every step")
         if mutation == "drop the step from the write":
             if all(r.delta is None for r in layer.recurrences):
                 pytest.skip("this architecture has no step")
             # the decay must be taken before the step goes
             wrong = recomputed(
-                mixer, u, _each(lambda r: replace(r, A=None, log_a=r.log_decay(), delta=None, expected=False))
+                mixer, u, _each(lambda r: replace(r, A=None, log_a=log_decay(r), delta=None, expected=False))
             )
         else:
             wrong = recomputed(mixer, u, _each(MUTATIONS[mutation]))
@@ -174,7 +196,7 @@ def test_retention_is_the_mean_decay(model):
     trace = model.trace(ids=TEXTS)
     assert trace.retention.shape == (model.num_layers, len(TEXTS), max(map(len, TEXTS)))
     for index, layer in enumerate(trace.layers):
-        decays = [r.log_decay().exp().mean((2, 3)) for r in layer.recurrences]
+        decays = [mean_decay(r) for r in layer.recurrences]
         expected = sum(decays) / len(decays)
         if layer.turn is not None:  # the others hold
             expected = sum(decay * (layer.turn == i) for i, decay in enumerate(decays))

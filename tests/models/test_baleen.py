@@ -163,9 +163,11 @@ def test_the_loss_is_cross_entropy_plus_beta_kl(base, gate):
         model = baleen.convert(base, gate, beta=beta).train()
         torch.manual_seed(3)
         losses[beta] = model(IDS, attention_mask=MASK, labels=IDS).loss
+        assert baleen.information_loss(model) is None  # the loss has it
     torch.manual_seed(3)
     model(IDS, attention_mask=MASK)
-    assert baleen.information_loss(model) is None  # the forward pass took it
+    left = baleen.information_loss(model)  # for the caller's own loss
+    assert left is not None and baleen.information_loss(model) is None
     kls = []
     torch.manual_seed(3)
     hidden = model.backbone.embeddings(IDS)
@@ -173,6 +175,7 @@ def test_the_loss_is_cross_entropy_plus_beta_kl(base, gate):
         layer = baleen.quantities(block.mixer, block.norm(hidden), MASK)
         kls.append(layer.extras["kl"])
         hidden = hidden + baleen.output(block.mixer, layer)
+    torch.testing.assert_close(left, torch.stack(kls).mean())
     torch.testing.assert_close(losses[0.25] - losses[0.0], 0.25 * torch.stack(kls).mean(), rtol=1e-3, atol=1e-5)
 
 

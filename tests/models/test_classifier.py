@@ -87,3 +87,98 @@ def test_unknown_backbone():
         SSMClassifierConfig({"model_type": "mambo"})
     with pytest.raises(InputError, match="needs the configuration of its backbone"):
         SSMForSequenceClassification(SSMClassifierConfig())
+
+
+PIXEL_BACKBONES = ["mamba2", "baleen-e-mamba2", "gla"]
+
+
+def of_one_token(config):
+    """The configuration with the class token as its only token."""
+    fields = {**config.to_dict(), "vocab_size": 1, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    return type(config).from_dict(fields)
+
+
+@pytest.fixture(params=PIXEL_BACKBONES)
+def pixels(request):
+    torch.manual_seed(0)
+    backbone = of_one_token(BACKBONES[request.param])
+    config = SSMClassifierConfig(backbone, channels=2, image_size=(2, 3), num_labels=3)
+    return loud(SSMForSequenceClassification(config))
+
+
+VALUES = torch.rand(4, 6, 2, generator=torch.Generator().manual_seed(0))
+
+
+class TestPixels:
+    def test_the_class_token_comes_last_and_is_read(self, pixels):
+        embeds = pixels.embed_values(VALUES)
+        assert embeds.shape == (4, 7, pixels.config.hidden_size)
+        torch.testing.assert_close(embeds[:, :-1], VALUES @ pixels.embed.weight.T + pixels.embed.bias)
+        assert torch.equal(embeds[:, -1], pixels.get_input_embeddings().weight.expand(4, -1))
+        with torch.no_grad():
+            hidden = pixels.backbone(inputs_embeds=embeds).last_hidden_state
+            logits = pixels(input_values=VALUES).logits
+            torch.testing.assert_close(pixels.head(hidden[:, -1]), logits)
+            torch.testing.assert_close(pixels(inputs_embeds=embeds).logits, logits)
+            padded = torch.cat([embeds, torch.randn(4, 2, embeds.shape[-1])], 1)
+            mask = torch.tensor([[1] * 7 + [0] * 2] * 4)
+            with ssmscope.fast_scan(pixels):
+                torch.testing.assert_close(pixels(inputs_embeds=padded, attention_mask=mask).logits, logits)
+
+    def test_every_pixel_counts_and_order_does(self, pixels):
+        model = ssmscope.load(pixels)
+        logits = model.logits(model.encode(values=VALUES))
+        for position in range(6):
+            changed = VALUES.clone()
+            changed[:, position] = 1 - changed[:, position]
+            assert not torch.allclose(model.logits(model.encode(values=changed)), logits, atol=1e-4)
+        assert not torch.allclose(model.logits(model.encode(values=VALUES.flip(1))), logits, atol=1e-4)
+
+    def test_save_load_and_auto_class(self, pixels, tmp_path):
+        pixels.save_pretrained(tmp_path)
+        again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+        assert again.config.channels == 2 and tuple(again.config.image_size) == (2, 3)
+        assert again.main_input_name == "input_values"
+        with torch.no_grad():
+            assert torch.equal(again.eval()(input_values=VALUES).logits, pixels(input_values=VALUES).logits)
+        model = ssmscope.load(tmp_path)
+        assert model.channels == 2 and model.vocabulary == 1
+        assert model.fingerprint == ssmscope.load(pixels).fingerprint
+
+    def test_gradients_reach_the_pixels_and_the_class_token(self, pixels):
+        values = VALUES.clone().requires_grad_()
+        with ssmscope.fast_scan(pixels):
+            loss = pixels(input_values=values, labels=torch.tensor([0, 1, 2, 0])).loss
+        loss.backward()
+        assert (values.grad.abs().amax((0, 2)) > 0).all()
+        assert pixels.get_input_embeddings().weight.grad.abs().max() > 0
+        assert pixels.embed.weight.grad.abs().max() > 0
+
+    def test_refuses(self, pixels):
+        with pytest.raises(InputError, match="reads pixels: give input_values"):
+            pixels(torch.zeros(1, 3, dtype=torch.long))
+        with pytest.raises(InputError, match=r"input_values is \(1, 6, 3\); it must be \(batch, length, 2\)"):
+            pixels(input_values=torch.zeros(1, 6, 3))
+        with pytest.raises(InputError, match="give one of input_values"):
+            pixels(torch.zeros(1, 3, dtype=torch.long), input_values=VALUES)
+
+
+def test_a_token_classifier_refuses_pixels_and_knows_no_channels(classifier):
+    with pytest.raises(InputError, match="reads tokens, not pixels"):
+        classifier(input_values=VALUES)
+    assert "channels" not in classifier.config.to_dict() and classifier.config.channels is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"channels": 0}, "channels is 0; allowed is a whole number from 1 on"),
+        ({"channels": True}, "channels is True"),
+        ({"channels": 3, "backbone": MambaConfig(vocab_size=2)}, "give it vocab_size=1, not 2"),
+        ({"channels": 3, "image_size": (32,)}, r"image_size is \(32,\); allowed is \[height, width\]"),
+        ({"image_size": (2, 3)}, "needs channels"),
+    ],
+)
+def test_pixel_configurations_that_are_refused(fields, says):
+    with pytest.raises(InputError, match=says):
+        SSMClassifierConfig(**{"backbone": MambaConfig(vocab_size=1), **fields})

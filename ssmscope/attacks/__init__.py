@@ -1,0 +1,1 @@
+"""Attacks on trained models, and what they cost them."""

@@ -1,0 +1,64 @@
+"""Bootstrap intervals over examples for shares of them and for ratios of such shares, all of one set of resamples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 2000
+AT_ONCE = 2_000_000  # drawn examples that are in memory at a time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its 95 % interval; NaN where it is not defined."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "not defined" if math.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def times(self, factor: float) -> Estimate:
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+
+def resampled_sums(
+    columns: Float[np.ndarray, "examples columns"], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Float[np.ndarray, "rows columns"]:
+    """The sums of the columns over the examples, and below them those over every resample: 1 + `resamples` rows.
+
+    A resample draws as many examples as there are, with replacement; a row has one draw for all columns, which keeps
+    paired what was measured on the same examples.
+    """
+    random = np.random.default_rng(seed)
+    examples = len(columns)
+    sums = [columns.sum(0, keepdims=True)]
+    step = max(1, AT_ONCE // examples)
+    for start in range(0, resamples, step):
+        rows = min(step, resamples - start)
+        drawn = random.integers(0, examples, (rows, examples)) + np.arange(rows)[:, None] * examples
+        counts = np.bincount(drawn.ravel(), minlength=rows * examples).reshape(rows, examples)
+        sums.append(counts @ columns)
+    return np.concatenate(sums).astype(np.float64)
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """above / below, NaN where `below` is 0."""
+    return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, np.nan), where=below != 0)
+
+
+def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
+    """The first row as the value, the 2.5 and 97.5 percentiles of the others as its interval.
+
+    Resamples in which the number is not defined are left out; a value that is not defined has no interval.
+    """
+    spread = rows[1:][~np.isnan(rows[1:])]
+    if math.isnan(rows[0]) or not len(spread):
+        return Estimate(float(rows[0]), math.nan, math.nan)
+    low, high = np.quantile(spread, [0.025, 0.975])
+    return Estimate(float(rows[0]), float(low), float(high))

@@ -1,0 +1,206 @@
+"""Gated DeltaNet (Gated Delta Networks, Yang, Kautz & Hatamizadeh 2024) and, without its gates, DeltaNet.
+
+Each of `num_heads` heads keeps a matrix of value × key size, and exchanges what it holds under a key:
+
+    S_t = α_t S_{t−1} (I − β_t k_t k_tᵀ) + β_t v_t k_tᵀ,        o_t = S_t q_t.
+
+q, k and v are projections behind a short causal convolution and SiLU, q and k then of length 1; β_t = σ(W_β u_t) is how
+much is exchanged and α_t = exp(−e^A softplus(W_α u_t + b)) how much of everything is kept, both one number per head.
+Each head's o_t is normalised by its root mean square, gated by SiLU(W_z u_t), and projected. DeltaNet has α_t = 1 and
+no W_z. In `ssm.DeltaRecurrence` b = k, c = q, x = v.
+
+The backbone is that of `linear_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import normalize, rms_norm, silu, softplus
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
+from ssmscope.models.parts import (
+    ReadMixer,
+    as_mask,
+    at_least_float32,
+    causal_convolution,
+    hide_padding,
+    layer_state,
+)
+from ssmscope.ssm import DeltaRecurrence, Scan
+from ssmscope.trace import LayerState, LayerTrace
+
+# ---- the layer
+
+
+class DeltaMixer(ReadMixer, nn.Module):
+    """The layer: input and output (batch, length, width)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        width, key, value, heads = config.hidden_size, config.key_size, config.value_size, config.num_heads
+        self.num_heads, self.sizes, self.taps = heads, [key, key, value], config.conv_kernel
+        self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.conv1d = nn.Conv1d(sum(self.sizes), sum(self.sizes), self.taps, groups=sum(self.sizes), bias=False)
+        self.beta_proj = nn.Linear(width, heads, bias=False)
+        self.decay_proj = self.z_proj = None
+        if config.gated:
+            self.decay_proj = nn.Linear(width, heads, bias=False)
+            self.A_log = nn.Parameter(torch.empty(heads))
+            self.dt_bias = nn.Parameter(torch.empty(heads))
+            self.z_proj = nn.Linear(width, value, bias=False)
+            self.reset_parameters()
+        self.head_norm = nn.RMSNorm(value // heads, config.layer_norm_epsilon)
+        self.out_proj = nn.Linear(value, width, bias=False)
+
+    def reset_parameters(self) -> None:
+        """e^A from 1 to 16 and steps from about 0.001 to 0.1, both spread evenly on a logarithmic scale."""
+        nn.init.uniform_(self.A_log, 0, math.log(16))
+        nn.init.uniform_(self.dt_bias, math.log(math.expm1(1e-3)), math.log(math.expm1(1e-1)))
+
+
+MIXERS: tuple[type[nn.Module], ...] = (DeltaMixer,)
+MODEL_TYPES = ("ssm-deltanet",)
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The layer's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. At padding keys are zero:
+    whatever its β, such a token exchanges nothing.
+    """
+    assert isinstance(mixer, DeltaMixer)
+    mask = as_mask(mask)
+    conv_input = hide_padding(mixer.qkv_proj(u), mask)
+    tail = state.conv if state is not None else None
+    convolved = hide_padding(silu(causal_convolution(conv_input, mixer.conv1d.weight, None, tail)), mask)
+    q, k, v = (
+        rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
+        for t in convolved.split(mixer.sizes, dim=-1)
+    )
+    beta = torch.sigmoid(at_least_float32(mixer.beta_proj(u)))
+    log_a = torch.zeros_like(beta)
+    if mixer.decay_proj is not None:
+        step = softplus(at_least_float32(mixer.decay_proj(u)) + at_least_float32(mixer.dt_bias))
+        log_a = hide_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
+    recurrence = DeltaRecurrence(
+        x=v, b=normalize(k, dim=-1), c=normalize(q, dim=-1), log_a=log_a.unsqueeze(-1), beta=beta
+    )
+    z = mixer.z_proj(u) if mixer.z_proj is not None else None
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The mixer's output (batch, length, width) from its terms: W_O (norm(o) ⊙ SiLU(z))."""
+    assert isinstance(mixer, DeltaMixer)
+    (scanned,) = layer.scan() if scans is None else scans
+    norm = mixer.head_norm
+    o = rms_norm(scanned.y, norm.normalized_shape, norm.weight.to(scanned.y.dtype), norm.eps)
+    o = rearrange(o, "b t h p -> b t (h p)").to(layer.u.dtype)
+    return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
+    """Where a run continues from after this layer."""
+    assert isinstance(mixer, DeltaMixer)
+    return layer_state(layer, scans, mixer.taps)
+
+
+# ---- the models
+
+
+class DeltaNetConfig(LinearAttentionConfig):
+    """A Gated DeltaNet, or a DeltaNet.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: tokens, width, layers, heads of a layer.
+        key_size, value_size: of all heads together; by default three quarters of the width, and twice that, which make
+            six width² weights a layer.
+        conv_kernel: the taps of the short convolution.
+        gated: False leaves out α and the output gate: DeltaNet.
+        intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
+            8; 0 leaves them out.
+        layer_norm_epsilon: of every norm.
+        initializer_range: the standard deviation of embeddings at first.
+
+    Raises:
+        InputError: for a size that is no positive integer, or that the heads cannot share.
+    """
+
+    model_type = "ssm-deltanet"
+    mixer = DeltaMixer
+
+    def __init__(
+        self,
+        vocab_size: int = 50280,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 24,
+        num_heads: int = 4,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        conv_kernel: int = 4,
+        gated: bool = True,
+        intermediate_size: int | None = None,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.1,
+        **kwargs,
+    ):
+        self.gated, self.layer_norm_epsilon, self.initializer_range = gated, layer_norm_epsilon, initializer_range
+        key_size = 3 * hidden_size // 4 if key_size is None else key_size
+        self._set(
+            kwargs,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=num_hidden_layers,
+            num_heads=num_heads,
+            key_size=key_size,
+            value_size=2 * key_size if value_size is None else value_size,
+            conv_kernel=conv_kernel,
+            intermediate_size=8 * math.ceil(hidden_size / 3) if intermediate_size is None else intermediate_size,
+        )
+
+
+class _DeltaNet:
+    """How the mixers of a new model begin."""
+
+    def _init_weights(self, module):
+        super()._init_weights(module)  # type: ignore[misc]
+        if isinstance(module, nn.Conv1d):
+            nn.init.uniform_(module.weight, -(module.kernel_size[0] ** -0.5), module.kernel_size[0] ** -0.5)
+        elif isinstance(module, DeltaMixer) and module.decay_proj is not None:
+            module.reset_parameters()
+
+
+class DeltaNetModel(_DeltaNet, LinearAttentionModel):
+    """A (Gated) DeltaNet's backbone."""
+
+    config_class = DeltaNetConfig
+
+
+class DeltaNetForCausalLM(_DeltaNet, LinearAttentionForCausalLM):
+    """A (Gated) DeltaNet's language model."""
+
+    config_class = DeltaNetConfig
+    backbone_class = DeltaNetModel
+
+
+AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
+    (DeltaNetConfig, {"AutoModel": DeltaNetModel, "AutoModelForCausalLM": DeltaNetForCausalLM}),
+)
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    return {
+        "gated-deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small)),
+        "gated-deltanet-as-mamba": DeltaNetForCausalLM(
+            DeltaNetConfig(**small, key_size=12, value_size=15, intermediate_size=0, tie_word_embeddings=False)
+        ),
+        "deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small, gated=False, conv_kernel=3)),
+    }

@@ -1,0 +1,232 @@
+"""RWKV-4 (Peng et al. 2023): the blocks of transformers' models, read, not rewritten.
+
+A channel of the time mixing averages the values of the tokens before, the bonus u added to the current key (RWKV,
+Eq. 16):
+
+    wkv_t = (Σ_{s<t} e^{k_s − (t−1−s) w} v_s + e^{k_t + u} v_t) / (Σ_{s<t} e^{k_s − (t−1−s) w} + e^{k_t + u}),
+
+w = e^{time_decay}. Numerator and denominator grow and fall with e^k; what a channel remembers, and all that is ever
+read of it, is their ratio without the bonus, the mean p_t of the values so far. With e^{ℓ_t} the denominator,
+
+    p_t = a_t p_{t−1} + (1 − a_t) v_t,    a_t = e^{ℓ_{t−1} − w − ℓ_t},    ℓ_t = log(e^{ℓ_{t−1} − w} + e^{k_t}),
+
+which is the same function at any magnitude of k, and the linear recurrence of one number per channel that a layer's
+trace holds (b_t = 1 − a_t, c_t = 1). A token reads the memory before it is written to:
+
+    wkv_t = g_t p_{t−1} + (1 − g_t) v_t,  g_t = σ(ℓ_{t−1} − u − k_t).
+
+Retention is a_t, the share of the memory that token t leaves: 0 at the first token, which fills an empty one, and close
+to 0 where e^{k_t} outweighs all before it. The bare decays e^{−w}, alike at every token, are in the layer's `extras`.
+
+The mixer that is read is the whole block: its channel mixing, too, reads the previous token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvModel
+
+from ssmscope.errors import InputError
+from ssmscope.models.parts import as_mask, at_least_float32, convolution_tail, hide_padding
+from ssmscope.ssm import Recurrence, Scan
+from ssmscope.trace import LayerState, LayerTrace
+
+MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)
+MODEL_TYPES = ("rwkv",)
+
+NOTHING = -1e30  # the log-weight of an empty memory, and of a key at padding
+
+
+@dataclass(frozen=True, eq=False)
+class RwkvState(LayerState):
+    """From where a block continues. `conv` is the last input of the time mixing, `channel` (batch, 1, width) that of
+    the channel mixing, `log_weight` (batch, channels) float64 the ℓ of the mean in `ssm`."""
+
+    channel: Tensor
+    log_weight: Tensor
+
+
+def log_weights(
+    k: Float[Tensor, "batch length channels"],
+    w: Float[Tensor, " channels"],
+    mask: Tensor | None = None,
+    start: Float[Tensor, "batch channels"] | None = None,
+) -> Float[Tensor, "batch length+1 channels"]:
+    """ℓ_0 … ℓ_length in float64: log Σ_{s≤t} e^{k_s − (t−s) w}, from ℓ_0 = `start` (nothing when absent).
+
+    Where `mask` (batch, length) is False ℓ holds. As e^{ℓ_t + t w} is a cumulative sum, no step waits for another;
+    t w grows long, and float64 has the digits for it.
+    """
+    batch, length, channels = k.shape
+    real = torch.ones(batch, length, dtype=torch.bool, device=k.device) if mask is None else mask
+    k, w = k.double().masked_fill(~real.unsqueeze(-1), NOTHING), w.double()
+    start = k.new_full((batch, channels), NOTHING) if start is None else start.double()
+    grown = torch.cat([start.unsqueeze(1), k + rearrange(real.cumsum(1), "b t -> b t 1") * w], dim=1)
+    past = torch.cat([real.new_zeros(batch, 1), real], dim=1).cumsum(1)
+    return grown.logcumsumexp(1) - rearrange(past, "b t -> b t 1") * w
+
+
+def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
+    """The block's terms from its input `u` (batch, length, width) and weights.
+
+    `mask` (batch, length) is True at real positions; without, it is the one that the model was called with. `state` is
+    where a run continues from. `extras` has the mean's log-weights `log_weight` (batch, length + 1, channels), from
+    ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading the memory (batch, length, channels); the bare decays
+    `decay` (channels,), e^{−w}; and in a run that continues `channel_tail`, the last input of the channel mixing.
+    """
+    attention = mixer.attention
+    mask = as_mask(mixer.__dict__.get("mask") if mask is None else mask)
+    tail = state.conv if state is not None else None
+    x = hide_padding(mixer.ln1(_entering(mixer, u)), mask)
+    before = _before(x, tail)
+    k, v, z = (
+        project(_mixed(x, before, mix))
+        for project, mix in (
+            (attention.key, attention.time_mix_key),
+            (attention.value, attention.time_mix_value),
+            (attention.receptance, attention.time_mix_receptance),
+        )
+    )
+    k, v, w, bonus = (at_least_float32(t) for t in (k, v, attention.time_decay.exp(), attention.time_first))
+    log_weight = log_weights(k, w, mask, state.log_weight if isinstance(state, RwkvState) else None)
+    odds = hide_padding((k + w - log_weight[:, :-1]).to(v.dtype), mask)  # of what is written against what is there
+    share = hide_padding(torch.sigmoid(odds), mask)
+    recurrence = Recurrence(
+        x=v.unsqueeze(-1),
+        b=share.unsqueeze(-1),
+        c=torch.ones_like(share).unsqueeze(-1),
+        log_a=hide_padding(logsigmoid(-odds), mask).unsqueeze(-1),
+    )
+    extras = {
+        "log_weight": log_weight,
+        "bonus": (log_weight[:, :-1] - bonus - k).to(v.dtype),
+        "decay": torch.exp(-w),
+    }
+    if isinstance(state, RwkvState):
+        extras["channel_tail"] = state.channel
+    initial = state.ssm if state is not None else None
+    return LayerTrace(u, (recurrence,), mask, conv_input=x, conv_tail=tail, z=z, initial=initial, extras=extras)
+
+
+def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
+    """The block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel mixing."""
+    x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
+    mixing = mixer.feed_forward
+    shown = hide_padding(mixer.ln2(x), layer.mask)
+    before = _before(shown, layer.extras.get("channel_tail"))
+    k = torch.relu(mixing.key(_mixed(shown, before, mixing.time_mix_key))).square()
+    r = torch.sigmoid(mixing.receptance(_mixed(shown, before, mixing.time_mix_receptance)))
+    return x + r * mixing.value(k)
+
+
+def returned(output: Tensor) -> tuple[Tensor, None, None]:
+    """What a block's own forward gives: its output, no cache and no attention."""
+    return output, None, None
+
+
+def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> RwkvState:
+    """Where a run continues from after this block."""
+    shown = hide_padding(mixer.ln2(_after_time_mixing(mixer, layer, scans)), layer.mask)
+    of_channels = replace(layer, conv_input=shown, conv_tail=layer.extras.get("channel_tail"))
+    return RwkvState(
+        conv=convolution_tail(layer, 2),
+        ssm=tuple(s.state for s in scans),
+        channel=convolution_tail(of_channels, 2),
+        log_weight=layer.extras["log_weight"][:, -1],
+    )
+
+
+def _entering(mixer: nn.Module, u: Tensor) -> Tensor:
+    return mixer.pre_ln(u) if mixer.layer_id == 0 else u
+
+
+def _before(x: Tensor, tail: Tensor | None) -> Tensor:
+    """The input one token earlier."""
+    first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
+    return torch.cat([first, x[:, :-1]], dim=1)
+
+
+def _mixed(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
+    return x * mix + before * (1 - mix)
+
+
+def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> Tensor:
+    (scanned,) = scans
+    assert layer.z is not None
+    p, v = scanned.y.squeeze(-1), layer.recurrence.x.squeeze(-1)
+    first = torch.zeros_like(p[:, 0]) if layer.initial is None else rearrange(layer.initial[0], "b c 1 1 -> b c")
+    p = torch.cat([first.unsqueeze(1), p[:, :-1]], dim=1)
+    wkv = torch.lerp(v, p, torch.sigmoid(layer.extras["bonus"]))
+    gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
+    return _entering(mixer, layer.u) + mixer.attention.output(gated)
+
+
+# ---- the whole model while it is read
+
+
+class _ReadModel(RwkvModel):
+    """transformers' backbone while `fast_scan` reads its blocks: it hands them the mask, and rescales nothing."""
+
+    layers_are_rescaled = property(lambda self: None)
+
+    def forward(self, input_ids=None, attention_mask=None, *args, **kwargs):
+        for block in self.blocks:
+            block.mask = attention_mask
+        try:
+            return super().forward(input_ids, None, *args, **kwargs)
+        finally:
+            for block in self.blocks:
+                del block.mask
+
+
+@contextmanager
+def reading(module: nn.Module) -> Iterator[None]:
+    """Within, the backbones of `module` know the mask of padding, and their weights are those that were stored.
+
+    When it first runs in evaluation transformers' backbone divides the weights of later blocks by powers of two, in
+    place, and the residual stream with them, so that float16 does not overflow. No output changes, up to the ε of the
+    norms, but a model that is saved or fingerprinted then is another one.
+
+    Raises:
+        InputError: in float16, for a model that relies on being rescaled.
+    """
+    found = [part for part in module.modules() if type(part) is RwkvModel]
+    for part in found:
+        every = part.config.rescale_every
+        if part.ln_out.weight.dtype == torch.float16 and 0 < every < len(part.blocks):
+            raise InputError(f"an RWKV of {len(part.blocks)} layers overflows in float16: use bfloat16 or float32")
+        if part.layers_are_rescaled and every > 0:
+            with torch.no_grad():
+                for number, block in enumerate(part.blocks):
+                    for weight in (block.attention.output.weight, block.feed_forward.value.weight):
+                        weight.mul_(2.0 ** (number // every))
+        part.layers_are_rescaled = False
+    try:
+        for part in found:
+            part.__class__ = _ReadModel
+        yield
+    finally:
+        for part in found:
+            part.__class__ = RwkvModel
+
+
+def examples() -> dict[str, nn.Module]:
+    """Small random language models of this family, by name; seeded by the caller."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, rescale_every=0, use_cache=False)
+    models: dict[str, nn.Module] = {
+        "rwkv": RwkvForCausalLM(RwkvConfig(**sizes)),
+        "rwkv-deeper": RwkvForCausalLM(RwkvConfig(**{**sizes, "num_hidden_layers": 3}, intermediate_size=40)),
+    }
+    for model in models.values():
+        nn.init.normal_(model.get_input_embeddings().weight)
+    return models

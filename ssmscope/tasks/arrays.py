@@ -1,0 +1,65 @@
+"""What data sets held in numpy arrays have in common: a length, a fingerprint, chosen rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ssmscope.errors import InputError
+
+D = TypeVar("D", bound="ArrayData")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayData:
+    """The base of data sets whose arrays have one row an example.
+
+    Attributes:
+        name, split: e.g. `majority`, `test`.
+    """
+
+    name: str
+    split: str
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array by its name, each with one row an example."""
+        every = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in every if isinstance(value, np.ndarray)}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of everything but name and split."""
+        arrays = self.arrays
+        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in arrays}
+        plain = {key: value for key, value in rest.items() if key not in ("name", "split")}
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+        for key, array in arrays.items():
+            digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def take(self: D, indices: Sequence[int] | np.ndarray, *, split: str | None = None) -> D:
+        """The examples at `indices`, in that order."""
+        rows: dict[str, Any] = {key: array[np.asarray(indices)] for key, array in self.arrays.items()}
+        return dataclasses.replace(self, split=split or self.split, **rows)
+
+    def sample(self: D, n: int, *, seed: int = 0) -> D:
+        """At most `n` examples drawn without replacement, in their own order.
+
+        Raises:
+            InputError: for fewer than one.
+        """
+        if n < 1:
+            raise InputError(f"a sample of {n} examples was asked for; ask for at least 1")
+        if n >= len(self):
+            return self
+        return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:n]))

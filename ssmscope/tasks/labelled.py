@@ -1,0 +1,33 @@
+"""Labelled examples for a classifier by the name of a data set, or from a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.tasks import pixels
+from ssmscope.tasks.pixels import PixelData, load_pixels
+from ssmscope.tasks.text import SOURCES, SUFFIXES, TextData, load_text
+
+KNOWN = (*pixels.KNOWN, *SOURCES)
+"""The names that `load_labelled` knows."""
+
+
+def load_labelled(
+    data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None
+) -> PixelData | TextData:
+    """One split of a known data set of images or texts, or the texts of a file, see `load_pixels` and `load_text`.
+
+    Raises:
+        InputError: an unknown name, and what those two refuse.
+    """
+    if data in pixels.KNOWN:
+        return load_pixels(str(data), split)
+    path = Path(data)
+    if data not in SOURCES and path.suffix.lower() not in SUFFIXES and not path.exists():
+        raise InputError(
+            f"unknown data '{data}'; give one of {', '.join(KNOWN)}, or a file ending in {', '.join(SUFFIXES)}"
+            f"{did_you_mean(str(data), KNOWN)}"
+        )
+    return load_text(data, split, label_names=label_names)

@@ -1,0 +1,162 @@
+"""The model that a run trains: fresh, or with the weights of a trained one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ssmscope.errors import InputError
+from ssmscope.models.baleen import convert
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.models.load import load
+from ssmscope.models.selective import SelectiveSSMForSequenceClassification
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.tokens import TokenData
+from ssmscope.training.architectures import GATES, Tokens, named
+
+STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
+RATES = (0.02, 0.5)
+"""The initial ranges of Δ, and with `spread` of |A|: memories of 1 / (Δ |A|) = 4 to 1,000 tokens.
+
+With the standard ones (Mamba's; |A| from 1) the state adds about one per cent to a layer's output at first, and a model
+that is regularised for a small set of texts stays at chance for several epochs.
+"""
+
+
+def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The tokenizer and the model to train.
+
+    Raises:
+        InputError: when `init_from` cannot become what was asked for.
+    """
+    source = load(str(options["init_from"])) if options["init_from"] is not None else None
+    if tokenizer is None and options["kind"] == "text":
+        tokenizer = _text_tokenizer(options, train, source)
+    tokens = _tokens(train, tokenizer)
+    if isinstance(train, TokenData):
+        module = _language_model(options, tokens, source)
+    else:
+        module = _classifier(options, train, tokens, source)
+    if source is None and options["decays"] == "spread":
+        _spread_decays(module)
+    return tokenizer, module
+
+
+def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
+    from ssmscope.tasks.tokenizer import train_tokenizer
+
+    if source is None:
+        return train_tokenizer(
+            train.texts,
+            vocabulary=options["vocabulary"],
+            lowercase=options["lowercase"],
+            max_length=options["max_length"],
+        )
+    if source.tokenizer is None:
+        raise InputError(f"{source.name} has no tokenizer; init_from needs a model that reads text")
+    return source.tokenizer
+
+
+def _tokens(train: Any, tokenizer: Any) -> Tokens:
+    if isinstance(train, PixelData):
+        return Tokens(1)  # the class token alone: pixels are no tokens of a vocabulary
+    pad = tokenizer.pad_token_id
+    end = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.eos_token_id
+    return Tokens(len(tokenizer), 0 if pad is None else pad, 0 if end is None else end)
+
+
+def _configuration(options: Mapping[str, Any], tokens: Tokens) -> Any:
+    settled = {**options, "steps": STEPS[options["decays"] or "standard"]}
+    return named(options["architecture"]).configure(settled, tokens)
+
+
+def _language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if source is None:
+        return AutoModelForCausalLM.from_config(_configuration(options, tokens))
+    if source.is_classifier or source.vocabulary < tokens.number:
+        what = "is a classifier" if source.is_classifier else f"knows {source.vocabulary} tokens of {tokens.number}"
+        raise InputError(f"{source.name} {what}; init_from needs a language model of the same tokens")
+    return _converted(source, source.module, options)
+
+
+def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: Any) -> Any:
+    names = train.label_names
+    labels: dict[str, Any] = {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+    if options["architecture"] == "selective":
+        return _selective(options, tokens, labels, source)
+    if source is None:
+        backbone, configuration = None, _configuration(options, tokens)
+    else:
+        backbone = _converted(source, getattr(source.module, "backbone", None), options)
+        configuration = backbone.config
+    pixels: dict[str, Any] = (
+        {"channels": train.channels, "image_size": list(train.shape)} if isinstance(train, PixelData) else {}
+    )
+    dropout = options["dropout"] or 0.0
+    module = SSMForSequenceClassification(SSMClassifierConfig(configuration, dropout=dropout, **pixels, **labels))
+    if backbone is not None:
+        module.backbone.load_state_dict(backbone.state_dict())
+        if source.is_classifier and source.labels == list(names):
+            module.head.load_state_dict(source.module.head.state_dict())
+            if pixels:
+                module.embed.load_state_dict(source.module.embed.state_dict())
+    return module
+
+
+def _selective(options: Mapping[str, Any], tokens: Tokens, labels: Mapping[str, Any], source: Any) -> Any:
+    if source is not None:
+        if not isinstance(source.module, SelectiveSSMForSequenceClassification):
+            raise InputError(f"{source.name} is no selective SSM; init_from needs one to train a selective SSM from it")
+        return source.module
+    configuration = _configuration(options, tokens)
+    configuration.binary = labels["num_labels"] == 2
+    for name in ("id2label", "label2id"):
+        setattr(configuration, name, labels[name])
+    return SelectiveSSMForSequenceClassification(configuration)
+
+
+def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
+    """The backbone or language model of a loaded model as the architecture that was asked for, no parameter added."""
+    architecture = options["architecture"]
+    gate, kind = GATES.get(architecture), getattr(getattr(module, "config", None), "model_type", None)
+    chosen = {name: options[name] for name in ("beta", "tau", "prior", "kl") if options[name] is not None}
+    if gate is not None and kind in ("mamba", "mamba2"):
+        return convert(module, gate, **chosen)
+    same_gate = gate is not None and getattr(getattr(module, "config", None), "gate", None) == gate
+    if kind in OWN_KINDS.get(architecture, ()) or (same_gate and not chosen):
+        return module
+    raise InputError(
+        f"{source.name} is a {kind or type(source.module).__name__}, which cannot become {architecture}; a Mamba or "
+        "Mamba-2 can become a Baleen, and every architecture can be trained further with its own gate as it is"
+    )
+
+
+OWN_KINDS = {
+    "mamba": ("mamba",),
+    "mamba2": ("mamba2",),
+    "diff-mamba": ("diff-mamba", "diff-mamba1"),
+    "groupmamba": ("groupmamba", "groupmamba-mamba2"),
+    "gfssm": ("gfssm", "gfssm-mamba"),
+    "gla": ("ssm-gla",),
+    "retnet": ("ssm-retnet",),
+    "deltanet": ("ssm-deltanet",),
+    "rwkv": ("rwkv",),
+}
+"""The model types that an architecture's further training can start from."""
+
+
+def _spread_decays(module: Any) -> None:
+    """|A| of every layer from the smallest to the largest of `RATES` in equal ratios, over states or heads."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("A_log"):
+            rates = torch.linspace(math.log(RATES[0]), math.log(RATES[1]), parameter.shape[-1])
+            parameter.data.copy_(rates.expand_as(parameter))

@@ -1,0 +1,273 @@
+"""From the name of a task, a data set or a file to training, validation and test examples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.tasks.arrays import ArrayData
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.sequences import SequenceData, listops, majority
+from ssmscope.tasks.text import SOURCES, SUFFIXES, TextData, load_text, read_rows
+from ssmscope.tasks.tokens import TokenData
+
+Data = Union[TextData, SequenceData, PixelData, TokenData]
+Parts = dict[str, Data | None]
+
+PIXELS = ("cifar10", "digits")
+SEQUENCES = ("majority", "listops")
+LANGUAGE = ("wikitext2",)
+QUESTIONS = ("qa1", "qa2", "qa3", "qa4", "qa5")
+LINES = (".txt",)
+
+
+def tasks() -> dict[str, str]:
+    """Every known name and the kind of its data: text, pixels, sequences, tokens or language."""
+    from ssmscope.tasks.mad import GENERATORS
+
+    return {
+        **dict.fromkeys(SOURCES, "text"),
+        **dict.fromkeys(PIXELS, "pixels"),
+        **dict.fromkeys(SEQUENCES, "sequences"),
+        **dict.fromkeys((*GENERATORS, *QUESTIONS), "tokens"),
+        **dict.fromkeys(LANGUAGE, "language"),
+    }
+
+
+def kind_of(data: str | Path) -> str:
+    """The kind of a known name's data, or of a file's: `language` for plain lines, else labelled `text`.
+
+    Raises:
+        InputError: for a name that is neither known nor a file.
+    """
+    known = tasks()
+    if isinstance(data, str) and data in known:
+        return known[data]
+    path = Path(data)
+    if path.suffix.lower() in LINES:
+        return "language"
+    if path.suffix.lower() not in SUFFIXES and not path.exists():
+        raise InputError(
+            f"unknown data '{data}'; give one of {', '.join(known)}, or a file ending in "
+            f"{', '.join((*SUFFIXES, *LINES))}{did_you_mean(str(data), known)}"
+        )
+    return "text"
+
+
+def task_options(data: str | Path) -> Collection[str]:
+    """The options that a generated task or a language model's data takes."""
+    if data == "majority":
+        return ("length", "examples", "flipped")
+    if data == "listops":
+        return ("length", "examples")
+    if data in QUESTIONS:
+        return ("length", "examples", "filler")
+    kind = kind_of(data)
+    return {"tokens": ("length", "examples", "vocabulary"), "language": ("length", "unit", "vocabulary")}.get(kind, ())
+
+
+def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
+    """The training, validation and test examples, None where there are none, and the tokenizer that made them.
+
+    There is a tokenizer where the data's tokens are given before a model is: for generated tasks, questions and
+    language. Labelled texts are still texts, and pixels have none.
+
+    Raises:
+        InputError: for data that cannot be read or used.
+    """
+    kind = options["kind"]
+    if kind == "text":
+        return _texts(options), None
+    if kind == "language":
+        return _language(options)
+    if options["data"] in QUESTIONS:
+        return _questions(options)
+    train, test = _pixels(options) if kind == "pixels" else _generated(options)
+    for name in ("split", "validation", "test"):
+        if options[name] is not None:
+            raise InputError(f"{name} means nothing for {options['data']}, which has its own splits; leave it out")
+    tokenizer = None
+    if not isinstance(train, PixelData):
+        from ssmscope.tasks.language import symbol_tokenizer
+
+        tokenizer = symbol_tokenizer(train.tokens)
+    return _divided(train, None, test, options), tokenizer
+
+
+def _pixels(options: Mapping[str, Any]) -> tuple[PixelData, PixelData]:
+    from ssmscope.tasks.pixels import digits, load_pixels
+
+    if options["data"] == "digits":
+        return digits()  # its parts are those that `load_pixels` gives: nobody is tested on what they trained on
+    return load_pixels(options["data"], "train"), load_pixels(options["data"], "test")
+
+
+def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
+    from ssmscope.tasks.mad import GENERATORS
+
+    name, seed = options["data"], options["seed"]
+    length, examples = options["length"], options["examples"]
+    if name == "majority":
+        flipped = {} if options["flipped"] is None else {"flipped": options["flipped"]}
+        return majority(length or 100, examples=examples or 1000, seed=seed, **flipped)
+    if name == "listops":
+        return _listops(length or 100, examples or 1000)
+    sizes = {"length": length, "vocabulary": options["vocabulary"], "train_examples": examples}
+    return GENERATORS[name](**{key: value for key, value in sizes.items() if value is not None}, seed=seed)
+
+
+def _listops(length: int, examples: int) -> tuple[SequenceData, SequenceData]:
+    """ListOps of expressions of about `length` tokens, from `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet`.
+
+    Test expressions are padded or cut as their own split's longest: a model reads the padding too.
+    """
+    root = os.environ.get("SSMSCOPE_DATA")
+    if not root:
+        raise InputError("listops is read from $SSMSCOPE_DATA/listops/T100_1000_train.parquet; set SSMSCOPE_DATA")
+    folder = Path(root, "listops")
+    found = sorted(path.name.removesuffix("_train.parquet") for path in folder.glob("T*_train.parquet"))
+    stem = f"T{length}_{examples}"
+    if stem not in found:
+        there = ", ".join(found) or "none"
+        raise InputError(
+            f"there is no listops of length {length} with {examples} examples in {folder}; there are {there}"
+        )
+    splits = []
+    for split in ("train", "test"):
+        rows = read_rows(folder / f"{stem}_{split}.parquet")
+        splits.append(listops([str(row["text"]) for row in rows], [int(row["label"]) for row in rows], split=split))
+    return splits[0], splits[1]
+
+
+def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
+    from ssmscope.tasks.language import byte_tokenizer, language_data, load_lines, word_tokenizer
+
+    data, length = options["data"], options["length"] or 256
+    known = data in LANGUAGE
+    split = options["split"] or ("train" if known else None)
+    lines = load_lines(data, split)
+    if options["init_from"] is not None:
+        tokenizer = _tokenizer_of(options["init_from"])
+    elif options["unit"] == "byte":
+        if options["vocabulary"] is not None:
+            raise InputError("vocabulary means nothing for bytes, of which there are 256; leave it out")
+        tokenizer = byte_tokenizer()
+    else:
+        tokenizer = word_tokenizer(lines, vocabulary=options["vocabulary"] or 10_000)
+
+    def rows(source: Any, part: str) -> TokenData:
+        if source == data and known:
+            return language_data(load_lines(data, part), tokenizer, length=length, name=str(data), split=part)
+        found = load_lines(source, part if source in LANGUAGE else None)
+        return language_data(found, tokenizer, length=length, name=Path(source).stem, split=part)
+
+    train = language_data(lines, tokenizer, length=length, name=Path(data).stem, split=split or "all")
+    validation = rows(options["validation"], "validation") if options["validation"] is not None else None
+    test_source = options["test"] if options["test"] is not None else data if known and split != "test" else None
+    test = rows(test_source, "test") if test_source is not None else None
+    return _divided(train, validation, test, options), tokenizer
+
+
+def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
+    from ssmscope.tasks.babi import question_tokens, questions
+    from ssmscope.tasks.language import load_lines, word_tokenizer
+
+    for name in ("split", "validation", "test"):
+        if options[name] is not None:
+            raise InputError(f"{name} means nothing for {options['data']}, whose questions are generated; leave it out")
+    filler = options["filler"]
+    if filler not in (None, "generated"):
+        from ssmscope.tasks.filler import sentences
+
+        filler = sentences(load_lines(filler, "validation" if filler in LANGUAGE else None))
+    else:
+        filler = None
+    seed, count = options["seed"], options["examples"] or 5000
+    made = [
+        questions(options["data"], length=options["length"] or 128, examples=n, filler=filler, seed=seed, split=split)
+        for split, n in (("train", count), ("validation", max(count // 10, 1)), ("test", max(count // 5, 1)))
+    ]
+    if options["init_from"] is not None:
+        tokenizer = _tokenizer_of(options["init_from"])
+    else:
+        tokenizer = word_tokenizer(made[0].texts, vocabulary=options["vocabulary"] or 10_000)
+    train, validation, test = (question_tokens(data, tokenizer) for data in made)
+    return _divided(train, validation, test, options), tokenizer
+
+
+def _tokenizer_of(source: str | Path) -> Any:
+    from ssmscope.models.load import load
+
+    model = load(source)
+    if model.tokenizer is None:
+        raise InputError(f"{source} has no tokenizer; init_from needs a model that reads text")
+    return model.tokenizer
+
+
+def _texts(options: Mapping[str, Any]) -> Parts:
+    data, split = options["data"], options["split"]
+    known = SOURCES.get(data) if isinstance(data, str) else None
+    if known is not None:
+        split = split or "train"
+    train = load_text(data, split)
+    if len(train.label_names) < 2:
+        raise InputError(f"{data} has one class, '{train.label_names[0]}'; a classifier needs at least two")
+
+    def other(given: str | Path | None, which: str) -> TextData | None:
+        if given is None and (known is None or which not in known.splits or which == split):
+            return None
+        source = data if given is None else given
+        if isinstance(source, str) and source in SOURCES:
+            part = load_text(source, which if which in SOURCES[source].splits else None)
+            if part.label_names != train.label_names:
+                raise InputError(
+                    f"{source} has the classes {', '.join(part.label_names)}, but {data} has "
+                    f"{', '.join(train.label_names)}; give {which} data with the same classes"
+                )
+            return part
+        return load_text(source, label_names=train.label_names)
+
+    return _divided(train, other(options["validation"], "validation"), other(options["test"], "test"), options)
+
+
+def _divided(train: Any, validation: Any, test: Any, options: Mapping[str, Any]) -> Parts:
+    """The parts, with the validation examples taken from the training ones where there are none of their own."""
+    seed, share = options["seed"], options["held_out"]
+    if validation is None and share:
+        if isinstance(train, ArrayData):
+            order = np.random.default_rng(seed).permutation(len(train))
+            held = round(share * len(train))
+            if not 0 < held < len(train):
+                raise InputError(f"held_out {share} of {len(train)} examples leaves one of two parts empty")
+            validation = train.take(np.sort(order[:held]), split=f"{train.split} (held out)")
+            train = train.take(np.sort(order[held:]))
+        else:
+            train, validation = train.divide(share, seed=seed)
+    if options["share"] < 1:
+        train = balanced(train, options["share"], seed=seed)
+    return {"train": train, "validation": validation, "test": test}
+
+
+def balanced(data: Any, share: float, *, seed: int = 0) -> Any:
+    """A `share` of the examples, as many of every class; without classes, any.
+
+    Raises:
+        InputError: when a class has too few.
+    """
+    draw = np.random.default_rng(seed)
+    if isinstance(data, TokenData):
+        return data.take(np.sort(draw.permutation(len(data))[: max(round(share * len(data)), 1)]))
+    labels = np.asarray(data.labels)
+    each = round(share * len(labels) / len(data.label_names))
+    chosen: list[int] = []
+    for label, name in enumerate(data.label_names):
+        members = np.flatnonzero(labels == label)
+        if not 0 < each <= len(members):
+            raise InputError(f"a balanced share of {share} needs {each} of class '{name}', which has {len(members)}")
+        chosen += draw.permutation(members)[:each].tolist()
+    return data.take(sorted(chosen))

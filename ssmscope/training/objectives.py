@@ -1,0 +1,309 @@
+"""What a model is trained to do with one kind of data: batches, the loss of a batch, the score of a part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.functional import dropout as drop
+
+from ssmscope.errors import InputError
+from ssmscope.models.baleen import information_loss
+from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
+from ssmscope.tasks.mad import CompressionData
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.subwords import SubwordDropout
+from ssmscope.tasks.tokens import IGNORED, TokenData
+
+TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 262144}
+"""How many positions an evaluation runs together."""
+
+SPREAD = 0.1
+"""The standard deviation of a batch's answers below which `spread_penalty` acts."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """By example: how many answers were `right` of those `asked`, and the sum of their cross-entropies in nats."""
+
+    right: np.ndarray
+    asked: np.ndarray
+    loss: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.sum() / self.asked.sum())
+
+    @property
+    def cross_entropy(self) -> float:
+        return float(self.loss.sum() / self.asked.sum())
+
+
+class Objective(ABC):
+    """What is done with the parts of one data set.
+
+    Attributes:
+        extra: a module that is trained beside the model, None where there is none.
+        by_loss: whether the best epoch has the lowest loss rather than the highest accuracy.
+    """
+
+    extra: nn.Module | None = None
+    by_loss = False
+
+    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
+        self.parts, self.options, self.device = parts, options, device
+
+    @abstractmethod
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The training examples of an epoch, the same for the same seed and epoch; as many batches in every epoch."""
+
+    @abstractmethod
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        """The training loss of a batch of the current epoch."""
+
+    @abstractmethod
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Logits (batch, [length,] answers) and targets (batch[, length]) of examples of a part, without dropout."""
+
+    def lengths(self, part: str) -> Sequence[int]:
+        """How many positions each example of a part has."""
+        data = self.parts[part]
+        return [next(iter(data.arrays.values())).shape[1]] * len(data)
+
+    @torch.no_grad()
+    def score(self, module: Any, part: str) -> Score:
+        """How well the model does on a part. Needs `fast_scan` around it to be fast."""
+        module.eval()
+        lengths = self.lengths(part)
+        found = np.zeros((3, len(lengths)))
+        at_once = TOKENS_AT_ONCE["cuda" if self.device.type == "cuda" else "cpu"]
+        for rows in length_order(lengths, max(at_once // max(lengths), 1)):
+            logits, targets = self.answers(module, part, rows)
+            asked = targets != IGNORED
+            losses = cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
+            right = (logits.argmax(-1) == targets) & asked
+            each = (right, asked, losses.view(targets.shape))
+            found[:, rows] = [t.double().reshape(len(rows), -1).sum(1).cpu().numpy() for t in each]
+        return Score(*found)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options["precision"] == "bf16")
+
+    def embedded(self, module: Any, ids: Tensor) -> dict[str, Tensor]:
+        """The model's input for token ids, with components of their embeddings dropped where that is asked for."""
+        if not self.options["embedding_dropout"]:
+            return {"input_ids": ids}
+        return {"inputs_embeds": drop(module.get_input_embeddings()(ids), self.options["embedding_dropout"])}
+
+    def classified(self, module: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a classifier: cross-entropy, a Baleen's KL, and the penalty on answers that are all alike."""
+        logits = logits.float()
+        loss = cross_entropy(logits, labels, label_smoothing=self.options["label_smoothing"] or 0.0)
+        if self.options["spread_penalty"]:
+            loss = loss + self.options["spread_penalty"] * (SPREAD - spread(logits)).clamp(min=0)
+        return regularized(module, loss)
+
+
+def regularized(module: Any, loss: Tensor) -> Tensor:
+    """The loss with β · KL of a Baleen (Baleen, Eq. 5)."""
+    divergence = information_loss(module)
+    if divergence is None:
+        return loss
+    config = getattr(module.config, "backbone", None) or module.config
+    return loss + config.kl_weight * divergence.float()
+
+
+def spread(logits: Tensor) -> Tensor:
+    """The standard deviation over the batch of the predicted probability; the mean over classes where there are more.
+
+    The selective SSM's authors keep that of two classes above 0.1, or a model stays with one answer for all
+    (Generalization bounds, section 5); the mean is our choice for their tasks of ten classes.
+    """
+    probabilities = logits.softmax(-1)
+    if len(probabilities) < 2:
+        return probabilities.new_tensor(SPREAD)
+    # where all answers are the same number the root has no derivative: an unstable start saturates them all
+    deviations = probabilities.var(0).clamp(min=1e-12).sqrt()
+    return deviations[1] if logits.shape[-1] == 2 else deviations.mean()
+
+
+class Texts(Objective):
+    """Labelled texts, by a tokenizer."""
+
+    def __init__(
+        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
+    ) -> None:
+        super().__init__(parts, options, device)
+        if options["token_dropout"] and tokenizer.unk_token_id is None:
+            raise InputError(
+                f"token_dropout is {options['token_dropout']}, but the tokenizer has no unknown token; set it to 0"
+            )
+        self.unknown_id = tokenizer.unk_token_id
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        self.special = torch.tensor(sorted(special), dtype=torch.long)
+        limit = options["max_length"]
+        self.examples = {name: encode(p, tokenizer, limit) for name, p in parts.items() if p is not None}
+        self.cuts = None
+        if options["subword_dropout"]:
+            self.cuts = SubwordDropout(parts["train"], tokenizer, limit, options["subword_dropout"], options["seed"])
+        self.current = self.examples["train"]
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        if self.cuts is not None:
+            self.current = self.cuts.examples(epoch)
+        lengths = [len(ids) for ids in self.current.ids]
+        return epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        batch = collate(self.current, rows, self.pad_id)
+        if self.options["token_dropout"]:
+            dropped = drop_tokens(batch.ids, self.options["token_dropout"], self.unknown_id, self.special)
+            batch = batch._replace(ids=dropped)
+        batch = batch.to(self.device)
+        with self.autocast():
+            logits = module(**self.embedded(module, batch.ids), attention_mask=batch.mask).logits
+        return self.classified(module, logits, batch.labels)
+
+    def lengths(self, part: str) -> Sequence[int]:
+        return [len(ids) for ids in self.examples[part].ids]
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = collate(self.examples[part], rows, self.pad_id).to(self.device)
+        return module(input_ids=batch.ids, attention_mask=batch.mask).logits, batch.labels
+
+
+class Arrays(Objective):
+    """Examples of one length, which lie on the device as a whole."""
+
+    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
+        super().__init__(parts, options, device)
+        self.tensors = {
+            name: {key: torch.from_numpy(array).to(device) for key, array in part.arrays.items()}
+            for name, part in parts.items()
+            if part is not None
+        }
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        size, number = self.options["batch_size"], len(self.parts["train"])
+        draw = torch.Generator().manual_seed(self.options["seed"] * 1_000_003 + epoch)
+        order = torch.randperm(number, generator=draw).tolist()
+        whole = number - number % size or number  # batches of one size; what is left over comes in other epochs
+        return [order[i : i + size] for i in range(0, whole, size)]
+
+    def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
+        index = torch.tensor(rows, device=self.device)
+        return {key: tensor[index] for key, tensor in self.tensors[part].items()}
+
+
+class Sequences(Arrays):
+    """Labelled sequences of token ids."""
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        batch = self.taken("train", rows)
+        with self.autocast():
+            logits = module(**self.embedded(module, batch["ids"])).logits
+        return self.classified(module, logits, batch["labels"])
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        return module(input_ids=batch["ids"]).logits, batch["labels"]
+
+
+class Pixels(Arrays):
+    """Labelled images, one token a pixel."""
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        batch = self.taken("train", rows)
+        with self.autocast():
+            logits = module(input_values=batch["pixels"] / 255).logits
+        return self.classified(module, logits, batch["labels"])
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        return module(input_values=batch["pixels"] / 255).logits, batch["labels"]
+
+
+class NextTokens(Arrays):
+    """The tokens that a language model is asked for."""
+
+    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
+        super().__init__(parts, options, device)
+        self.by_loss = options["kind"] == "language"
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        batch = self.taken("train", rows)
+        with self.autocast():
+            logits = module(**self.embedded(module, batch["ids"])).logits
+        loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+        return regularized(module, loss)
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        return module(input_ids=batch["ids"]).logits, batch["targets"]
+
+
+class Decoder(nn.Module):
+    """Names the token at every position from one hidden state: a network of two layers reads the state beside a code
+    of the position (MAD's compression, Poli et al. 2024)."""
+
+    def __init__(self, width: int, length: int, vocabulary: int) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(length, width) * width**-0.5)
+        self.network = nn.Sequential(
+            nn.Linear(2 * width, 4 * width),
+            nn.SiLU(),
+            nn.Linear(4 * width, width),
+            nn.SiLU(),
+            nn.Linear(width, vocabulary),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (batch, length, vocabulary) from `hidden` (batch, width)."""
+        length = len(self.position)
+        state = hidden.unsqueeze(1).expand(-1, length, -1)
+        return self.network(torch.cat([state, self.position.expand(len(hidden), -1, -1)], dim=-1))
+
+
+class Reconstruction(Arrays):
+    """Every token of a sequence from the model's last hidden state."""
+
+    def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, module: Any) -> None:
+        super().__init__(parts, options, device)
+        data = parts["train"]
+        self.extra = Decoder(module.config.hidden_size, data.ids.shape[1], len(data.tokens)).to(device)
+
+    def _logits(self, module: Any, batch: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        assert self.extra is not None
+        return self.extra(module.base_model(**inputs).last_hidden_state[:, -1])
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        batch = self.taken("train", rows)
+        with self.autocast():
+            logits = self._logits(module, batch, self.embedded(module, batch["ids"]))
+        loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+        return regularized(module, loss)
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        return self._logits(module, batch, {"input_ids": batch["ids"]}), batch["targets"]
+
+
+def objective_of(
+    parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any, module: Any
+) -> Objective:
+    """The objective of these data."""
+    data = parts["train"]
+    if options["kind"] == "text":
+        return Texts(parts, options, device, tokenizer)
+    if isinstance(data, CompressionData):
+        return Reconstruction(parts, options, device, module)
+    if isinstance(data, TokenData):
+        return NextTokens(parts, options, device)
+    return (Pixels if isinstance(data, PixelData) else Sequences)(parts, options, device)

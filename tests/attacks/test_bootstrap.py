@@ -1,0 +1,69 @@
+"""Bootstrap intervals against every possible resample, and how often they cover the truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ssmscope.attacks.bootstrap import Estimate, estimate, ratio, resampled_sums
+
+CLEAN = np.array([1.0, 1.0, 1.0, 0.0, 1.0])
+ATTACKED = np.array([1.0, 0.0, 0.0, 0.0, 1.0])
+
+
+def every_resample(clean, attacked):
+    """The paired drop of all n^n resamples, which are equally likely."""
+    rows = np.array(list(itertools.product(range(len(clean)), repeat=len(clean))))
+    above, below = attacked[rows].sum(1), clean[rows].sum(1)
+    return (1 - above[below > 0] / below[below > 0]), (below == 0).mean()
+
+
+def test_the_paired_drop_has_the_distribution_of_all_resamples():
+    sums = resampled_sums(np.stack([CLEAN, ATTACKED], 1), resamples=40_000, seed=1)
+    drops = 1 - ratio(sums[:, 1], sums[:, 0])
+    exact, undefined = every_resample(CLEAN, ATTACKED)
+    assert drops[0] == pytest.approx(0.5)
+    ours = drops[1:]
+    assert np.isnan(ours).mean() == pytest.approx(undefined, abs=3e-4)
+    ours = ours[~np.isnan(ours)]
+    assert ours.mean() == pytest.approx(exact.mean(), abs=5e-3) and ours.std() == pytest.approx(exact.std(), abs=5e-3)
+    for drop in np.unique(exact):
+        assert np.isclose(ours, drop).mean() == pytest.approx(np.isclose(exact, drop).mean(), abs=1e-2)
+    low, high = np.quantile(exact, [0.025, 0.975])
+    assert (estimate(drops).low, estimate(drops).high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_what_is_equal_on_every_example_has_no_drop():
+    sums = resampled_sums(np.stack([CLEAN, CLEAN], 1), resamples=500)
+    assert estimate(1 - ratio(sums[:, 1], sums[:, 0])) == Estimate(0.0, 0.0, 0.0)
+
+
+def test_sums_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    columns = np.random.default_rng(0).integers(0, 2, (7, 3)).astype(float)
+    whole = resampled_sums(columns, resamples=50, seed=3)
+    assert whole.shape == (51, 3) and (whole[0] == columns.sum(0)).all()
+    monkeypatch.setattr("ssmscope.attacks.bootstrap.AT_ONCE", 20)
+    assert (resampled_sums(columns, resamples=50, seed=3) == whole).all()
+    assert (resampled_sums(columns, resamples=50, seed=4) != whole).any()
+    assert (resampled_sums(np.ones((7, 1)), resamples=50) == 7).all()
+
+
+def test_intervals_cover():
+    draw, covered = np.random.default_rng(0), 0
+    for seed in range(300):
+        found = estimate(resampled_sums((draw.random((200, 1)) < 0.7) * 1.0, resamples=300, seed=seed)[:, 0] / 200)
+        covered += found.low <= 0.7 <= found.high
+    assert 0.91 <= covered / 300 <= 0.98
+
+
+def test_what_is_not_defined():
+    assert math.isnan(ratio(np.array([1.0]), np.array([0.0]))[0])
+    none = estimate(np.array([math.nan, 1.0, 2.0]))
+    assert math.isnan(none.value) and math.isnan(none.low) and str(none) == "not defined"
+    some = estimate(np.array([0.5, math.nan, 0.4, 0.6]))
+    assert some.value == 0.5 and 0.4 < some.low < some.high < 0.6
+    assert estimate(np.array([9.0, 0.0, 1.0])).high < 1  # the value is no resample
+    assert str(Estimate(0.5, 0.25, 1.0)) == "0.500 [0.250, 1.000]" and Estimate(0.5, 0.25, 1.0).times(100).low == 25

@@ -1,0 +1,549 @@
+"""The position-bias attack against a slow reference, on planted pixels, and as its users meet it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from loud import TrueFloat64, loud
+from tokenizers import Tokenizer
+from tokenizers import models as token_models
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+import ssmscope
+from ssmscope import cli
+from ssmscope.attacks.bootstrap import Estimate
+from ssmscope.attacks.position import PAPER, averages, class_ids, measure, position_bias
+from ssmscope.attacks.regions import Region
+from ssmscope.attacks.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
+from ssmscope.errors import InputError
+from ssmscope.models import architectures
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.tasks.pixels import CIFAR10, PixelData
+from ssmscope.tasks.sequences import SequenceData
+from ssmscope.tasks.text import text_data
+
+LENGTH = 16
+KEYS = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
+
+
+def images(n: int, seed: int, names=("dark", "bright"), shape=(4, 4), channels: int = 1) -> PixelData:
+    """Random pixels, whose label is whether the last but one is bright."""
+    draw = np.random.default_rng(seed)
+    pixels = draw.integers(0, 256, (n, shape[0] * shape[1], channels)).astype(np.uint8)
+    labels = (pixels[:, -2, 0] > 127).astype(np.int64)
+    return PixelData("planted", "test", pixels, labels, names, shape)
+
+
+def pixel_module(
+    shape=(4, 4), channels=1, labels=("dark", "bright"), layers=1, **sizes
+) -> SSMForSequenceClassification:
+    sizes = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, expand=2) | sizes
+    backbone = Mamba2Config(vocab_size=1, num_hidden_layers=layers, **sizes, **KEYS)
+    named = dict(num_labels=len(labels), id2label=dict(enumerate(labels)))
+    return SSMForSequenceClassification(SSMClassifierConfig(backbone, channels=channels, image_size=shape, **named))
+
+
+@pytest.fixture(scope="module")
+def planted() -> ssmscope.Model:
+    """A classifier without memory: its convolution shows the class token the last three pixels, and nothing else."""
+    torch.manual_seed(0)
+    module = pixel_module()
+    mixer = module.backbone.layers[0].mixer
+    with torch.no_grad():
+        mixer.A_log.fill_(12.0)  # every state has decayed to nothing one step later
+    mixer.A_log.requires_grad_(False)
+    data = images(256, seed=1)
+    values, labels = torch.from_numpy(data.pixels) / 255, torch.from_numpy(data.labels)
+    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], 2e-2)
+    with ssmscope.fast_scan(module):
+        for _ in range(60):
+            optimizer.zero_grad()
+            module(input_values=values, labels=labels).loss.backward()
+            optimizer.step()
+    return ssmscope.load(module.eval())
+
+
+@pytest.fixture(scope="module")
+def test_images() -> PixelData:
+    return images(200, seed=2)
+
+
+class TestPlanted:
+    @pytest.mark.parametrize("replacement", ["noise", "zeros", "mean", "other"])
+    def test_only_the_planted_region_matters(self, planted, test_images, replacement):
+        found = position_bias(planted, test_images, regions="0:8,8:13,13:16,14:15", replacement=replacement)
+        assert found.clean.value > 0.95
+        for nothing in found.regions[:2]:
+            assert nothing.accuracy == found.clean and nothing.drop == Estimate(0.0, 0.0, 0.0)
+            assert nothing.flipped.value == 0 and (nothing.success is None or nothing.success.value == 0)
+        for hit in found.regions[2:]:
+            assert hit.accuracy.value < 0.75 and hit.drop.low > 0.2
+        assert found.average.value == pytest.approx(np.mean([one.accuracy.value for one in found.regions]))
+        assert found.average_drop.value == pytest.approx(np.mean([one.drop.value for one in found.regions]))
+        assert found.average.low < found.average.value < found.average.high < found.clean.high
+
+    def test_pixels_of_the_other_class_give_that_class(self, planted, test_images):
+        (found,) = position_bias(planted, test_images, regions="14:15", replacement="other").regions
+        assert found.accuracy.value < 0.1 and found.success.value > 0.9
+        assert found.success.value == found.flipped.value  # there are two classes
+
+    def test_a_window_along_the_sequence_finds_it(self, planted, test_images):
+        found = position_bias(planted, test_images, regions="0:8", window=2, stride=1)
+        assert [one.region for one in found.windows] == [f"{at}:{at + 2}" for at in range(15)]
+        drops = np.array([one.drop.value for one in found.windows])
+        assert (drops[:11] == 0).all() and set(np.argsort(drops)[-2:]) == {13, 14}
+        (alone,) = position_bias(planted, test_images, regions="13:15").regions
+        assert alone == found.windows[13]  # noise is the same whatever else is asked for
+
+
+REFERENCE = ["mamba2", "baleen-e-mamba2", "gla", "mamba"]
+CONFIGS = {n: m.config for a in architectures().values() for n, m in a.examples().items() if n in REFERENCE}
+
+
+def deep(name: str) -> ssmscope.Model:
+    """A random pixel classifier of two layers in which every position matters."""
+    config = CONFIGS[name]
+    backbone = type(config).from_dict({**config.to_dict(), "vocab_size": 1, **KEYS})
+    torch.manual_seed(0)
+    names = dict(enumerate(("a", "b", "c")))
+    module = SSMForSequenceClassification(SSMClassifierConfig(backbone, channels=2, num_labels=3, id2label=names))
+    model, data = ssmscope.load(loud(module)), three_classes()
+    with torch.no_grad():
+        module.head.bias -= model.logits(model.encode(values=data.pixels)).mean(0)  # so that no class stands out
+    return model
+
+
+def three_classes(n: int = 15, seed: int = 0) -> PixelData:
+    data = images(n, seed, ("a", "b", "c"), (4, 5), channels=2)
+    return dataclasses.replace(data, labels=np.arange(n) % 3)
+
+
+def test_noise_and_mean_pixel():
+    noise = np.stack([noise_of(row, (50, 3), 7) for row in range(200)])
+    assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
+    assert abs(np.corrcoef(noise.reshape(200, -1))[0, 1:]).max() < 0.4  # every example has its own
+    assert (noise_of(3, (50, 3), 7) == noise[3]).all() and (noise_of(3, (50, 3), 8) != noise[3]).all()
+    data = three_classes()
+    subject = Pixels(deep("mamba2"), data, "mean", 0)
+    assert subject.mean.tolist() == pytest.approx([data.pixels[:, :, c].mean() / 255 for c in (0, 1)], rel=1e-6)
+
+
+class TestAgainstASlowReference:
+    def replaced(self, data, row, replacement, donors, seed):
+        """What each pixel becomes, in 0…1."""
+        if replacement == "noise":
+            return noise_of(row, data.pixels.shape[1:], seed)
+        if replacement == "other":
+            return data.pixels[donors[row]] / 255
+        value = data.pixels.reshape(-1, data.channels).mean(0) / 255 if replacement == "mean" else np.zeros(2)
+        return np.tile(value, (data.pixels.shape[1], 1))
+
+    @pytest.mark.parametrize("name", REFERENCE)
+    @pytest.mark.parametrize("replacement", ["noise", "zeros", "mean", "other"])
+    def test_of_pixels(self, name, replacement):
+        model, data, seed = deep(name), three_classes(), 5
+        regions = [Region(0, 3), Region(7, 11), Region(3, 20), Region(19, 20), Region(7, 8), Region(0, 50, True)]
+        donors = draw_donors(data.labels, np.full(15, 20), np.full(15, 20), seed) if replacement == "other" else None
+        found = Pixels(model, data, replacement, seed).predict(regions, donors, batch_size=4)
+        clean = model.logits(model.encode(values=data.pixels)).argmax(-1)
+        assert found.clean.tolist() == clean.tolist()
+        whole = np.stack([self.replaced(data, row, replacement, donors, seed) for row in range(len(data))])
+        for column, region in enumerate(regions):
+            start, stop = region.bounds(20)
+            values = data.pixels / 255
+            values[:, start:stop] = whole[:, start:stop]
+            expected = model.logits(model.encode(values=values)).argmax(-1)
+            assert found.attacked[:, column].tolist() == expected.tolist()
+        assert (found.attacked != found.clean[:, None]).any()  # the regions do matter to this model
+
+    @pytest.mark.parametrize("name", REFERENCE)
+    @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+    def test_a_run_from_shared_states_is_the_plain_run(self, name, dtype, tolerance):
+        model = deep(name)
+        model.module.to(dtype)
+        draw = torch.Generator().manual_seed(0)
+        embeddings = torch.randn(3, 70, model.config.hidden_size, dtype=dtype, generator=draw)
+        with TrueFloat64() if dtype == torch.float64 else torch.no_grad():
+            whole = run_embeddings(model, embeddings).logits
+            states, at = None, 0
+            for cut in (1, 2, 33, 64, 69):
+                states, at = run_embeddings(model, embeddings[:, at:cut], states).states, cut
+                parts = run_embeddings(model, embeddings[:, cut:], states).logits
+                assert (parts - whole).norm() < tolerance * whole.norm()
+            alone = run_embeddings(model, embeddings[:, at:]).logits
+            assert (alone - whole).norm() > 1e-2 * whole.norm()  # the states do matter
+
+    @pytest.mark.parametrize("replacement", ["noise", "zeros", "mean", "other"])
+    def test_of_texts(self, replacement):
+        model, data, seed = reader(), reviews(), 5
+        subject = Tokens(model, data, replacement, seed)
+        assert subject.lengths.tolist() == [len(text.split()) for text in data.texts]
+        regions = [Region(0, 2), Region(3, 5), Region(0, 30, True), Region(80, 100, True)]
+        labels = np.array(data.labels)
+        needed = np.full(len(data), 5)
+        donors = draw_donors(labels, subject.lengths, needed, seed) if replacement == "other" else None
+        found = subject.predict(regions, donors, batch_size=3)
+        table = model.module.get_input_embeddings().weight.detach()
+        changed = skipped = 0
+        for row, text in enumerate(data.texts):
+            batch = model.encode(text)
+            clean = int(model.logits(batch).argmax(-1))
+            assert found.clean[row] == clean
+            length = len(text.split())
+            for column, region in enumerate(regions):
+                start, stop = region.bounds(length)
+                reach = length if donors is None else min(length, subject.lengths[donors[row]])
+                if stop > reach:
+                    assert found.attacked[row, column] == LEFT_OUT
+                    skipped += 1
+                    continue
+                embeddings = table[batch.input_ids].clone()
+                for token in range(start, stop):  # at token + 1: the text begins with [CLS]
+                    if replacement == "noise":
+                        put = torch.from_numpy(noise_of(row, (length, 8), seed)[token]) * table.std()
+                    elif replacement == "other":
+                        put = table[model.encode(data.texts[donors[row]]).input_ids[0, 1 + token]]
+                    else:
+                        put = table.mean(0) if replacement == "mean" else torch.zeros(8)
+                    embeddings[0, 1 + token] = put
+                expected = int(run_embeddings(model, embeddings).logits.argmax(-1))
+                assert found.attacked[row, column] == expected
+                changed += expected != clean
+        assert changed and skipped
+
+
+WORDS = "[PAD] [UNK] [CLS] a good bad film with music acting but dull great".split()
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    inner = Tokenizer(token_models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = Whitespace()
+    inner.post_processor = TemplateProcessing(single="[CLS] $A [CLS]", special_tokens=[("[CLS]", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]")
+
+
+def reader() -> ssmscope.Model:
+    """A random classifier of texts of ten words."""
+    torch.manual_seed(0)
+    backbone = MambaConfig(vocab_size=len(WORDS), hidden_size=8, state_size=3, num_hidden_layers=2, time_step_rank=2)
+    config = SSMClassifierConfig(backbone, num_labels=2, id2label={0: "negative", 1: "positive"})
+    return ssmscope.load(loud(SSMForSequenceClassification(config)), tokenizer=tokenizer())
+
+
+def reviews(n: int = 14):
+    draw = np.random.default_rng(0)
+    texts = [" ".join([*draw.choice([*WORDS[3:], "zebra"], length), "film"]) for length in draw.integers(0, 11, n)]
+    return text_data("reviews", "all", texts, [i % 2 for i in range(n)], ("negative", "positive"))
+
+
+class TestTexts:
+    def test_those_too_short_are_left_out_and_counted(self):
+        data, model = reviews(40), reader()
+        found = position_bias(model, data, regions="0:6,0%:50%")
+        long = np.array([len(text.split()) >= 6 for text in data.texts])
+        first, share = found.regions
+        assert (first.examples, first.left_out) == (long.sum(), (~long).sum()) and (share.left_out, share.examples) == (
+            0,
+            40,
+        )
+        right = np.array(
+            [a == found_label for (a, _), found_label in zip(model.trace(list(data.texts)).answers, named(data))]
+        )
+        assert first.clean.value == pytest.approx(right[long].mean()) and found.clean.value == pytest.approx(
+            right.mean()
+        )
+        assert first.drop.value == pytest.approx(1 - first.accuracy.value / first.clean.value)
+        assert f"{(~long).sum()} of 40 at 0:6" in found.notes[-1] and "standard deviation" in found.notes[0]
+        assert "examples" in str(found) and f"{long.sum()}" in str(found)
+
+    def test_sequences_of_ids(self):
+        draw = np.random.default_rng(0)
+        ids = draw.integers(0, len(WORDS), (20, 8))
+        data = SequenceData("bits", "test", ids, ids[:, 0] % 2, tuple(WORDS), ("negative", "positive"))
+        model = dataclasses.replace(reader(), tokenizer=None)
+        found = position_bias(model, data, regions="0:4", replacement="other")
+        assert found.regions[0].left_out == 0 and found.unit == "tokens" and found.length == 8
+        beyond = dataclasses.replace(data, ids=ids + 4)
+        with pytest.raises(InputError, match="bits has token id 16, outside the model's 0…12"):
+            position_bias(model, beyond)
+
+    def test_a_donor_is_of_another_class_and_long_enough(self):
+        labels, lengths = np.array([0, 0, 1, 1, 2]), np.array([5, 9, 3, 7, 6])
+        seen = [draw_donors(labels, lengths, np.array([6, 6, 9, 20, 0]), seed).tolist() for seed in range(60)]
+        assert [set(column) for column in zip(*seen)] == [{3, 4}, {3, 4}, {1}, {1}, {0, 1, 2, 3}]
+        with pytest.raises(
+            InputError, match="takes tokens from an example of another class, and all of these are of one"
+        ):
+            draw_donors(np.zeros(3, dtype=np.int64), lengths[:3], lengths[:3], 0)
+
+
+def named(data):
+    return [data.label_names[label] for label in data.labels]
+
+
+class TestNumbers:
+    """From class ids, without a model."""
+
+    def test_by_hand(self):
+        labels = np.array([0, 0, 1, 1, 2])
+        clean = np.array([0, 0, 1, 1, 0])
+        attacked = np.array([[0, 1, 1, 2, 2], [0, 0, LEFT_OUT, 2, 0]]).T
+        donors = np.array([1, 1, 0, 2, 0])
+        found = measure(labels, clean, attacked, donors, [Region(0, 1), Region(1, 2)], seed=0)
+        one, two = found.attacked
+        assert found.clean.value == 0.8 and one.accuracy.value == 0.6 and one.drop.value == pytest.approx(0.25)
+        assert one.flipped.value == 0.5 and one.success.value == 0.5  # the second becomes 1, the fourth 2
+        assert (two.examples, two.left_out) == (4, 1) and two.clean.value == 0.75 and two.accuracy.value == 0.5
+        assert two.drop.value == pytest.approx(1 / 3) and two.flipped.value == two.success.value == pytest.approx(1 / 3)
+
+    def test_the_averages_are_those_of_the_papers_table(self):
+        """Baleen-B and Mamba of Table 3: "Avg." holds the clean column, too, and ± is a sample standard deviation."""
+        for row, average, spread in (
+            ((0.659, 0.634, 0.603, 0.314, 0.453), 0.532, 0.146),
+            ((0.672, 0.655, 0.631, 0.102, 0.152), 0.442, 0.289),
+        ):
+            hits = np.arange(1000)[:, None] < np.array(row) * 1000
+            found = measure(np.ones(1000), hits[:, 0], hits[:, 1:], None, [Region(*r) for r in PAPER], seed=0)
+            means = averages(found, 4)
+            assert means["average_with_clean"].value == pytest.approx(average, abs=1.1e-3)
+            assert means["spread"] == pytest.approx(spread, abs=6e-4)
+            assert means["average"].value == pytest.approx(np.mean(row[1:]))
+            assert means["average_drop"].value == pytest.approx(1 - np.mean(row[1:]) / row[0])
+            assert [one.drop.value for one in found.attacked] == pytest.approx([1 - a / row[0] for a in row[1:]])
+
+    def test_intervals_are_paired(self):
+        """Of two sets of hits as independent draws the drop would vary; of nested ones it varies by the few between."""
+        hits = np.arange(400)[:, None] < np.array([300, 290])
+        drop = measure(np.ones(400), hits[:, 0], hits[:, 1:], None, [Region(0, 1)], seed=0).attacked[0].drop
+        assert drop.value == pytest.approx(1 / 30) and 0.013 < drop.low < drop.high < 0.056
+
+    def test_without_a_right_answer_no_drop_is_given(self, planted, test_images):
+        wrong = dataclasses.replace(test_images, labels=1 - test_images.labels)
+        right = position_bias(planted, wrong, regions="0:8").clean.value
+        wrong = wrong.take(np.flatnonzero(Pixels(planted, wrong, "zeros", 0).predict([], None).clean != wrong.labels))
+        assert right < 0.05 and len(wrong) > 190
+        found = position_bias(planted, wrong, regions="0:8")
+        assert found.clean == Estimate(0, 0, 0)
+        assert math.isnan(found.regions[0].drop.value) and math.isnan(found.average_drop.low)
+        assert "clean accuracy is 0" in found.notes[0] and "not defined" in str(found)
+        found.figure()
+        assert type(found).from_dict(json.loads(found.to_json())) == found
+
+
+class TestOptions:
+    def test_the_seed_and_nothing_else_changes_the_noise(self, planted, test_images):
+        first = position_bias(planted, test_images, regions="13:16")
+        again = position_bias(planted, test_images, regions="13:16,0:9", batch_size=7)
+        assert first.regions[0] == again.regions[0]
+        assert position_bias(planted, test_images, regions="13:16", seed=1).regions[0] != first.regions[0]
+
+    def test_a_limit_draws_examples(self, planted, test_images):
+        found = position_bias(planted, test_images, limit=20, seed=3)
+        sample = test_images.sample(20, seed=3)
+        assert found.provenance["data"] == {
+            **dict(name="planted", split="test", fingerprint=sample.fingerprint, examples=20),
+        }
+        assert found.provenance["seed"] == 3 and found.provenance["options"]["limit"] == 20
+        assert found.provenance["fingerprint"] == planted.fingerprint
+        assert found.provenance["options"]["regions"] == ["0%:10%", "0%:25%", "75%:100%", "90%:100%"]
+
+    def test_the_papers_regions_are_those_of_1024_pixels(self):
+        model = ssmscope.load(pixel_module((32, 32), 3, CIFAR10.labels, hidden_size=8, head_dim=4).eval())
+        data = dataclasses.replace(images(2, 0, CIFAR10.labels, (32, 32), 3))
+        assert [one.region for one in position_bias(model, data).regions] == ["0:32", "0:96", "928:1024", "992:1024"]
+
+    def test_classes_are_matched_by_name(self, planted, test_images):
+        turned = dataclasses.replace(test_images, label_names=("bright", "dark"), labels=1 - test_images.labels)
+        assert (class_ids(planted, turned) == test_images.labels).all()
+        assert position_bias(planted, turned, regions="0:8").clean.value > 0.95
+        other = dataclasses.replace(test_images, label_names=("cat", "dog"))
+        with pytest.raises(
+            InputError, match="planted has the classes cat, dog; .* tells apart dark, bright: give data"
+        ):
+            position_bias(planted, other)
+        unnamed = ssmscope.load(pixel_module(labels=("LABEL_0", "LABEL_1")))
+        assert (class_ids(unnamed, other) == other.labels).all()
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (
+                dict(replacement="zeroes"),
+                "unknown replacement 'zeroes'; allowed are noise, zeros, mean, other; did you",
+            ),
+            (dict(regions="0:17"), "region 0:17 is empty or not within 0 to 16"),
+            (dict(window=17), "window 17 is longer than the longest sequence, which has 16 tokens"),
+            (dict(stride=2), "a stride was given without a window"),
+            (dict(limit=0), "a sample of 0 examples"),
+            (dict(batch_size=0), "batch_size is 0"),
+            (dict(seed=-1), "seed is -1"),
+        ],
+    )
+    def test_what_is_refused(self, planted, test_images, options, says):
+        with pytest.raises(InputError, match=says) as caught:
+            position_bias(planted, test_images, **options)
+        assert "\n" not in str(caught.value)
+
+    def test_data_of_another_kind(self, planted, test_images):
+        with pytest.raises(InputError, match="reads pixels, but reviews holds texts"):
+            position_bias(planted, reviews())
+        with pytest.raises(InputError, match="reads tokens, but planted holds images"):
+            position_bias(reader(), test_images)
+        with pytest.raises(InputError, match="has no tokenizer to read texts with; name one with --tokenizer"):
+            position_bias(dataclasses.replace(reader(), tokenizer=None), reviews())
+        with pytest.raises(InputError, match="planted has 2 channels a pixel, the model reads 1"):
+            position_bias(planted, images(3, 0, channels=2))
+        with pytest.raises(InputError, match="planted has images of 8 × 2 pixels, the model was trained on 4 × 4"):
+            position_bias(planted, images(3, 0, shape=(2, 8)))
+        with pytest.raises(InputError, match=r"planted \(test\) has no example"):
+            position_bias(planted, test_images.take(np.arange(0)))
+        language = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1))
+        with pytest.raises(InputError, match="is no classifier"):
+            position_bias(ssmscope.load(language), reviews())
+        with pytest.raises(InputError, match="data is list; allowed are labelled images, texts and sequences"):
+            position_bias(planted, [1])
+
+    def test_a_damaged_model_is_refused(self, test_images):
+        module = pixel_module()
+        with torch.no_grad():
+            module.head.bias[0] = torch.nan
+        with pytest.raises(InputError, match="logits are not finite"):
+            position_bias(ssmscope.load(module), test_images)
+
+
+class TestResult:
+    @pytest.fixture
+    def result(self, planted, test_images):
+        return position_bias(planted, test_images, regions="0:8,75%:100%", replacement="other", window=4, stride=4)
+
+    def test_is_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "position")
+        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
+        again = ssmscope.Result.load(paths["json"])
+        assert again == result and type(again) is type(result)
+        assert again.regions[0].accuracy == result.regions[0].accuracy
+
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert frame.part.tolist() == ["clean", "region", "region", "average", "average", *["window"] * 4]
+        row = frame.iloc[2]
+        assert (row.region, row.start, row.stop, row.unit, row.examples) == ("75%:100%", 75, 100, "percent", 200)
+        assert row["drop"] == pytest.approx(100 * result.regions[1].drop.value)
+        assert row.accuracy_low <= row.accuracy <= row.accuracy_high and row.success == result.regions[1].success.value
+        assert frame.iloc[1].unit == "pixels" and frame.iloc[0].accuracy == result.clean.value
+
+    def test_terminal(self, result):
+        shown = str(result)
+        for part in (
+            f"{result.clean.value:.3f}",
+            "75%:100%",
+            "success",
+            "with clean",
+            "4 windows: the largest drop is",
+        ):
+            assert part in shown
+        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
+
+    def test_figure(self, result, planted, test_images):
+        figure = result.figure()
+        upper, lower = figure.axes
+        assert [text.get_text() for text in upper.get_yticklabels()] == ["clean", "0:8", "75%:100%"]
+        assert [bar.get_width() for bar in upper.patches][:2] == [result.clean.value, result.regions[0].accuracy.value]
+        drops = [line for line in lower.lines if len(line.get_xdata()) == 4][0]
+        assert drops.get_ydata().tolist() == pytest.approx([100 * one.drop.value for one in result.windows])
+        assert drops.get_xdata().tolist() == [2, 6, 10, 14]
+        assert len(position_bias(planted, test_images, regions="0:8").figure().axes) == 1
+
+    def test_headline(self, result):
+        assert "pixels of 2 regions replaced by those of another class" in result.headline
+
+
+@pytest.fixture
+def analyze(capsys):
+    def run(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = cli.run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """The classifier of reviews, with a file of them."""
+    folder, model, data = tmp_path_factory.mktemp("reader"), reader(), reviews(30)
+    model.module.save_pretrained(folder / "model")
+    model.tokenizer.save_pretrained(folder / "model")
+    lines = [f"{text}\t{name}" for text, name in zip(data.texts, named(data))]
+    (folder / "reviews.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    return folder
+
+
+class TestCommand:
+    def test_is_what_python_gives(self, analyze, saved, tmp_path):
+        options = ["--regions", "0%:50%,0:2", "--replacement", "other", "--window", "50%", "--seed", 3, "--limit", 25]
+        answer = analyze(
+            "position", saved / "model", "--data", saved / "reviews.tsv", *options, "--json", "--out", tmp_path
+        )
+        assert answer.code == 0 and "position.png" in answer.err
+        found = json.loads(answer.out)
+        assert found == json.loads((tmp_path / "position.json").read_text())
+        model = ssmscope.load(saved / "model")
+        data = ssmscope.tasks.labelled.load_labelled(saved / "reviews.tsv", label_names=model.labels)
+        options = dict(regions=["0%:50%", (0, 2)], replacement="other", window="50%", seed=3, limit=25)
+        expected = json.loads(position_bias(model, data, **options).to_json())
+        for key in ("regions", "windows", "clean", "average", "notes"):
+            assert found[key] == expected[key]
+        assert found["provenance"]["options"] == expected["provenance"]["options"]
+        assert found["provenance"]["data"]["examples"] == 25
+
+    def test_of_images(self, analyze, tmp_path, monkeypatch):
+        pytest.importorskip("sklearn")
+        pixel_module((8, 8), labels=tuple("0123456789")).save_pretrained(tmp_path / "model")
+        answer = analyze("position", tmp_path / "model", "--data", "digits", "--limit", 30)
+        assert answer.code == 0 and answer.err == "" and "30 examples of digits (test)" in answer.out
+        record = {"data": {"train": {"name": "digits", "split": "train"}}}
+        (tmp_path / "model" / "training.json").write_text(json.dumps(record))
+        assert analyze("position", tmp_path / "model", "--limit", 30).out == answer.out
+
+    def test_options_are_those_of_the_function(self):
+        ours = inspect.signature(cli.position).parameters
+        theirs = inspect.signature(position_bias).parameters
+        own = {"data", "model", "split", "out", "json", "tokenizer", "device"}
+        assert set(ours) - own == set(theirs) - own
+        assert all(ours[name].default == theirs[name].default for name in set(theirs) - own)
+        hints = typing.get_type_hints(cli.position, include_extras=True)
+        assert all(typing.get_args(hints[name])[-1].help for name in ours)
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--data", "cifar"], "unknown data 'cifar'; give one of cifar10, digits, sst2"),
+            ([], "no data; give --data, one of cifar10, digits, sst2"),
+            (["--data", "FILE", "--regions", "0:5000"], "region 0:5000 is empty or not within 0 to 11"),
+            (["--data", "FILE", "--regions", "first"], "'first' is no region; write start:stop"),
+            (["--data", "FILE", "--replacement", "nosie"], "did you mean 'noise'?"),
+            (["--data", "FILE", "--window", "0"], "window is '0'; allowed is"),
+            (["--data", "FILE", "--limit", "0"], "a sample of 0 examples"),
+            (["--data", "FILE", "--limit", "few"], "'--limit': 'few' is no whole number"),
+            (["--data", "FILE", "--split", "test"], "split 'test' was asked for, but file"),
+            (["--data", "FILE", "--device", "gpu"], "gpu"),
+            (["--data", "FILE", "--out", "FILE"], "is a file; give a directory"),
+        ],
+    )
+    def test_refuses(self, analyze, saved, arguments, says):
+        given = [str(saved / "reviews.tsv") if part == "FILE" else part for part in arguments]
+        answer = analyze("position", saved / "model", *given)
+        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err

@@ -1,0 +1,303 @@
+"""RWKV-4: the blocks against the paper's sums, keys of any size, and what transformers does around them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from loud import loud
+from transformers import RwkvConfig, RwkvForCausalLM, RwkvModel
+
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.model import Model, fast_scan, mixers
+from ssmscope.models import rwkv
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.models.load import load
+
+SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, rescale_every=0, use_cache=False)
+
+
+def made(**options) -> RwkvForCausalLM:
+    torch.manual_seed(0)
+    model = RwkvForCausalLM(RwkvConfig(**{**SMALL, **options}))
+    torch.nn.init.normal_(model.get_input_embeddings().weight)
+    return loud(model)
+
+
+def block_and_input(number: int = 0, length: int = 17, **options):
+    """A block of a random model in float64, and an input."""
+    block = mixers(made(**options).double())[number]
+    torch.manual_seed(1)
+    return block, torch.randn(2, length, SMALL["hidden_size"]).double()
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+# ---- the block
+
+
+def wkv_by_sums(k, v, w, u, mistake: str | None = None) -> torch.Tensor:
+    """Eq. 16 of the paper, one channel and token at a time, over (length, channels)."""
+    rows = []
+    for t in range(len(k)):
+        weights = [k[s] - (t - s - (mistake != "decay")) * w for s in range(t)]
+        weights.append(k[t] + (0 if mistake == "bonus" else u))
+        weights = torch.stack(weights).softmax(0)
+        rows.append((weights * v[: t + 1]).sum(0))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def by_hand(block, x: torch.Tensor, mistake: str | None = None) -> torch.Tensor:
+    """The block's output for texts (batch, length, width), a text at a time."""
+    texts = []
+    for text in x:
+        if block.layer_id == 0:
+            text = block.pre_ln(text)
+        zero = torch.zeros_like(text[:1])
+        a, h = block.attention, block.ln1(text)
+        old = h if mistake == "shift" else torch.cat([zero, h[:-1]])
+        k, v, r = (
+            (h * m + old * (1 - m)).squeeze(0) @ project.weight.T
+            for m, project in (
+                (a.time_mix_key, a.key),
+                (a.time_mix_value, a.value),
+                (a.time_mix_receptance, a.receptance),
+            )
+        )
+        wkv = wkv_by_sums(k, v, a.time_decay.exp(), a.time_first, mistake)
+        text = text + (wkv if mistake == "gate" else r.sigmoid() * wkv) @ a.output.weight.T
+        f, h = block.feed_forward, block.ln2(text)
+        old = h if mistake == "channel shift" else torch.cat([zero, h[:-1]])
+        k = (h * f.time_mix_key + old * (1 - f.time_mix_key)).squeeze(0) @ f.key.weight.T
+        r = (h * f.time_mix_receptance + old * (1 - f.time_mix_receptance)).squeeze(0) @ f.receptance.weight.T
+        texts.append(text + r.sigmoid() * (k.clamp(min=0) ** 2 @ f.value.weight.T))
+    return torch.stack(texts)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"attention_hidden_size": 20, "intermediate_size": 7}], ids=["square", "not"])
+def test_the_block_is_its_definition(number, options):
+    block, u = block_and_input(number, **options)
+    with torch.no_grad():
+        ours = rwkv.output(block, rwkv.quantities(block, u))
+    assert relative(ours, by_hand(block, u)) < 1e-11
+
+
+@pytest.mark.parametrize("mistake", ["bonus", "decay", "shift", "gate", "channel shift"])
+def test_a_wrong_definition_is_seen(mistake):
+    block, u = block_and_input()
+    with torch.no_grad():
+        assert relative(by_hand(block, u, mistake), rwkv.output(block, rwkv.quantities(block, u))) > 1e-2
+
+
+@pytest.mark.parametrize("size", [1.0, 60.0, 3000.0])
+def test_keys_of_any_size_are_averaged_exactly(size):
+    """In float32 e^88 is infinite and e^−104 is zero: neither must be met on the way."""
+    block, u = block_and_input(length=40)
+    block = block.float()
+    with torch.no_grad():
+        block.attention.key.weight.mul_(size / 10)
+        layer = rwkv.quantities(block, u.float())
+        (scanned,) = layer.scan()
+        p = torch.cat([torch.zeros(2, 1, 12), scanned.y.squeeze(-1)[:, :-1]], 1)
+        wkv = torch.lerp(layer.recurrence.x.squeeze(-1), p, layer.extras["bonus"].sigmoid())
+        a = block.attention
+        h = layer.conv_input
+        k = a.key(h * a.time_mix_key + a.time_shift(h) * (1 - a.time_mix_key))
+        assert k.abs().max() > 0.8 * size
+        for row in range(2):
+            v = layer.recurrence.x[row, ..., 0].double()
+            exact = wkv_by_sums(k[row].double(), v, a.time_decay.double().exp(), a.time_first.double())
+            assert relative(wkv[row].double(), exact) < 2e-5
+            own = block(u[row : row + 1].float())[0]
+            assert relative(rwkv.output(block, layer)[row], own[0]) < 2e-4
+
+
+def test_gradients_are_the_models_own_for_large_keys():
+    model = made().train()
+    with torch.no_grad():
+        for block in model.rwkv.blocks:
+            block.attention.key.weight.mul_(6.0)
+    ids = torch.tensor([[5, 17, 3, 9, 22, 1, 4, 5, 5, 30], [7, 8, 9, 2, 2, 2, 2, 11, 40, 1]])
+    own = torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters()))
+    with fast_scan(model):
+        ours = torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters()))
+    assert all(relative(a, b) < 1e-4 for a, b in zip(ours, own) if b.abs().max() > 1e-6)
+    assert own[[n for n, _ in model.named_parameters()].index("rwkv.blocks.1.attention.time_decay")].abs().max() > 0
+
+
+def test_retention_is_the_share_of_the_mean_that_a_token_leaves():
+    block, u = block_and_input()
+    with torch.no_grad():
+        layer = rwkv.quantities(block, u)
+        a, h = block.attention, layer.conv_input
+        k = a.key(h * a.time_mix_key + a.time_shift(h) * (1 - a.time_mix_key))
+    w = block.attention.time_decay.exp()
+    age = torch.arange(17)[:, None] - torch.arange(17)
+    past = (age >= 0)[:, :, None]
+    weight = (k.unsqueeze(1) - age.clamp(min=0)[:, :, None] * w).exp() * past  # (batch, t, s, channel)
+    share = k.exp() / weight.sum(2)
+    retained = layer.recurrence.log_decay().exp().squeeze(-1)
+    torch.testing.assert_close(retained, 1 - share)
+    torch.testing.assert_close(layer.recurrence.b.squeeze(-1), share)
+    torch.testing.assert_close(layer.retention(), (1 - share).mean(-1))
+    assert (retained[:, 0] == 0).all() and retained[:, 1:].std() > 0.1
+    torch.testing.assert_close(layer.extras["decay"], (-w).exp().detach())
+    mean = torch.einsum("btsc,bsc->btc", weight, layer.recurrence.x.squeeze(-1)) / weight.sum(2)
+    torch.testing.assert_close(ssm.scan(layer.recurrence).y.squeeze(-1), mean)
+
+
+def test_a_token_of_great_weight_clears_the_memory():
+    k = torch.zeros(1, 6, 1)
+    k[0, 3] = 200.0
+    log_weight = rwkv.log_weights(k, torch.tensor([0.5]))
+    kept = (log_weight[:, :-1] - 0.5 - log_weight[:, 1:]).exp().flatten()
+    assert kept[3] < 1e-80 and kept[4] == pytest.approx(1) and 0.3 < kept[2] < 0.7
+    w, ell = 0.5, -math.inf
+    for t in range(6):
+        ell = math.log(math.exp(ell - w) + math.exp(k[0, t, 0]))
+        assert log_weight[0, t + 1, 0].item() == pytest.approx(ell, abs=1e-12)
+
+
+def test_padding_writes_nothing_and_holds():
+    block, u = block_and_input()
+    mask = torch.ones(2, 17, dtype=torch.bool)
+    mask[0, 11:], mask[1, :4] = False, False
+    with torch.no_grad():
+        layer = rwkv.quantities(block, u, mask)
+        (r,) = layer.recurrences
+        assert (r.b[~mask] == 0).all() and (r.log_decay()[~mask] == 0).all() and (r.b[mask] != 0).any()
+        padded = rwkv.output(block, layer)
+        assert relative(padded[0, :11], by_hand(block, u[:1, :11])[0]) < 1e-10
+        assert relative(padded[1, 4:], by_hand(block, u[1:, 4:])[0]) < 1e-10
+
+
+def test_a_padded_run_continues_each_row_from_its_own_end():
+    model = Model(made())
+    texts, cuts = [[5, 17, 3, 9, 22, 1, 4], [7, 8, 9, 2], [11, 1, 2, 3, 4, 5]], (5, 1, 3)
+    first = model.run(model.encode(ids=[text[:cut] for text, cut in zip(texts, cuts)]))
+    second = model.run(model.encode(ids=[text[cut:] for text, cut in zip(texts, cuts)]), first.states)
+    for row, (text, cut) in enumerate(zip(texts, cuts)):
+        whole = model.run(model.encode(ids=[text])).logits[0, cut:]
+        assert relative(second.logits[row, : len(text) - cut], whole) < 1e-5
+
+
+# ---- the models
+
+
+def test_rescaling_leaves_no_mark(tmp_path):
+    """transformers halves the stream after every block here, and divides the last block's weights by 8, in place."""
+    module = made(num_hidden_layers=4, rescale_every=1, layer_norm_epsilon=1e-10)
+    stored = {name: t.clone() for name, t in module.state_dict().items()}
+    module.save_pretrained(tmp_path / "before")
+    model = Model(module)
+    batch, fingerprint = model.encode(ids=[5, 17, 3, 9]), model.fingerprint
+    first = model.logits(batch)
+    assert model.fingerprint == fingerprint
+    module.save_pretrained(tmp_path / "after")
+    for where in ("before", "after"):
+        torch.testing.assert_close(load(tmp_path / where).logits(batch), first)
+    with torch.no_grad():
+        own = module(batch.input_ids).logits
+    name = "rwkv.blocks.3.attention.output.weight"
+    torch.testing.assert_close(module.state_dict()[name], stored[name] / 8)  # transformers did
+    assert relative(first, own) < 1e-4  # the last norm has its own ε
+    torch.testing.assert_close(model.logits(batch), first)
+    assert all(torch.equal(t, stored[name]) for name, t in module.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(module(batch.input_ids).logits, own)
+
+
+def test_weights_kept_after_an_evaluation_in_training_are_the_trained_ones():
+    module = made(num_hidden_layers=4, rescale_every=2)
+    stored = {name: t.clone() for name, t in module.state_dict().items()}
+    ids = torch.tensor([[5, 17, 3]])
+    with torch.no_grad(), fast_scan(module):
+        for mode in (True, False, True, False):
+            module.train(mode)(ids)
+        assert all(torch.equal(t, stored[name]) for name, t in module.state_dict().items())
+
+
+def test_float16_is_refused_where_it_overflows():
+    with pytest.raises(InputError, match="an RWKV of 4 layers overflows in float16: use bfloat16 or float32"):
+        Model(made(num_hidden_layers=4, rescale_every=2).half()).trace(ids=[5, 17, 3])
+    assert type(made().half().rwkv) is RwkvModel
+
+
+def test_half_precision_stays_near():
+    model = made()
+    batch = Model(model).encode(ids=[3, 9, 17, 4])
+    whole = Model(model).logits(batch)
+    half = Model(model.bfloat16()).logits(batch)
+    assert half.dtype == torch.bfloat16 and relative(half.float(), whole) < 0.1
+
+
+def test_the_backbone_is_itself_again_after_an_error():
+    model = made()
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"), fast_scan(model, visit=fail):
+        assert type(model.rwkv) is not RwkvModel
+        model(torch.tensor([[1, 2]]))
+    assert type(model.rwkv) is RwkvModel and not any("mask" in block.__dict__ for block in model.rwkv.blocks)
+    assert model.rwkv.layers_are_rescaled is False
+
+
+def test_a_call_with_a_cache_takes_the_models_own_path():
+    model = made()
+    ids = torch.tensor([[5, 17, 3, 9]])
+    with torch.no_grad(), fast_scan(model):
+        run = model(ids[:, :2], use_cache=True)
+        again = model(ids[:, 2:], state=run.state, use_cache=True).logits
+        whole = model(ids).logits
+    assert relative(again, whole[:, 2:]) < 1e-5
+
+
+# ---- the classifier
+
+
+def classifier(**options) -> SSMForSequenceClassification:
+    torch.manual_seed(0)
+    return SSMForSequenceClassification(
+        SSMClassifierConfig(RwkvConfig(**{**SMALL, "vocab_size": 16, **options}), num_labels=2)
+    )
+
+
+def test_a_classifier_reads_padding_on_either_side(tmp_path):
+    model = loud(classifier())
+    ids, mask = torch.tensor([[0, 0, 5, 6, 7], [5, 6, 7, 0, 0]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+    with torch.no_grad(), fast_scan(model):
+        left, right = model(ids, attention_mask=mask).logits
+        by_embeds = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask).logits
+    torch.testing.assert_close(left, right)
+    torch.testing.assert_close(by_embeds[0], left)
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.tensor([[5, 6, 7]])).logits[0], left)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.architecture == "rwkv"
+    torch.testing.assert_close(again.logits(again.encode(ids=[5, 6, 7]))[0], left)
+
+
+def test_training_learns_to_remember():
+    """The class is the first token, 8 or 9, of six: a model without memory cannot say it."""
+    model = classifier(num_hidden_layers=2, hidden_size=16).train()
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    with fast_scan(model):
+        for _ in range(60):
+            label = torch.randint(2, (32,))
+            ids = torch.cat([8 + label[:, None], torch.randint(1, 8, (32, 5))], 1)
+            loss = model(inputs_embeds=model.get_input_embeddings()(ids), labels=label).loss
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            losses.append(loss.item())
+    assert losses[0] > 0.5 and sum(losses[-5:]) / 5 < 0.1
