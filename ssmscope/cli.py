@@ -274,11 +274,15 @@ def models(json: JSON = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("model", "architecture", "trained on", "test accuracy", "parameters", box=None, pad_edge=False)
+    titles = ("model", "architecture", "trained on", "test accuracy", "95 % interval", "parameters")
+    table = Table(*titles, box=None, pad_edge=False)
     for name, record in records.items():
-        tested = _accuracy(record["test"]) if record["test"] is not None else "–"
-        sizes = f"{record['parameters']:,}"
-        table.add_row(name, record["architecture"], record["data"]["train"]["name"], tested, sizes)
+        tested = record["test"]
+        accuracy, interval = "–", "–"
+        if tested is not None:
+            accuracy, interval = f"{tested['accuracy']:.3f}", "{:.3f} to {:.3f}".format(*tested["interval"])
+        learnt = record["data"]["train"]["name"]
+        table.add_row(name, record["architecture"], learnt, accuracy, interval, f"{record['parameters']:,}")
     console = Console(highlight=False)
     console.print(table)
     console.print(

@@ -11,8 +11,11 @@ import torch
 
 import ssmscope
 from ssmscope.models.load import demos
+from ssmscope.tasks.pixels import load_pixels
 
 NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]
+
+PIXELS = [f"demo/cifar10-{name}" for name in ("baleen-b", "baleen-e", "gla", "mamba", "mamba2", "rwkv")]
 
 
 def card(name: str) -> dict:
@@ -20,8 +23,8 @@ def card(name: str) -> dict:
 
 
 def test_what_is_shipped():
-    assert set(NAMES) <= set(demos())
-    for name in NAMES:
+    assert {*NAMES, *PIXELS} == set(demos())
+    for name in demos():
         assert sum(file.stat().st_size for file in demos()[name].iterdir()) < 1_500_000
     everything = sum(f.stat().st_size for path in demos().values() for f in Path(path).rglob("*") if f.is_file())
     assert everything < 20_000_000
@@ -50,6 +53,23 @@ def test_the_accuracy_is_measured_again(name, real_data):
     # a text at the very boundary may fall to the other side on another machine
     assert abs(right - record["correct"]) <= 2
     assert right / len(table) >= 0.78
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_the_pixel_classifiers_are_those_of_their_cards(name, real_data):
+    """On 300 test images, within 4 standard deviations of the accuracy on all 10,000."""
+    real_data("cifar10", "test")
+    record = card(name)
+    assert record["test"]["examples"] == 10_000 and record["test"]["accuracy"] > 0.55
+    assert f"analyze train {name.removeprefix('demo/cifar10-')} --data cifar10" in record["command"]
+    data = load_pixels("cifar10", "test").sample(300, seed=1)
+    model = ssmscope.load(name)
+    right = 0
+    for start in range(0, len(data), 4):
+        found = model.logits(model.encode(values=data.pixels[start : start + 4])).argmax(-1)
+        right += int((found == torch.from_numpy(data.labels[start : start + 4])).sum())
+    expected = record["test"]["accuracy"]
+    assert abs(right / len(data) - expected) < 4 * (expected * (1 - expected) / len(data)) ** 0.5
 
 
 def test_the_fingerprint_is_the_same_under_every_version_of_transformers():

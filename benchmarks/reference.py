@@ -1,0 +1,151 @@
+"""The reference runs behind the shipped CIFAR-10 models and the tables in docs/: which are trained, and what came out.
+
+    python benchmarks/reference.py train cifar10 mad wikitext2 --out runs/reference --gpus 4 --minutes 10
+    python benchmarks/reference.py table --out runs/reference
+    python benchmarks/reference.py position --out runs/reference --limit 2000
+
+Every run is one `analyze train` command, printed as it starts. Runs are divided among the GPUs, two at a time on each
+(with --gpus 0 two at a time on the CPU, where cifar10 takes days). What is finished is left as it is, and what the
+minutes cut short goes on the next time, so the first line may be given again until nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
+COMPARED = ("mamba2", "diff-mamba")
+MAD = ("fuzzy-recall", "compression")
+SEEDS = (0, 1, 2)
+
+
+def runs(sets: list[str], compiled: bool) -> dict[str, str]:
+    """The commands by the name of their directory."""
+    fused = " --compile" if compiled else ""
+    found = {}
+    if "cifar10" in sets:
+        for seed in SEEDS:
+            for name in CIFAR if seed == 0 else CIFAR[:3]:
+                on = "" if name == "rwkv" else fused  # its scan is no piece that is compiled
+                found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{on} --seed {seed}"
+    if "mad" in sets:
+        sizes = "--layers 4 --width 128 --epochs 30 --batch-size 128 --learning-rate 1e-3"
+        for task in MAD:
+            for seed in SEEDS:
+                for name in COMPARED:
+                    found[f"{task}-{name}-{seed}"] = f"{name} --task {task} {sizes}{fused} --seed {seed}"
+    if "wikitext2" in sets:
+        for seed in SEEDS:
+            for name in COMPARED:
+                options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
+                found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
+    return found
+
+
+def train(arguments: argparse.Namespace) -> None:
+    deadline = time.monotonic() + 60 * arguments.minutes
+    waiting: queue.Queue[tuple[str, str]] = queue.Queue()
+    for name, command in runs(arguments.sets, arguments.gpus > 0).items():
+        if not (arguments.out / name / "training.json").exists():
+            waiting.put((name, command))
+
+    def work(gpu: str) -> None:
+        while time.monotonic() < deadline:
+            try:
+                name, command = waiting.get_nowait()
+            except queue.Empty:
+                return
+            print(f"analyze train {command} --out {arguments.out / name}", flush=True)
+            with (arguments.out / f"{name}.log").open("a") as log:
+                process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "ssmscope",
+                        "train",
+                        *shlex.split(command),
+                        "--out",
+                        str(arguments.out / name),
+                    ],
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+                    stdout=log,
+                    stderr=log,
+                )
+                try:
+                    process.wait(max(deadline - time.monotonic(), 1))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    gpus = [str(i) for i in range(arguments.gpus)] * 2 or ["", ""]
+    workers = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def finished(out: Path) -> dict[str, dict]:
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("*/training.json"))}
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """Test accuracy, and perplexity of language models: each seed, and mean ± sample standard deviation."""
+    groups: dict[str, list[dict]] = {}
+    for name, record in finished(arguments.out).items():
+        groups.setdefault(name.rpartition("-")[0], []).append(record)
+    print("| run | parameters | epochs | test accuracy of each seed | mean ± sd | test cross-entropy, mean ± sd |")
+    print("|---|---|---|---|---|---|")
+    for name, records in groups.items():
+        accuracies = [r["test"]["accuracy"] for r in records]
+        losses = [r["test"]["cross_entropy"] for r in records]
+        each = ", ".join(f"{a:.4f}" for a in accuracies)
+        size, epochs = records[0]["parameters"], records[0]["epochs_run"]
+        print(f"| {name} | {size:,} | {epochs} | {each} | {spread(accuracies)} | {spread(losses)} |")
+
+
+def spread(values: list[float]) -> str:
+    mean = statistics.mean(values)
+    return f"{mean:.4f} ± {statistics.stdev(values):.4f}" if len(values) > 1 else f"{mean:.4f}"
+
+
+def position(arguments: argparse.Namespace) -> None:
+    """`analyze position` on every CIFAR-10 run."""
+    for name in finished(arguments.out):
+        if name.startswith("cifar10-"):
+            model, into = str(arguments.out / name), str(arguments.out / name / "position")
+            limit = ["--limit", str(arguments.limit)] if arguments.limit else []
+            command = ["position", model, "--data", "cifar10", *limit, "--out", into]
+            print("analyze", *command, flush=True)
+            subprocess.run([sys.executable, "-m", "ssmscope", *command], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    for verb in (train, table, position):
+        sub = verbs.add_parser(verb.__name__)
+        sub.set_defaults(run=verb)
+        sub.add_argument("--out", type=Path, required=True)
+        if verb is train:
+            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2"])
+            sub.add_argument("--gpus", type=int, default=1)
+            sub.add_argument("--minutes", type=float, default=600.0)
+        if verb is position:
+            sub.add_argument("--limit", type=int)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()
