@@ -8,7 +8,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # One thread a test worker: more of them fight for the cores.
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Nothing of transformers is in these.
-SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/tasks
+SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py \
+    $(filter-out %/test_language.py %/test_tokenizer.py,$(wildcard tests/tasks/test_*.py))
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
 .PHONY: demo setup test lint types pytest test-transformers5 clean

@@ -227,7 +227,7 @@ def train(
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
-    command = shlex.join(["analyze", *sys.argv[1:]])
+    command = shlex.join(["analyze", *_given])
     try:
         train_model(architecture, data, out, **options, command=command)
     except KeyboardInterrupt:
@@ -242,12 +242,10 @@ def train(
             print(f"{split} accuracy {_accuracy(measured[split])}")
             if measured["kind"] == "language":
                 print(f"{split} perplexity {math.exp(measured[split]['cross_entropy']):.2f}")
-    last = measured["history"][-1]
+    first, last = measured["history"][0], measured["history"][-1]
     for name in ("spectral_abscissa", "mean_lambda"):
         if name in last:
-            print(
-                f"{name.replace('_', ' ')} {measured['history'][0][name]:.4f} after one epoch, {last[name]:.4f} after all"
-            )
+            print(f"{name.replace('_', ' ')} {first[name]:.4f} after one epoch, {last[name]:.4f} after all")
     print(f"Saved in {out}{_next_step(out, measured['kind'])}")
 
 
@@ -309,8 +307,13 @@ def _answer(result: Result, out: Path | None, json: bool) -> None:
         print("\nFiles:", *files.values(), sep="\n  ", file=sys.stderr if json else sys.stdout)
 
 
+_given: list[str] = []
+"""The command line that runs, for the model card."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    _given[:] = arguments
     command = typer.main.get_command(app)
     try:
         with command.make_context("analyze", list(arguments) or ["--help"]) as context:

@@ -111,6 +111,7 @@ def encode_ids(
 
 
 CLASS_TOKEN = "[class]"
+_NUMBERS = ("uint8", "float16", "float32", "float64")
 
 
 def encode_values(
@@ -129,18 +130,24 @@ def encode_values(
     Raises:
         InputError: another shape or dtype, numbers that are not finite, or more than `max_tokens` tokens.
     """
-    given = torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
+    given = values
+    if isinstance(values, np.ndarray) and (native := values.dtype.newbyteorder("=")) in _NUMBERS:
+        given = torch.from_numpy(np.array(values, dtype=native))
     if not isinstance(given, Tensor) or not (given.dtype == torch.uint8 or given.is_floating_point()):
-        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        kind = getattr(given, "dtype", type(given).__name__)
         raise InputError(f"pixels of {kind} were given; allowed are arrays of uint8 (0…255) or floats (0…1)")
     given = given.unsqueeze(0) if given.ndim == 2 else given
     if given.ndim != 3 or 0 in given.shape or given.shape[2] != channels:
         raise InputError(f"pixels {tuple(given.shape)} were given; the model reads (images, length, {channels})")
     images, length = given.shape[:2]
-    _check_length(length + 1, max_tokens, "an image")
-    if given.is_floating_point() and not bool(given.isfinite().all()):
-        raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
+    if max_tokens is not None and length + 1 > max_tokens:
+        raise InputError(
+            f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a pixel, the last "
+            "one the class token): raise --max-tokens"
+        )
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
+    if not bool(pixels.isfinite().all()):
+        raise InputError("the pixels hold numbers that are not finite; give floats in 0…1")
     if shape is not None and shape[0] * shape[1] == length:
         names = (*(f"{at // shape[1]},{at % shape[1]}" for at in range(length)), CLASS_TOKEN)
     else:

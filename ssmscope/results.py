@@ -126,7 +126,10 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         """The notebook view: a fragment of HTML that brings its own style."""
         frame = self.to_frame()
-        table = frame.head(TABLE_ROWS).to_html(index=False, border=0, na_rep="")
+        shown = frame.head(TABLE_ROWS)
+        for name in [name for name in shown if str(shown[name].dtype) == "Int64"]:  # pandas' na_rep passes these over
+            shown = shown.assign(**{str(name): shown[name].astype(object).where(shown[name].notna(), "")})
+        table = shown.to_html(index=False, border=0, na_rep="")
         picture = base64.b64encode(self._png()).decode()
         rest = f"<p>{TABLE_ROWS} of {len(frame)} rows</p>" if len(frame) > TABLE_ROWS else ""
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from loud import loud
@@ -202,6 +203,9 @@ class TestPixels:
             (IMAGES[:, :, :1], r"pixels \(2, 6, 1\) were given; the model reads \(images, length, 2\)"),
             (IMAGES[:0], r"pixels \(0, 6, 2\)"),
             (torch.full((1, 6, 2), torch.nan), "not finite"),
+            (np.full((1, 6, 2), 1e300), "not finite"),  # in float32
+            (np.array(["a film"]), "pixels of <U6 were given"),
+            (np.zeros((1, 6, 2), dtype=object), "pixels of object were given"),
             (torch.zeros(1, 40, 2), "41 tokens, more than the limit of 32"),
         ],
     )

@@ -184,7 +184,7 @@ class PositionBias(Result, kind="position"):
         model = self.provenance.get("model", "a model")
         number = f"{len(self.regions)} regions" if len(self.regions) > 1 else "one region"
         return (
-            f"Position bias of {model}: accuracy {self.clean.value:.3f} clean, {self.average.value:.3f} on average "
+            f"Position bias of {model}: accuracy {self.clean.value:.3f} clean, {share(self.average.value)} on average "
             f"with {self.unit} of {number} replaced by {REPLACEMENTS[self.replacement]}"
         )
 
@@ -240,12 +240,13 @@ class PositionBias(Result, kind="position"):
 
         add(region="clean", accuracy=str(self.clean), examples=f"{data['examples']:,}")
         for one in self.regions:
-            shares = {"flipped": f"{one.flipped.value:.3f}", "examples": f"{one.examples:,}"}
+            shares = {"flipped": share(one.flipped.value, "–"), "examples": f"{one.examples:,}"}
             if one.success is not None:
-                shares["success"] = f"{one.success.value:.3f}"
+                shares["success"] = share(one.success.value, "–")
             add(region=one.region, accuracy=str(one.accuracy), drop=percent(one.drop), **shares)
         add(region="average", accuracy=str(self.average), drop=percent(self.average_drop))
-        add(region="with clean", accuracy=f"{self.average_with_clean.value:.3f} ± {self.spread:.3f}")
+        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
+        add(region="with clean", accuracy=share(self.average_with_clean.value) + spread)
         yield table
         yield Text(f"\n{data['examples']:,} examples of {data['name']} ({data['split']}); 95 % bootstrap intervals.")
         defined = [one for one in self.windows if not math.isnan(one.drop.value)]
@@ -331,7 +332,7 @@ def _notes(measured: Measured, examples: int) -> list[str]:
     if short:
         most = max(short, key=lambda one: one.left_out)
         notes.append(
-            f"{len(short)} of the regions and windows are longer than some examples, or than their donors, which are "
+            f"{len(short)} of the regions and windows end after some examples do, or their donors, which are "
             f"left out there: {most.left_out:,} of {examples:,} at {most.region}"
         )
     return notes
@@ -376,6 +377,11 @@ def _row(part: str, region: str, examples: int | None, **estimates: Estimate) ->
     for name, found in estimates.items():
         row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
     return row
+
+
+def share(value: float, absent: str = "not defined") -> str:
+    """An accuracy or another share, without an interval."""
+    return absent if math.isnan(value) else f"{value:.3f}"
 
 
 def percent(drop: Estimate) -> str:

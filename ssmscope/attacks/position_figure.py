@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from ssmscope.attacks.bootstrap import Estimate
+from ssmscope.interp.views.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 INK, SOFT, BAR, TARGET, CLEAN, GRID = "#1b1f24", "#57606a", "#4f97cb", "#d1540a", "#1b1f24", "#e6e9ed"
 WIDTH, HEADER, ROW, CURVE, FOOTER = 8.0, 0.95, 0.34, 2.5, 0.65
 """In inches: a row of the upper panel, the lower panel, and what stands above and below each panel."""
+TITLE, LINE = 90, 115
+"""As many characters as fit in the title, and in the smaller line below it."""
 
 
 def draw(result: PositionBias) -> Figure:
@@ -28,9 +31,11 @@ def draw(result: PositionBias) -> Figure:
     figure = Figure(figsize=(WIDTH, height), facecolor="white")
     left, right = 1.35 / WIDTH, 1 - 1.55 / WIDTH
     data = result.provenance["data"]
-    figure.text(0.2 / WIDTH, 1 - 0.3 / height, _title(result), size=11, color=INK, va="center")
-    described = f"{data['examples']:,} examples of {data['name']} ({data['split']}), 95 % bootstrap intervals"
-    figure.text(0.2 / WIDTH, 1 - 0.56 / height, described, size=8.5, color=SOFT, va="center")
+    described = shorten(visible(f"{data['name']} ({data['split']})"), LINE - 50)
+    described = f"{data['examples']:,} examples of {described}, 95 % bootstrap intervals"
+    style: dict[str, Any] = dict(va="center", parse_math=False)  # names are the user's: a $ in them starts no formula
+    figure.text(0.2 / WIDTH, 1 - 0.3 / height, _title(result), size=11, color=INK, **style)
+    figure.text(0.2 / WIDTH, 1 - 0.56 / height, described, size=8.5, color=SOFT, **style)
     upper = figure.add_axes((left, 1 - (HEADER + bars) / height, right - left, bars / height))
     _bars(upper, result)
     if result.windows:
@@ -42,9 +47,9 @@ def draw(result: PositionBias) -> Figure:
 def _title(result: PositionBias) -> str:
     from ssmscope.attacks.position import REPLACEMENTS
 
-    model = str(result.provenance.get("model", "a model"))
-    shown = model if len(model) <= 44 else "…" + model[-43:]
-    return f"Position bias of {shown}: {result.unit} replaced by {REPLACEMENTS[result.replacement]}"
+    before, after = "Position bias of ", f": {result.unit} replaced by {REPLACEMENTS[result.replacement]}"
+    model = visible(str(result.provenance.get("model", "a model")))
+    return before + shorten(model, TITLE - len(before) - len(after)) + after
 
 
 def _plain(axes: Axes) -> None:

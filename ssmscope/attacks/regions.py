@@ -24,7 +24,7 @@ class Region:
 
     def __str__(self) -> str:
         unit = "%" if self.percent else ""
-        return f"{self.start:g}{unit}:{self.stop:g}{unit}"
+        return f"{self.start:.12g}{unit}:{self.stop:.12g}{unit}"
 
     def bounds(self, length: int) -> tuple[int, int]:
         """First token and the one after the last, in a sequence of `length` tokens.

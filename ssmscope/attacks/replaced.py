@@ -14,6 +14,7 @@ from ssmscope import ssm
 from ssmscope.attacks.regions import Region
 from ssmscope.errors import InputError
 from ssmscope.model import TOKENS_AT_ONCE, Model, Run, fast_scan, reader_of
+from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import TextData
@@ -154,6 +155,8 @@ class Pixels:
 class Tokens:
     """Texts, or sequences of ids, and what their tokens are replaced by; special tokens are no part of a region.
 
+    The padding of ListOps is no special token: its models read it, so it counts.
+
     noise: an embedding of N(0, 1) times the standard deviation of the embedding table; zeros: a zero embedding; mean:
     the mean of the embedding table; other: the tokens of an example of another class at the same places.
     """
@@ -168,6 +171,7 @@ class Tokens:
         elif model.tokenizer is None:
             raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
         else:
+            check_symbols(data.texts, model.tokenizer)
             encoded = model.tokenizer(list(data.texts), return_special_tokens_mask=True)
             self.ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
         self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]

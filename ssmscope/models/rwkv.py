@@ -82,6 +82,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading the memory (batch, length, channels); the bare decays
     `decay` (channels,), e^{−w}; and in a run that continues `channel_tail`, the last input of the channel mixing.
     """
+    if state is not None and not isinstance(state, RwkvState):
+        raise TypeError("an RWKV block continues from an RwkvState, which state_after gives: it holds log-weights too")
     attention = mixer.attention
     mask = as_mask(mixer.__dict__.get("mask") if mask is None else mask)
     tail = state.conv if state is not None else None

@@ -2,18 +2,24 @@
 
 One layer without convolution, gate, norm or skip: a scalar step Δ_t = softplus(p + qᵀu_t) shared by all channels, a
 table A (channels, state) of diagonals that training may make positive (s_A = max A is the spectral abscissa), and
-x_t = e^{Δ_t A} x_{t−1} + Δ_t (W_B u_t) u_tᵀ, y_t = (W_C u_t)ᵀ x_t. The classifier reads y at the last position.
+x_t = e^{Δ_t A} x_{t−1} + Δ_t (W_B u_t) u_tᵀ, y_t = (W_C u_t)ᵀ x_t. The paper's classifier reads y at the last position;
+the language model, which is ours, reads every position.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import SequenceClassifierOutput
+from torch.nn.utils import skip_init
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
 
 from ssmscope.models.classifier import last_real
+from ssmscope.models.generation import WholeSequences
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -74,15 +80,16 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 class SelectiveSSMConfig(PretrainedConfig):
-    """Configuration of `SelectiveSSMForSequenceClassification`.
+    """Configuration of a selective SSM's classifier or language model.
 
     Args:
         vocab_size, hidden_size, state_size: tokens, channels d, states N per channel.
         spectral_abscissa: s_A at initialisation; A = s_A − 10 U, its column 0 equal to s_A.
-        binary: one head w, whose wᵀy is the log-odds of class 1; else a row of W per class.
+        binary: a classifier has one head w, whose wᵀy is the log-odds of class 1; else a row of W per class.
     """
 
     model_type = "selective-ssm"
+    num_hidden_layers = 1  # asked for by transformers' generation
 
     def __init__(
         self,
@@ -95,34 +102,75 @@ class SelectiveSSMConfig(PretrainedConfig):
     ):
         self.vocab_size, self.hidden_size, self.state_size = vocab_size, hidden_size, state_size
         self.spectral_abscissa, self.binary = spectral_abscissa, binary
+        kwargs["use_cache"] = kwargs["tie_word_embeddings"] = False
         super().__init__(**kwargs)
 
 
-class SelectiveSSMForSequenceClassification(PreTrainedModel):
-    """Embedding, one selective SSM, and a head without bias on y at each row's last real position.
-
-    A binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy).
-    """
-
+class _SelectiveSSMPreTrainedModel(PreTrainedModel):
     config_class = SelectiveSSMConfig
-    base_model_prefix = "ssm"
+    base_model_prefix = "backbone"
     main_input_name = "input_ids"
+    _is_stateful = True
 
+    def _init_weights(self, module: nn.Module) -> None:
+        """A head; every other part initialises itself when it is made."""
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+    def make_head(self, rows: int) -> nn.Linear:
+        """Drawn by `_init_weights` alone: so too where a directory of weights holds another head."""
+        like = next(self.parameters()).device
+        return skip_init(nn.Linear, self.config.hidden_size, rows, bias=False, device=like)
+
+
+class _EmbeddingAndSSM(_SelectiveSSMPreTrainedModel):
     def __init__(self, config: SelectiveSSMConfig):
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.ssm = SelectiveSSM(config.hidden_size, config.state_size, config.spectral_abscissa)
-        self.head = nn.Linear(config.hidden_size, 1 if config.binary else config.num_labels, bias=False)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Every part initialises itself when it is made."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embedding = value
+
+    def outputs(self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """y (batch, length, channels) at every position."""
+        u = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        return self.ssm(u, attention_mask=attention_mask)
+
+
+class SelectiveSSMModel(_EmbeddingAndSSM):
+    """Embedding and one selective SSM."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        """y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels).
+
+        There is no cache; `use_cache` is what transformers' callers say to every model.
+        """
+        result = BaseModelOutput(last_hidden_state=self.outputs(input_ids, attention_mask, inputs_embeds))
+        return result if return_dict is not False else result.to_tuple()
+
+
+class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
+    """Embedding, one selective SSM, and a head without bias on y at each row's last real position.
+
+    A binary model's logits are (0, wᵀy), whose softmax is the paper's sigmoid(wᵀy).
+    """
+
+    def __init__(self, config: SelectiveSSMConfig):
+        super().__init__(config)
+        self.head = self.make_head(1 if config.binary else config.num_labels)
+        self.post_init()
 
     def forward(
         self,
@@ -133,9 +181,7 @@ class SelectiveSSMForSequenceClassification(PreTrainedModel):
         return_dict: bool | None = None,
     ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
         """Logits (batch, classes) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels)."""
-        u = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
-        y = last_real(self.ssm(u, attention_mask=attention_mask), attention_mask)
-        logits = self.head(y)
+        logits = self.head(last_real(self.outputs(input_ids, attention_mask, inputs_embeds), attention_mask))
         if self.config.binary:
             logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
         loss = cross_entropy(logits.float(), labels) if labels is not None else None
@@ -143,16 +189,65 @@ class SelectiveSSMForSequenceClassification(PreTrainedModel):
         return result if return_dict is not False else result.to_tuple()
 
 
-AUTO = ((SelectiveSSMConfig, {"AutoModelForSequenceClassification": SelectiveSSMForSequenceClassification}),)
+class SelectiveSSMForCausalLM(WholeSequences, _SelectiveSSMPreTrainedModel, GenerationMixin):
+    """Embedding, one selective SSM, and a head without bias on y at every position."""
+
+    def __init__(self, config: SelectiveSSMConfig):
+        super().__init__(config)
+        self.backbone = SelectiveSSMModel(config)
+        self.lm_head = self.make_head(config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.backbone.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutput | tuple[Tensor, ...]:
+        """Logits (batch, length, vocabulary); with `labels` (batch, length), −100 where nothing is asked, the mean
+        cross-entropy of each next token."""
+        logits = self.lm_head(self.backbone(input_ids, attention_mask, inputs_embeds).last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(rearrange(logits[:, :-1].float(), "b t v -> (b t) v"), labels[:, 1:].flatten())
+        result = CausalLMOutput(loss=loss, logits=logits)
+        return result if return_dict is not False else result.to_tuple()
+
+
+AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
+    (
+        SelectiveSSMConfig,
+        {
+            "AutoModel": SelectiveSSMModel,
+            "AutoModelForCausalLM": SelectiveSSMForCausalLM,
+            "AutoModelForSequenceClassification": SelectiveSSMForSequenceClassification,
+        },
+    ),
+)
 
 
 def examples() -> dict[str, nn.Module]:
-    """Small random classifiers of this family, by name; seeded by the caller."""
+    """Small random models of this family, by name; seeded by the caller."""
+    small: dict[str, Any] = dict(vocab_size=97, hidden_size=12, state_size=5)
     return {
-        "selective-ssm": SelectiveSSMForSequenceClassification(
-            SelectiveSSMConfig(vocab_size=97, hidden_size=12, state_size=5)
-        ),
+        "selective-ssm": SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**small)),
         "selective-ssm-classes": SelectiveSSMForSequenceClassification(
-            SelectiveSSMConfig(vocab_size=97, hidden_size=12, state_size=5, binary=False, num_labels=4)
+            SelectiveSSMConfig(**small, binary=False, num_labels=4)
         ),
+        "selective-ssm-language": SelectiveSSMForCausalLM(SelectiveSSMConfig(**small)),
     }

@@ -42,8 +42,8 @@ def scan(
     length = x.shape[1]
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):
-        piece = slice(start, min(start + SEGMENT, length))
-        y, H = _segment(log_a[:, piece], b[:, piece], c[:, piece], x[:, piece], H)
+        part = slice(start, min(start + SEGMENT, length))
+        y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
         outputs.append(y)
     if not outputs:
         return torch.zeros_like(x), initial

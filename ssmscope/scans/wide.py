@@ -31,8 +31,8 @@ def scan(
     """y_t = c_tᵀ H_t and the final H of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ."""
     outputs, H = [], initial
     for start in range(0, x.shape[1], SEGMENT):
-        piece = slice(start, start + SEGMENT)
-        y, H = _segment(log_a[:, piece], b[:, piece], c[:, piece], x[:, piece], H)
+        part = slice(start, start + SEGMENT)
+        y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
         outputs.append(y)
     if not outputs:
         return torch.zeros_like(x), initial

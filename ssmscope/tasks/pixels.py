@@ -117,8 +117,8 @@ def read_images(
     """Image files as tokens (files, height · width, channels) uint8, in RGB for 3 channels and in grey for 1.
 
     Raises:
-        InputError: a file cannot be read, is no image, or its size is not `shape` (height, width), by default that of
-            the first: none is resized.
+        InputError: a file cannot be read, is no image, has more than 8 bits a channel, or its size is not `shape`
+            (height, width), by default that of the first: none is resized.
     """
     rows = []
     for file in files:
@@ -151,7 +151,8 @@ def decoded(images: Sequence[Any], mode: str, place: str) -> tuple[np.ndarray, t
     that size (height, width).
 
     Raises:
-        InputError: no image, one that cannot be decoded, or one of another size than the first.
+        InputError: no image, one that cannot be decoded, of more than 8 bits a channel, or of another size than the
+            first.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -160,12 +161,14 @@ def decoded(images: Sequence[Any], mode: str, place: str) -> tuple[np.ndarray, t
 
     def open_image(image: Any) -> np.ndarray:
         opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
+        if opened.mode.startswith(("I", "F")):  # Pillow would cut these off at 255
+            raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 
     numbers = count(1)
     try:
         with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
-            opened = pool.map(open_image, images, chunksize=256)
+            opened = pool.map(open_image, images)
             first = next(opened)
             next(numbers)
             size = first.shape[:2]
@@ -177,7 +180,11 @@ def decoded(images: Sequence[Any], mode: str, place: str) -> tuple[np.ndarray, t
                     found, wanted = (f"{width} × {height}" for height, width in (array.shape[:2], size))
                     raise InputError(f"image {number} of {place} is {found} pixels, the first is {wanted}: one size")
                 pixels[number - 1] = array.reshape(-1, channels)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except InputError:
+        raise
+    except UnidentifiedImageError as error:  # its message is the address of a buffer
+        raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
     return pixels, (int(size[0]), int(size[1]))
 

@@ -70,13 +70,16 @@ def majority(
     )
 
 
-def listops(texts: Sequence[str], labels: Sequence[int], *, split: str = "all") -> SequenceData:
-    """ListOps expressions, e.g. `( ( ( [MAX 4 ) 7 ) ] )`, as ids, padded on the right to the longest.
+def listops(
+    texts: Sequence[str], labels: Sequence[int], *, split: str = "all", width: int | None = None
+) -> SequenceData:
+    """ListOps expressions, e.g. `( ( ( [MAX 4 ) 7 ) ] )`, as ids, padded on the right to `width` or else the longest.
 
-    Round brackets are left out; the padding is part of what the authors' models read.
+    Round brackets are left out; the padding is part of what the authors' models read. Random ones come from
+    `listops_expressions`.
 
     Raises:
-        InputError: for no expression, or a token that ListOps does not have.
+        InputError: for no expression, a token that ListOps does not have, or an expression longer than `width`.
     """
     if not texts or len(texts) != len(labels):
         raise InputError(f"{len(texts)} expressions and {len(labels)} labels: as many of each are needed, at least one")
@@ -85,7 +88,10 @@ def listops(texts: Sequence[str], labels: Sequence[int], *, split: str = "all") 
     unknown = sorted({token for row in rows for token in row if token not in ids})
     if unknown:
         raise InputError(f"{unknown[0]!r} is no token of ListOps; these are: {' '.join(LISTOPS)}")
-    table = np.full((len(rows), max(map(len, rows))), ids["[PAD]"], dtype=np.int64)
+    longest = max(map(len, rows))
+    if width is not None and width < longest:
+        raise InputError(f"width is {width}, and an expression has {longest} tokens; give at least that")
+    table = np.full((len(rows), width or longest), ids["[PAD]"], dtype=np.int64)
     for line, row in zip(table, rows):
         line[: len(row)] = [ids[token] for token in row]
     digits = tuple("0123456789")

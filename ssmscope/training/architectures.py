@@ -176,6 +176,8 @@ def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
         state_size=options["state"],
         spectral_abscissa=options["spectral_abscissa"],
         pad_token_id=tokens.pad_id,
+        bos_token_id=tokens.end_id,
+        eos_token_id=tokens.end_id,
     )
 
 

@@ -14,6 +14,7 @@ from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassi
 from ssmscope.models.load import load
 from ssmscope.models.selective import SelectiveSSMForSequenceClassification
 from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.tokens import TokenData
 from ssmscope.training.architectures import GATES, Tokens, named
 
@@ -92,10 +93,11 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
         "label2id": {name: i for i, name in enumerate(names)},
     }
     if options["architecture"] == "selective":
-        return _selective(options, tokens, labels, source)
+        return _selective(options, train, tokens, labels, source)
     if source is None:
         backbone, configuration = None, _configuration(options, tokens)
     else:
+        _check_input(source, train, tokens)
         backbone = _converted(source, getattr(source.module, "backbone", None), options)
         configuration = backbone.config
     pixels: dict[str, Any] = (
@@ -112,10 +114,30 @@ def _classifier(options: Mapping[str, Any], train: Any, tokens: Tokens, source: 
     return module
 
 
-def _selective(options: Mapping[str, Any], tokens: Tokens, labels: Mapping[str, Any], source: Any) -> Any:
+def _check_input(source: Any, train: Any, tokens: Tokens) -> None:
+    """Refuse a source that reads something else. Texts are read by the source's own tokenizer."""
+    if isinstance(train, PixelData):
+        if source.channels != train.channels:
+            raise InputError(
+                f"{source.name} reads no pixels of {train.channels} channels; init_from needs a classifier of them"
+            )
+    elif isinstance(train, SequenceData) and source.vocabulary != tokens.number:
+        raise InputError(
+            f"{source.name} knows {source.vocabulary} tokens, and {train.name} has {tokens.number}; init_from needs a "
+            "model of the same tokens"
+        )
+
+
+def _selective(options: Mapping[str, Any], train: Any, tokens: Tokens, labels: Mapping[str, Any], source: Any) -> Any:
     if source is not None:
         if not isinstance(source.module, SelectiveSSMForSequenceClassification):
-            raise InputError(f"{source.name} is no selective SSM; init_from needs one to train a selective SSM from it")
+            raise InputError(f"{source.name} is no selective SSM's classifier; init_from needs one to train it further")
+        _check_input(source, train, tokens)
+        if source.labels != list(labels["label2id"]):
+            raise InputError(
+                f"{source.name} has the classes {', '.join(source.labels)}, not {', '.join(labels['label2id'])}; "
+                "init_from needs a selective SSM of the same classes"
+            )
         return source.module
     configuration = _configuration(options, tokens)
     configuration.binary = labels["num_labels"] == 2
@@ -150,6 +172,7 @@ OWN_KINDS = {
     "retnet": ("ssm-retnet",),
     "deltanet": ("ssm-deltanet",),
     "rwkv": ("rwkv",),
+    "selective": ("selective-ssm",),
 }
 """The model types that an architecture's further training can start from."""
 

@@ -25,7 +25,10 @@ def wilson_interval(correct: int, total: int, z: float = Z95) -> tuple[float, fl
     centre = p + z * z / (2 * total)
     spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
-    return max((centre - spread) / scale, 0.0), min((centre + spread) / scale, 1.0)
+    # at the ends the two terms cancel, all but their rounding
+    low = (centre - spread) / scale if correct > 0 else 0.0
+    high = (centre + spread) / scale if correct < total else 1.0
+    return low, high
 
 
 def bootstrap_interval(
@@ -78,7 +81,8 @@ PIPELINES = {"text": "text-classification", "pixels": "image-classification", "s
 def model_card(record: Mapping[str, Any]) -> str:
     """The README.md of a trained model, from its training record."""
     data, kind = record["data"], record["kind"]
-    what = "classifier" if record["labels"] else "language model"
+    classifies = bool(record["labels"])
+    language = {"| perplexity ": "|---"} if kind == "language" else {}
     lines = [
         "---",
         f"pipeline_tag: {PIPELINES.get(kind, 'text-generation')}",
@@ -86,7 +90,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "tags: [state-space-model, ssmscope]",
         "---",
         "",
-        f"# {record['architecture']} {what} for {data['train']['name']}",
+        f"# {record['architecture']} {_what(record)} for {data['train']['name']}",
         "",
         f"A {record['backbone']} {_shape(record)} {record['parameters']:,} parameters, stored in "
         f"{record['saved_as']}. {_origin(record)}",
@@ -95,7 +99,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "import ssmscope",
         "",
         'model = ssmscope.load("path/to/this/directory")',
-        _use(kind),
+        _use(kind, decoded=bool(record.get("decoder"))),
         "```",
         "",
         "## Accuracy",
@@ -103,10 +107,10 @@ def model_card(record: Mapping[str, Any]) -> str:
         f"Measured on the weights as they are stored here ({record['saved_as']}), read back and computed in float32. "
         + _intervals(record),
         "",
-        "| split | accuracy | interval | examples | cross-entropy |",
-        "|---|---|---|---|---|",
+        f"| split | accuracy | interval | examples | cross-entropy {''.join(language)}|",
+        f"|---|---|---|---|---{''.join(language.values())}|",
         *(
-            _accuracy_row(name, record[name])
+            _accuracy_row(name, record[name], perplexity=bool(language))
             for name in ("train", "validation", "test")
             if record.get(name) is not None
         ),
@@ -115,12 +119,12 @@ def model_card(record: Mapping[str, Any]) -> str:
         + (
             "The test split was read once, after training."
             if record["test"] is not None
-            else "There was no labelled test split."
+            else f"There was no {'labelled ' if classifies else ''}test split."
         ),
         "",
         "## Data",
         "",
-        "| part | data | split | examples | asked for | fingerprint |",
+        f"| part | data | split | examples | {'of each class' if classifies else 'tokens asked for'} | fingerprint |",
         "|---|---|---|---|---|---|",
         *(_data_row(part, entry) for part, entry in data.items() if entry is not None),
         "",
@@ -145,30 +149,39 @@ def model_card(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _what(record: Mapping[str, Any]) -> str:
+    if record["labels"]:
+        return "classifier"
+    return "encoder" if record.get("decoder") else "language model"
+
+
 def _shape(record: Mapping[str, Any]) -> str:
+    if record.get("decoder"):
+        return (
+            f"whose last hidden state is read by a decoder ({record['decoder']:,} parameters, `decoder.safetensors`), "
+            "which names every token of the sequence. The accuracies are the decoder's; the model's own head on its "
+            "tokens was not trained."
+        )
     if record["labels"] is None:
-        return "with a head on its tokens."
+        return "with a head that names the next token."
     reads = "; pixels are embedded by a linear map, and a class token stands last" if record["kind"] == "pixels" else ""
     return f"backbone with a linear head that reads the last position{reads}; classes: {', '.join(record['labels'])}."
 
 
-def _use(kind: str) -> str:
+def _use(kind: str, *, decoded: bool) -> str:
     if kind == "pixels":
         return "model.trace(values=pixels).answers  # (images, height · width, channels) uint8"
-    example = {"text": "a text to classify", "sequences": "tokens with spaces between"}.get(
-        kind, "a text to go on from"
-    )
-    return f'model.trace("{example}").answers'
+    example = {"text": "a text to classify", "language": "a text to go on from"}.get(kind, "tokens with spaces between")
+    return f'model.trace("{example}").{"retention" if decoded else "answers"}'
 
 
 def _intervals(record: Mapping[str, Any]) -> str:
-    measured = record["test"] or record.get("validation") or record.get("train")
-    if "asked" not in measured:
-        return "Intervals are 95 % Wilson intervals over the examples."
+    measured = [record[name] for name in ("train", "validation", "test") if record.get(name) is not None]
+    if not any("asked" in entry for entry in measured):
+        return "Intervals are 95 % Wilson intervals over the examples; cross-entropies are in nats."
     return (
-        f"Accuracies are over the tokens that are asked for ({measured['asked']:,}); intervals are 95 % bootstrap "
-        "intervals over the examples. Cross-entropies are in nats a token"
-        + (f" (test perplexity {math.exp(measured['cross_entropy']):.2f})." if record["kind"] == "language" else ".")
+        "Accuracies are over the tokens that are asked for; intervals are 95 % bootstrap intervals over the examples. "
+        "Cross-entropies are in nats a token."
     )
 
 
@@ -192,19 +205,19 @@ def _origin(record: Mapping[str, Any]) -> str:
     return f"Trained from the weights of `{start}`." if start else "Trained from scratch."
 
 
-def _accuracy_row(name: str, result: Mapping[str, Any]) -> str:
+def _accuracy_row(name: str, result: Mapping[str, Any], *, perplexity: bool = False) -> str:
     low, high = result["interval"]
     return (
         f"| {name} | {result['accuracy']:.4f} | {low:.4f} – {high:.4f} | {result['examples']:,} "
-        f"| {result['cross_entropy']:.4f} |"
+        f"| {result['cross_entropy']:.4f} |" + (f" {math.exp(result['cross_entropy']):.2f} |" if perplexity else "")
     )
 
 
 def _data_row(part: str, entry: Mapping[str, Any]) -> str:
     if "classes" in entry:
-        asked = ", ".join(f"{name} {count:,}" for name, count in entry["classes"].items())
+        asked = ", ".join(f"{name}: {count:,}" for name, count in entry["classes"].items())
     else:
-        asked = f"{entry['asked']:,} tokens"
+        asked = f"{entry['asked']:,}"
     return (
         f"| {part} | {entry['name']} | {entry['split']} | {entry['examples']:,} | {asked} | `{entry['fingerprint']}` |"
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.arrays import ArrayData
+from ssmscope.tasks.listops import listops_expressions
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData, listops, majority
 from ssmscope.tasks.text import SOURCES, SUFFIXES, TextData, load_text, read_rows
 from ssmscope.tasks.tokens import TokenData
 
-Data = Union[TextData, SequenceData, PixelData, TokenData]
+Data = TextData | SequenceData | PixelData | TokenData
 Parts = dict[str, Data | None]
 
 PIXELS = ("cifar10", "digits")
@@ -116,30 +117,23 @@ def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
         flipped = {} if options["flipped"] is None else {"flipped": options["flipped"]}
         return majority(length or 100, examples=examples or 1000, seed=seed, **flipped)
     if name == "listops":
-        return _listops(length or 100, examples or 1000)
+        return _listops(length or 100, examples or 1000, seed)
     sizes = {"length": length, "vocabulary": options["vocabulary"], "train_examples": examples}
     return GENERATORS[name](**{key: value for key, value in sizes.items() if value is not None}, seed=seed)
 
 
-def _listops(length: int, examples: int) -> tuple[SequenceData, SequenceData]:
-    """ListOps of expressions of about `length` tokens, from `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet`.
+def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, SequenceData]:
+    """ListOps of expressions of about `length` tokens: `$SSMSCOPE_DATA/listops/T<length>_<examples>_*.parquet` where
+    there are such files, else as many random ones for training and for the test.
 
-    Test expressions are padded or cut as their own split's longest: a model reads the padding too.
+    Expressions of a file are padded to its longest, random ones to `length` + 4: a model reads the padding too.
     """
-    root = os.environ.get("SSMSCOPE_DATA")
-    if not root:
-        raise InputError("listops is read from $SSMSCOPE_DATA/listops/T100_1000_train.parquet; set SSMSCOPE_DATA")
-    folder = Path(root, "listops")
-    found = sorted(path.name.removesuffix("_train.parquet") for path in folder.glob("T*_train.parquet"))
-    stem = f"T{length}_{examples}"
-    if stem not in found:
-        there = ", ".join(found) or "none"
-        raise InputError(
-            f"there is no listops of length {length} with {examples} examples in {folder}; there are {there}"
-        )
+    stem = Path(os.environ.get("SSMSCOPE_DATA", ""), "listops", f"T{length}_{examples}")
+    if not (os.environ.get("SSMSCOPE_DATA") and stem.with_name(f"{stem.name}_train.parquet").exists()):
+        return listops_expressions(length, examples=examples, seed=seed)
     splits = []
     for split in ("train", "test"):
-        rows = read_rows(folder / f"{stem}_{split}.parquet")
+        rows = read_rows(stem.with_name(f"{stem.name}_{split}.parquet"))
         splits.append(listops([str(row["text"]) for row in rows], [int(row["label"]) for row in rows], split=split))
     return splits[0], splits[1]
 
@@ -195,7 +189,7 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     if options["init_from"] is not None:
         tokenizer = _tokenizer_of(options["init_from"])
     else:
-        tokenizer = word_tokenizer(made[0].texts, vocabulary=options["vocabulary"] or 10_000)
+        tokenizer = word_tokenizer(made[0].texts)
     train, validation, test = (question_tokens(data, tokenizer) for data in made)
     return _divided(train, validation, test, options), tokenizer
 

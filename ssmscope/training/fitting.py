@@ -134,10 +134,11 @@ class Fit:
             self.optimizer.zero_grad(set_to_none=True)
             with context:
                 self.objective.loss(self.module, rows).backward()
-            gradients.append([p.grad.detach().clone() for p in self.parameters if p.grad is not None])
+            gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters])
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        apart = max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for b, a in zip(*gradients))
+        # torch's maximum, unlike Python's, is NaN where one of the numbers is
+        apart = torch.stack([(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(*gradients)]).max().item()
         agrees = apart < ALIKE
         verdict = "" if agrees else ": not compiled"
         self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")

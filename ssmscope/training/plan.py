@@ -110,7 +110,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         _settle_model(options, architecture, recipe, sizes)
     for name, value in recipe.items():
-        if name not in sizes and name not in OWN and name in options and options[name] is None and _fits(name, kind):
+        of_the_model = name in sizes or name in OWN or name == "decays"
+        if not of_the_model and name in options and options[name] is None and _fits(name, kind):
             options[name] = value
     return options
 
@@ -130,8 +131,9 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     for name, kinds in OF_KIND.items():
         if options[name] and options["kind"] not in kinds:
             raise InputError(f"{name} means nothing for {options['data']}, which is no {' or '.join(kinds)}")
-    if options["vocabulary"] is not None and options["vocabulary"] < (8 if options["kind"] == "text" else 2):
-        raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least 8")
+    least = 8 if options["kind"] == "text" else 2
+    if options["vocabulary"] is not None and options["vocabulary"] < least:
+        raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least {least}")
     if options["architecture"] == "selective" and options["kind"] == "pixels":
         raise InputError("the selective SSM reads tokens, and cifar10 and digits are pixels; choose another task")
 

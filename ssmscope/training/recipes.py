@@ -43,7 +43,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     # Baleen, section B: three layers of width 32, 100 epochs; AdamW 1e-3 with decay 0.1 and a cosine
     "pixels": {"held_out": 0.05, "epochs": 100, "batch_size": 256, "learning_rate": 1e-3, "warmup": 0.01},
     "sequences": {"held_out": 0.0, "epochs": 50, "batch_size": 32, "learning_rate": 3e-3},
-    "tokens": {"epochs": 30, "batch_size": 64, "learning_rate": 2e-3},
+    "tokens": {"epochs": 12, "batch_size": 64, "learning_rate": 2e-3},
     "language": {"epochs": 10, "batch_size": 16, "learning_rate": 2e-3, "embedding_dropout": 0.2},
 }
 """Where they differ from `PLAIN`, by the kind of data."""
@@ -102,4 +102,4 @@ def defaults(architecture: str, kind: str, recipe: str | None) -> dict[str, Any]
         )
     if architecture != "selective":
         raise InputError(f"the recipe '{recipe}' is the selective SSM's; leave it out for {architecture}")
-    return found | RECIPES[recipe]
+    return {**found, **RECIPES[recipe]}

@@ -322,6 +322,7 @@ def _describe(
         "backbone": (getattr(config, "backbone", None) or config).model_type,
         "labels": [config.id2label[i] for i in range(config.num_labels)] if classifies else None,
         "parameters": sum(p.numel() for p in module.parameters()),
+        "decoder": sum(tensor.numel() for tensor in outcome.extra.values()) or None,
         "saved_as": options["saved_as"],
         "precision": options["precision"],
         "seed": options["seed"],

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import math
+import re
 import typing
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from ssmscope.attacks.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noi
 from ssmscope.errors import InputError
 from ssmscope.models import architectures
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.tasks.language import symbol_tokenizer
 from ssmscope.tasks.pixels import CIFAR10, PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import text_data
@@ -247,6 +249,10 @@ def reviews(n: int = 14):
     return text_data("reviews", "all", texts, [i % 2 for i in range(n)], ("negative", "positive"))
 
 
+def reviews_of(*texts: str):
+    return text_data("few", "all", list(texts), [i % 2 for i in range(len(texts))], ("negative", "positive"))
+
+
 class TestTexts:
     def test_those_too_short_are_left_out_and_counted(self):
         data, model = reviews(40), reader()
@@ -277,6 +283,21 @@ class TestTexts:
         beyond = dataclasses.replace(data, ids=ids + 4)
         with pytest.raises(InputError, match="bits has token id 16, outside the model's 0…12"):
             position_bias(model, beyond)
+
+    def test_a_symbol_that_the_model_does_not_have(self):
+        model = dataclasses.replace(reader(), tokenizer=symbol_tokenizer(WORDS))
+        assert position_bias(model, reviews_of("good film", "bad film")).clean
+        with pytest.raises(InputError, match="'zebra' is no symbol of this tokenizer"):
+            position_bias(model, reviews_of("good film", "bad zebra"))
+
+    def test_a_region_that_no_donor_reaches(self):
+        data = reviews_of("a", "bad", "good film with music")  # only the last is long enough, and no donor of it is
+        found = position_bias(reader(), data, regions="2:4,0:1", replacement="other", window=1)
+        nowhere = found.regions[0]
+        assert (nowhere.examples, nowhere.left_out) == (0, 3) and math.isnan(nowhere.accuracy.value)
+        assert math.isnan(found.average.value) and "not defined on average" in found.headline
+        assert not re.search("nan|…", str(found)) and "3 of 3 at 2:4" in found.notes[-1]
+        assert type(found).from_dict(json.loads(found.to_json())) == found
 
     def test_a_donor_is_of_another_class_and_long_enough(self):
         labels, lengths = np.array([0, 0, 1, 1, 2]), np.array([5, 9, 3, 7, 6])
@@ -336,7 +357,7 @@ class TestNumbers:
         found = position_bias(planted, wrong, regions="0:8")
         assert found.clean == Estimate(0, 0, 0)
         assert math.isnan(found.regions[0].drop.value) and math.isnan(found.average_drop.low)
-        assert "clean accuracy is 0" in found.notes[0] and "not defined" in str(found)
+        assert "clean accuracy is 0" in found.notes[0] and "not defined" in str(found) and "nan" not in str(found)
         found.figure()
         assert type(found).from_dict(json.loads(found.to_json())) == found
 
@@ -464,6 +485,16 @@ class TestResult:
         assert drops.get_ydata().tolist() == pytest.approx([100 * one.drop.value for one in result.windows])
         assert drops.get_xdata().tolist() == [2, 6, 10, 14]
         assert len(position_bias(planted, test_images, regions="0:8").figure().axes) == 1
+
+    def test_names_in_the_figure(self, result):
+        """A $ starts no formula, and whatever their length names stay on the paper."""
+        data = {**result.provenance["data"], "name": "$d_{$" * 40}
+        for name in ("$m^{x$", "runs/" + "Wide-Model" * 20):
+            figure = dataclasses.replace(result, provenance={**result.provenance, "model": name, "data": data}).figure()
+            figure.canvas.draw()
+            edge = figure.get_window_extent().x1
+            assert all(text.get_window_extent().x1 < edge for text in figure.texts)
+            assert name[:4] in figure.texts[0].get_text() and name[-4:] in figure.texts[0].get_text()
 
     def test_headline(self, result):
         assert "pixels of 2 regions replaced by those of another class" in result.headline

@@ -12,6 +12,8 @@ def test_regions_in_tokens_and_in_percent():
     assert regions_of("0:32, 5%:12.5%", 100) == (Region(0, 32), Region(5, 12.5, True))
     assert regions_of([(0, 32), "90%:100%"], 100) == (Region(0, 32), Region(90, 100, True))
     assert [str(region) for region in regions_of("0:32,5%:12.5%", 100)] == ["0:32", "5%:12.5%"]
+    assert str(*regions_of("1048575:1048576", 2**21)) == "1048575:1048576"
+    assert str(windows_of("0.1%", "0.3%", 2000)[1]) == "0.3%:0.4%"
 
 
 def test_shares_are_whole_tokens_and_never_none():

@@ -51,6 +51,9 @@ def test_every_map_holds_its_scores_where_the_pixels_are(heatmap, pixels):
     for axes in first[1:]:
         framed = {(round(box.get_y() + 0.5), round(box.get_x() + 0.5)) for box in axes.patches}
         assert framed == {divmod(position, WIDTH) for position in heatmap[0].rationale}
+    assert "framed: the top 3 pixels of the mean of layers 0–1 (Baleen, Eq. 10)" in [
+        text.get_text() for text in heatmap.figure().texts
+    ]
 
 
 def test_views_and_files(heatmap, tmp_path):

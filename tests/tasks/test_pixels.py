@@ -44,6 +44,22 @@ def test_one_size_only_and_only_images():
         decoded([], "RGB", "here")
 
 
+def test_what_pillow_refuses_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    with pytest.raises(InputError, match="an image of here cannot be decoded: Image size .12 pixels. exceeds limit"):
+        decoded([png(RASTER)], "RGB", "here")
+    with pytest.raises(InputError, match="here cannot be decoded: it is no image that Pillow can read"):
+        decoded([b""], "RGB", "here")
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_deep_greys_are_refused(mode):
+    """Pillow would give 255 for every grey above 255 of 65535."""
+    deep = png(np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4))
+    with pytest.raises(InputError, match="an image of here has more than 8 bits a channel .mode I.*: save it with 8"):
+        decoded([deep], mode, "here")
+
+
 def write(folder, rows):
     import pyarrow as pa
     import pyarrow.parquet

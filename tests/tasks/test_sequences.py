@@ -36,6 +36,12 @@ def test_listops():
     data = listops(["( ( [MAX 4 ) 7 ) ]", "3"], [7, 3])
     assert data.ids.tolist() == [[11, 4, 7, 14], [3, 15, 15, 15]] and data.labels.tolist() == [7, 3]
     assert [data.tokens[i] for i in data.ids[0]] == ["[MAX", "4", "7", "]"] and len(LISTOPS) == 16
+    assert listops(["3", "[SM 1 2 ]"], [3, 3], width=6).ids.tolist() == [
+        [3, 15, 15, 15, 15, 15],
+        [13, 1, 2, 14, 15, 15],
+    ]
+    with pytest.raises(InputError, match="width is 3, and an expression has 4 tokens"):
+        listops(["[SM 1 2 ]"], [3], width=3)
     with pytest.raises(InputError, match=r"'\[FIRST' is no token of ListOps"):
         listops(["[FIRST 1 ]"], [1])
     with pytest.raises(InputError, match="as many of each"):

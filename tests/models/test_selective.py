@@ -1,0 +1,156 @@
+"""The selective SSM's language model beside its classifier: one set of weights, two heads."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn.functional import cross_entropy, softplus
+
+import ssmscope
+from ssmscope.model import Model, fast_scan
+from ssmscope.models.selective import (
+    SelectiveSSMConfig,
+    SelectiveSSMForCausalLM,
+    SelectiveSSMForSequenceClassification,
+    SelectiveSSMModel,
+)
+
+IDS = torch.tensor([[5, 17, 3, 9, 11], [7, 8, 9, 1, 2]])
+SMALL = dict(vocab_size=23, hidden_size=6, state_size=3)
+NAMES = ["embedding.weight", "ssm.A", "ssm.W_B", "ssm.W_C", "ssm.q_delta", "ssm.p_delta"]
+
+
+@pytest.fixture
+def language():
+    torch.manual_seed(0)
+    model = SelectiveSSMForCausalLM(SelectiveSSMConfig(**SMALL, spectral_abscissa=-0.1)).eval()
+    nn.init.normal_(model.backbone.ssm.p_delta)
+    return model
+
+
+@pytest.fixture
+def classifier():
+    torch.manual_seed(1)
+    return SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**SMALL)).eval()
+
+
+def by_hand(model, ids):
+    """Logits (length, vocabulary) of one row, token by token (Generalization bounds, Eq. 3)."""
+    w, ssm, x, logits = model.backbone.embedding.weight, model.backbone.ssm, torch.zeros(6, 3), []
+    for token in ids:
+        u = w[token]
+        step = softplus(ssm.p_delta + ssm.q_delta @ u)
+        x = torch.exp(step * ssm.A) * x + step * torch.outer(u, ssm.W_B @ u)
+        logits.append(model.lm_head.weight @ (x @ (ssm.W_C @ u)))
+    return torch.stack(logits)
+
+
+@torch.no_grad()
+def test_logits_and_loss(language):
+    expected = torch.stack([by_hand(language, row) for row in IDS])
+    labels = IDS.masked_fill(torch.tensor([0, 1, 0, 0, 1]).bool(), -100)
+    found = language(IDS, labels=labels)
+    torch.testing.assert_close(found.logits, expected)
+    asked = [(row, t) for row in range(2) for t in range(4) if labels[row, t + 1] != -100]
+    losses = [cross_entropy(expected[row, t], IDS[row, t + 1]) for row, t in asked]
+    torch.testing.assert_close(found.loss, torch.stack(losses).mean())
+    as_tuple = language(IDS, labels=labels, return_dict=False)
+    torch.testing.assert_close(as_tuple[1], expected)
+    torch.testing.assert_close(language(inputs_embeds=language.get_input_embeddings()(IDS)).logits, expected)
+
+
+def test_names_and_heads(language, classifier):
+    assert list(classifier.state_dict()) == [*NAMES, "head.weight"]
+    assert list(language.state_dict()) == [*(f"backbone.{name}" for name in NAMES), "lm_head.weight"]
+    assert language.get_output_embeddings().weight is not language.get_input_embeddings().weight
+    assert language.base_model is language.backbone and type(language.backbone) is SelectiveSSMModel
+    new = [nn.Embedding(4, 6), nn.Linear(6, 4, bias=False)]
+    language.set_input_embeddings(new[0])
+    language.set_output_embeddings(new[1])
+    assert [language.get_input_embeddings(), language.get_output_embeddings()] == new
+
+
+def test_a_head_is_drawn_once():
+    """Embedding, SSM, head, in this order: a seed's classifier."""
+    torch.manual_seed(5)
+    model = SelectiveSSMForSequenceClassification(SelectiveSSMConfig(**SMALL, binary=False, num_labels=4))
+    torch.manual_seed(5)
+    embedding, _ = nn.Embedding(23, 6), type(model.ssm)(6, 3)
+    assert torch.equal(embedding.weight, model.embedding.weight)
+    assert torch.equal(nn.Linear(6, 4, bias=False).weight, model.head.weight)
+
+
+def test_each_opens_the_others_directory(language, classifier, tmp_path):
+    classifier.save_pretrained(tmp_path / "classifier")
+    language.save_pretrained(tmp_path / "language")
+    opened, about = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "classifier", output_loading_info=True)
+    assert type(opened) is SelectiveSSMForCausalLM and set(about["missing_keys"]) == {"lm_head.weight"}
+    assert_drawn(opened.lm_head)
+    for name in NAMES:
+        assert torch.equal(opened.backbone.state_dict()[name], classifier.state_dict()[name])
+    opened, about = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "language", output_loading_info=True
+    )
+    assert type(opened) is SelectiveSSMForSequenceClassification and set(about["missing_keys"]) == {"head.weight"}
+    assert_drawn(opened.head)
+    for name in NAMES:
+        assert torch.equal(opened.state_dict()[name], language.backbone.state_dict()[name])
+    backbone = transformers.AutoModel.from_pretrained(tmp_path / "language")
+    torch.testing.assert_close(backbone(IDS).last_hidden_state, language.backbone(IDS).last_hidden_state)
+    assert backbone(IDS, return_dict=False)[0].shape == (2, 5, 6)
+
+
+def assert_drawn(head):
+    """Uniform within 1 / √inputs, as a linear map is made."""
+    assert 0 < head.weight.abs().max() <= head.in_features**-0.5 and head.weight.unique().numel() == head.weight.numel()
+
+
+def test_a_configuration_makes_a_language_model():
+    made = transformers.AutoModelForCausalLM.from_config(SelectiveSSMConfig(**SMALL, tie_word_embeddings=True))
+    assert type(made) is SelectiveSSMForCausalLM and not made.config.tie_word_embeddings
+    assert made.lm_head.weight is not made.backbone.embedding.weight
+
+
+def test_generation_runs_the_whole_sequence(language):
+    ids, mask = torch.tensor([[3, 9, 17, 4], [0, 0, 21, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    made = language.generate(
+        ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=-1
+    )
+    assert made.shape == (2, 8)
+    for row, start in ((0, 0), (1, 2)):
+        for n in range(4, 8):
+            with torch.no_grad():
+                assert language(made[row : row + 1, start:n]).logits[0, -1].argmax() == made[row, n]
+
+
+def test_heatmap(language):
+    trace = Model(language).trace(ids=[[5, 17, 3, 9]])
+    ssm, u = language.backbone.ssm, language.backbone.embedding.weight[[5, 17, 3, 9]]
+    decays = torch.exp(softplus(u @ ssm.q_delta + ssm.p_delta)[:, None, None] * ssm.A).mean((1, 2))
+    torch.testing.assert_close(trace.retention[0, 0], decays.detach())
+    assert "retention, layer 0" in str(ssmscope.selection_heatmap(trace))
+
+
+def test_training_learns_to_recall():
+    """Tokens 8 to 15 are repeated after token 1: a model without memory cannot say them."""
+    torch.manual_seed(0)
+    config = SelectiveSSMConfig(vocab_size=16, hidden_size=24, state_size=8)
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    before = copy.deepcopy(model.state_dict())
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(150):
+        said = torch.randint(8, 16, (32, 1))
+        ids = torch.cat([said, torch.randint(2, 8, (32, 3)), torch.ones_like(said), said], 1)
+        with fast_scan(model):
+            loss = model(ids, labels=ids.masked_fill(torch.arange(6) < 5, -100)).loss
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) / 10 < 0.3, losses[-10:]
+    assert all(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -1,0 +1,173 @@
+"""`analyze train`: which options go with which architecture and task, their defaults, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from ssmscope import cli
+from ssmscope.errors import InputError
+from ssmscope.training import train_model
+from ssmscope.training.plan import checked
+from ssmscope.training.recipes import KINDS, RECIPES, SELECTIVE
+
+RECALL = "--task associative-recall --length 8 --vocabulary 4 --examples 40 --epochs 1 --no-progress".split()
+SMALL = "--width 8 --state 4 --head-width 8".split()
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
+    return tmp_path
+
+
+def settled(architecture: str, data: str, **given) -> dict:
+    """The options of a run that is given `given` only."""
+    defaults = {name: p.default for name, p in inspect.signature(train_model).parameters.items()}
+    return checked({**defaults, "architecture": architecture, "data": data, "out": Path("out"), **given})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "own", "backbone", "config"),
+    [
+        ("diff-mamba", [*SMALL, "--layers", "1", "--scope", "s6"], "diff-mamba", {"scope": "s6"}),
+        ("groupmamba", [*SMALL, "--k", "2"], "groupmamba-mamba2", {"k": 2}),
+        ("gfssm", [*SMALL, "--layers", "1", "--state-groups", "2", "--fir-taps", "3"], "gfssm", {"fir_taps": 3}),
+        ("selective", ["--width", "8", "--state", "4"], "selective-ssm", {"state_size": 4}),
+    ],
+)
+def test_the_command_line_trains_the_papers_architectures(architecture, own, backbone, config, capsys) -> None:
+    assert cli.run(["train", architecture, *RECALL, *own, "--json"]) == 0
+    out = Path("runs", f"associative-recall-{architecture}")
+    record = json.loads((out / "training.json").read_text())
+    assert json.loads(capsys.readouterr().out) == record
+    assert (record["architecture"], record["backbone"]) == (architecture, backbone)
+    saved = json.loads((out / "config.json").read_text())
+    assert {name: saved[name] for name in config} == config
+    assert record["command"].startswith("analyze ")
+    assert cli.run(["train", architecture, *RECALL, *own]) == 0
+    said = capsys.readouterr().out
+    assert f"test accuracy {record['test']['accuracy']:.3f}" in said and f"Saved in {out};" in said
+    if architecture in ("selective", "diff-mamba"):
+        assert ("spectral abscissa" if architecture == "selective" else "mean lambda") in said
+    assert cli.run(["heatmap", str(out), "--text", "k0 v1 k1", "--json"]) == 0
+
+
+def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
+    Path("words.txt").write_text("a b c d\n" * 30)
+    options = ["--epochs", "1", "--length", "8", "--layers", "1", "--no-progress"]
+    assert cli.run(["train", "mamba2", "--data", "words.txt", *SMALL, *options]) == 0
+    assert "validation perplexity" in capsys.readouterr().out
+    assert sorted(path.name for path in empty_folder.iterdir()) == ["runs", "words.txt"]
+    assert Path("runs/words-mamba2/training.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("mamba2 --task majority --k 2", "k means nothing for mamba2"),
+        ("mamba2 --task majority --scope s6", "scope means nothing for mamba2"),
+        ("mamba2 --task majority --spectral-abscissa 0.1", "spectral_abscissa means nothing for mamba2"),
+        ("gfssm --task majority --k 2", "k means nothing for gfssm on mamba2"),
+        ("selective --task majority --layers 2", "layers means nothing for selective"),
+        ("selective --task majority --decays spread", "decays means nothing for selective"),
+        ("gla --task majority --head-width 8", "head_width means nothing for gla"),
+        ("mamba2 --task sst2 --flipped 0.1", "flipped means nothing for sst2"),
+        ("mamba2 --task sst2 --length 9", "length means nothing for sst2"),
+        ("mamba2 --task digits --examples 9", "examples means nothing for digits"),
+        ("mamba2 --task qa1 --unit byte", "unit means nothing for qa1"),
+        ("mamba2 --task qa1 --vocabulary 50", "vocabulary means nothing for qa1"),
+        ("mamba2 --task majority --filler a.txt", "filler means nothing for majority"),
+        ("mamba2 --task majority --vocabulary 5", "vocabulary means nothing for majority"),
+        ("mamba2 --task majority --lowercase", "lowercase means nothing for majority"),
+        ("mamba2 --task majority --max-length 5", "max_length means nothing for majority"),
+        ("mamba2 --task majority --token-dropout 0.1", "token_dropout means nothing for majority"),
+        ("mamba2 --task digits --embedding-dropout 0.1", "embedding_dropout means nothing for digits"),
+        ("mamba2 --task qa1 --label-smoothing 0.1", "label_smoothing means nothing for qa1"),
+        ("mamba2 --task qa1 --spread-penalty 1", "spread_penalty means nothing for qa1"),
+        ("mamba2 --task majority --split train", "majority, which has its own splits"),
+        ("mamba2 --task qa1 --test x", "qa1, whose questions are generated"),
+        ("mamba2 --task majority --recipe experiment1", "the recipe 'experiment1' is the selective SSM's"),
+        ("selective --task majority --recipe experiment3", "unknown recipe 'experiment3'; choose one of experiment1"),
+        ("selective --task majority --recipe experiment3", "did you mean 'experiment"),
+        ("mamba2 --task asociative-recall", "did you mean 'associative-recall'"),
+        ("mamba2 --task qa6", "unknown data 'qa6'"),
+        ("mmaba2 --task majority", "did you mean 'mamba2'"),
+        ("selective --task digits", "the selective SSM reads tokens"),
+        ("rwkv --task majority --layers 1", "layers is 1; for this rwkv it must be at least 2"),
+        ("groupmamba --task majority --k 3 --layers 2", "layers is 2; for this groupmamba it must be at least 3"),
+        ("mamba2 --task majority --examples 4 --held-out 0.01", "held_out 0.01 of 4 examples leaves one of two"),
+        ("mamba2 --task associative-recall --examples 3 --held-out 0.9", "held_out 0.9 of 3 examples leaves one"),
+        ("mamba2 --task majority --share 0.0001", "a balanced share of 0.0001 needs 0 of class 'more zeros'"),
+        ("mamba2 --task majority --flipped 1.5", "flipped is 1.5; it must be from 0 to 1"),
+        ("mamba2 --task majority --share 0", "share is 0.0; it must be above 0"),
+        ("mamba2 --task associative-recall --vocabulary 1", "vocabulary is 1; it must be at least 2"),
+        ("mamba2 --task sst2 --vocabulary 7", "vocabulary is 7; it must be at least 8"),
+        ("mamba2 --task associative-recall --length 7", "length is 7; give an even number"),
+        ("mamba2 --task compression --length 1", "length is 1; give at least 2"),
+        ("diff-mamba --task majority --scope blok", "scope is 'blok'; choose one of block, s6"),
+        ("mamba2 --task absent.txt", "absent.txt could not be read"),
+        ("mamba2 --task listops --length 0", "length is 0"),
+        ("mamba2 --task text.txt --unit byte --vocabulary 300", "vocabulary means nothing for bytes"),
+        ("mamba2 --task text.txt --split train", "split 'train' was asked for, but file"),
+        ("mamba2 --task text.txt --length 100000", "held_out 0.1 of 1 examples leaves one of two parts empty"),
+        ("mamba2 --task majority --init-from demo/sst2-mamba2", "tokens, and majority has 2; init_from needs"),
+        ("mamba2 --task associative-recall --init-from demo/sst2-mamba2", "demo/sst2-mamba2 is a classifier"),
+        ("selective --task majority --init-from demo/sst2-mamba2", "demo/sst2-mamba2 is no selective SSM's classifier"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(line, says, tmp_path, capsys) -> None:
+    Path("text.txt").write_text("some words in a line\n")
+    assert cli.run(["train", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("analyze: ") and err.count("\n") == 1
+    assert says in err
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_pixels_are_not_learnt_by_a_model_of_tokens() -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(InputError, match="demo/sst2-mamba2 reads no pixels of 1 channels"):
+        train_model("mamba2", "digits", "out", init_from="demo/sst2-mamba2", progress=False)
+    assert not Path("out").exists()
+
+
+class TestDefaults:
+    def test_experiment_1_is_the_papers(self) -> None:
+        options = settled("selective", "majority", recipe="experiment1")
+        assert (options["epochs"], options["share"], options["spectral_abscissa"]) == (10, 0.1, 0.1)
+        expected = {name: SELECTIVE[name] for name in ("learning_rate", "schedule", "clip", "spread_penalty")}
+        assert {name: options[name] for name in expected} == expected
+        assert (options["width"], options["state"], options["held_out"]) == (16, 4, 0.0)
+
+    @pytest.mark.parametrize("recipe", RECIPES)
+    def test_what_is_given_goes_before_the_recipe(self, recipe) -> None:
+        given = {"epochs": 3, "share": 0.5, "spectral_abscissa": -0.5, "learning_rate": 0.1, "width": 5}
+        options = settled("selective", "majority", recipe=recipe, **given)
+        assert {name: options[name] for name in given} == given
+
+    def test_zero_is_a_value(self) -> None:
+        options = settled("mamba2", "sst2", dropout=0.0, subword_dropout=0.0, held_out=0.0)
+        assert options["dropout"] == options["subword_dropout"] == options["held_out"] == 0.0
+        assert settled("mamba2", "sst2")["dropout"] == 0.3
+        assert settled("selective", "majority", spread_penalty=0.0)["spread_penalty"] == 0.0
+
+    @pytest.mark.parametrize(
+        ("data", "kind"),
+        [("sst2", "text"), ("digits", "pixels"), ("majority", "sequences"), ("qa1", "tokens"), ("a.txt", "language")],
+    )
+    def test_are_those_of_the_kind(self, data, kind) -> None:
+        options = settled("mamba2", data)
+        given = {name: value for name, value in KINDS[kind].items() if name in options}
+        assert options["kind"] == kind and given["epochs"] > 1
+        assert {name: options[name] for name in given} == given
+
+    def test_a_model_has_as_many_layers_as_it_needs(self) -> None:
+        assert settled("groupmamba", "majority", k=4)["layers"] == 4
+        assert settled("rwkv", "sst2")["layers"] == 2
+        assert settled("mamba2", "sst2")["layers"] == 1
+        assert settled("selective", "majority")["layers"] is None
