@@ -151,13 +151,18 @@ class SelectiveSSMModel(_EmbeddingAndSSM):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput | tuple[Tensor, ...]:
         """y (batch, length, channels) from `input_ids` (batch, length) or `inputs_embeds` (batch, length, channels).
 
-        There is no cache; `use_cache` is what transformers' callers say to every model.
+        `hidden_states` is y alone, the one layer's. There is no cache; `use_cache` is what transformers' callers say to
+        every model.
         """
-        result = BaseModelOutput(last_hidden_state=self.outputs(input_ids, attention_mask, inputs_embeds))
+        y = self.outputs(input_ids, attention_mask, inputs_embeds)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        result = BaseModelOutput(last_hidden_state=y, hidden_states=(y,) if output_hidden_states else None)
         return result if return_dict is not False else result.to_tuple()
 
 
