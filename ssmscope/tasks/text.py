@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import logging
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -233,6 +234,10 @@ def hub_rows(source: Source, split: str) -> list[Row]:
             f"{source.repository} comes from the hub through the package 'datasets', which is not installed; "
             "install it, or set SSMSCOPE_DATA to a folder with <name>/<split>.parquet"
         ) from error
+    # what the hub's client says of its retries would bury the one line that says what to do
+    client = logging.getLogger("huggingface_hub")
+    level = client.level
+    client.setLevel(logging.ERROR)
     try:
         return list(datasets.load_dataset(source.repository, source.configuration, split=split))
     except (OSError, ValueError) as error:
@@ -240,6 +245,8 @@ def hub_rows(source: Source, split: str) -> list[Row]:
             f"{source.repository} could not be read from the hub ({first_line(error)}); "
             "set SSMSCOPE_DATA to a folder with <name>/<split>.parquet to work without it"
         ) from error
+    finally:
+        client.setLevel(level)
 
 
 def read_rows(path: Path) -> list[Row]:
