@@ -272,18 +272,19 @@ def models(json: JSON = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    titles = ("model", "architecture", "trained on", "test accuracy", "95 % interval", "parameters")
-    table = Table(*titles, box=None, pad_edge=False)
+    table = Table("model", "architecture", "trained on", "test accuracy", "size", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
     for name, record in records.items():
-        tested = record["test"]
-        accuracy, interval = "–", "–"
-        if tested is not None:
-            accuracy, interval = f"{tested['accuracy']:.3f}", "{:.3f} to {:.3f}".format(*tested["interval"])
+        tested = "–"
+        if record["test"] is not None:
+            tested = "{:.3f} ({:.3f}–{:.3f})".format(record["test"]["accuracy"], *record["test"]["interval"])
         learnt = record["data"]["train"]["name"]
-        table.add_row(name, record["architecture"], learnt, accuracy, interval, f"{record['parameters']:,}")
+        table.add_row(name, record["architecture"], learnt, tested, f"{record['parameters']:,}")
     console = Console(highlight=False)
     console.print(table)
     console.print(
+        "\nIn brackets 95 % intervals over the test examples; size is the number of parameters.\n"
         "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
         f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
     )
