@@ -22,14 +22,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, silu
+from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from ssmscope.errors import InputError
-from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
+from ssmscope.models.generation import MAMBA2_TIED, WholeSequences, language_output
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.models.parts import as_mask
 from ssmscope.ssm import Recurrence, Scan
@@ -354,12 +353,7 @@ class LinearAttentionForCausalLM(WholeSequences, _LinearAttentionPreTrainedModel
         run = self.backbone(
             input_ids, attention_mask, inputs_embeds, use_cache=use_cache, output_hidden_states=output_hidden_states
         )
-        logits = self.lm_head(run.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(rearrange(logits[:, :-1].float(), "b t v -> (b t) v"), labels[:, 1:].flatten())
-        result = CausalLMOutput(loss=loss, logits=logits, hidden_states=run.hidden_states)
-        return result if return_dict is not False else result.to_tuple()
+        return language_output(self.lm_head(run.last_hidden_state), labels, run.hidden_states, return_dict)
 
 
 class GLAForCausalLM(LinearAttentionForCausalLM):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from torch.nn.utils import skip_init
@@ -19,7 +18,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
 
 from ssmscope.models.classifier import last_real
-from ssmscope.models.generation import WholeSequences
+from ssmscope.models.generation import WholeSequences, language_output
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -227,11 +226,7 @@ class SelectiveSSMForCausalLM(WholeSequences, _SelectiveSSMPreTrainedModel, Gene
         """Logits (batch, length, vocabulary); with `labels` (batch, length), −100 where nothing is asked, the mean
         cross-entropy of each next token."""
         logits = self.lm_head(self.backbone(input_ids, attention_mask, inputs_embeds).last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(rearrange(logits[:, :-1].float(), "b t v -> (b t) v"), labels[:, 1:].flatten())
-        result = CausalLMOutput(loss=loss, logits=logits)
-        return result if return_dict is not False else result.to_tuple()
+        return language_output(logits, labels, return_dict=return_dict)
 
 
 AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
