@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ssmscope import ssm
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
+from ssmscope.frozen import FrozenLayer
 from ssmscope.trace import Layers, LayerState, LayerTrace, Trace
 
 TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
@@ -40,6 +41,10 @@ class Architecture(Protocol):
 
     def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...] | None = None) -> Tensor:
         """The mixer's output from its terms."""
+        ...
+
+    def frozen(self, mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+        """The layer as a linear map of its input, with everything else frozen at its value."""
         ...
 
     def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> LayerState:
@@ -284,7 +289,7 @@ class Model:
     def logits(self, batch: Batch) -> Tensor:
         """A classifier's logits (batch, classes), or a language model's at every position, without gradients."""
         with torch.no_grad(), fast_scan(self.module, mask=batch.mask):
-            return self._call(batch)
+            return self.forward(batch)
 
     def run(self, batch: Batch, states: Sequence[LayerState] | None = None) -> Run:
         """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
@@ -299,7 +304,7 @@ class Model:
             after.append(reader_of(mixer).state_after(mixer, layer, scans))
 
         with torch.no_grad(), fast_scan(self.module, mask=batch.mask, states=states, visit=keep):
-            logits = self._call(batch)
+            logits = self.forward(batch)
         return Run(logits, tuple(after))
 
     def trace(
@@ -342,7 +347,7 @@ class Model:
                     u[chosen, :width] = layer.u  # noqa: B023
 
             with torch.no_grad(), fast_scan(self.module, mask=part.mask, retention=True, visit=record):
-                last = self._call(part, last_only=True).float()
+                last = self.forward(part, last_only=True).float()
             logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
             logits[chosen] = last
         assert logits is not None
@@ -354,6 +359,11 @@ class Model:
             with torch.no_grad():
                 return reader_of(found[index]).quantities(found[index], u, batch.mask)
 
+        def freeze(index: int) -> FrozenLayer:
+            layer = recompute(index)
+            with torch.no_grad():
+                return reader_of(found[index]).frozen(found[index], layer)
+
         return Trace(
             input_ids=batch.input_ids,
             mask=batch.mask,
@@ -364,6 +374,7 @@ class Model:
             answers=self._answers(logits),
             source=self.source,
             layers=Layers(len(found), recompute),
+            frozen=Layers(len(found), freeze),
             pixels=self._as_images(batch),
         )
 
@@ -373,7 +384,9 @@ class Model:
             return None
         return batch.values.unflatten(1, tuple(size))
 
-    def _call(self, batch: Batch, last_only: bool = False) -> Tensor:
+    def forward(self, batch: Batch, last_only: bool = False) -> Tensor:
+        """The module's own logits in the caller's context: with gradients unless they are off, and through `ssm.scan`
+        within `fast_scan`. With `last_only` a language model's are those at each text's last position."""
         if (batch.values is None) != (self.channels is None):
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")

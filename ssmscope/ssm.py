@@ -22,6 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.errors import InputError
+from ssmscope.matrices import pooled as cells_of_matrices
+from ssmscope.matrices import rows as rows_of_matrices
+from ssmscope.matrices import whole as matrices
+from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
 
 
@@ -117,6 +121,38 @@ class Recurrence:
         }
         return replace(self, **cut)
 
+    def at(self, positions: Tensor) -> Recurrence:
+        """The terms at these positions alone, one after the other."""
+        names = ("x", "b", "c", "delta", "log_a", "beta")
+        chosen = {n: v[:, positions.to(v.device)] for n in names if (v := getattr(self, n, None)) is not None}
+        return replace(self, **chosen)
+
+    def of_heads(self, start: int, stop: int) -> Recurrence:
+        """The recurrence restricted to the heads start ≤ h < stop; they read one group, or a group each."""
+        heads = self.x.shape[2]
+        share, stop = heads // self.b.shape[2], min(stop, heads)
+        groups = torch.arange(start, stop, device=self.b.device) // share
+        one = start // share == (stop - 1) // share
+        chosen = slice(start // share, start // share + 1) if one else groups
+        cut: dict[str, Tensor] = {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]}
+        for name in ("x", "delta", "log_a", "beta"):
+            if (value := getattr(self, name, None)) is not None:
+                cut[name] = value[:, :, start:stop]
+        for name in ("A", "D"):
+            if (value := getattr(self, name)) is not None:
+                cut[name] = value[start:stop]
+        return replace(self, **cut)
+
+    def of_rows(self, start: int, stop: int) -> Recurrence:
+        """The recurrence restricted to the sequences start ≤ i < stop of the batch."""
+        names = ("x", "b", "c", "delta", "log_a", "beta")
+        return replace(self, **{n: v[start:stop] for n in names if (v := getattr(self, n, None)) is not None})
+
+    @property
+    def step(self) -> Tensor | None:
+        """By how much x_t is multiplied when it is written, (batch, length, heads): Δ_t; None where by 1."""
+        return self.delta
+
     def to(self, *args, **kwargs) -> Recurrence:
         """The recurrence with every tensor moved or cast, as `Tensor.to`."""
         names = ("x", "b", "c", "delta", "A", "log_a", "D", "beta")
@@ -154,6 +190,11 @@ class DeltaRecurrence(Recurrence):
         """β_t x_t, (batch, length, heads, width)."""
         assert self.beta is not None
         return self.x * self.beta.unsqueeze(-1)
+
+    @property
+    def step(self) -> Tensor | None:
+        """β_t, (batch, length, heads)."""
+        return self.beta
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         raise InputError(
@@ -307,6 +348,101 @@ def states(
         H = scan(recurrence.between(start, position + 1), H).state
         found[position], start = H, position + 1
     return torch.stack([found[p] for p in positions], dim=1)
+
+
+def attention_reference(recurrence: Recurrence) -> Float[Tensor, "batch heads length length"]:
+    """α[t, s] of every head, without D, one column at a time: what each step reads of a 1 that is written at s alone
+    (Differential Mamba, Eq. 8). Slow; what `attention` is tested against.
+    """
+    batch, length, heads, _, _ = recurrence.shape
+    columns = []
+    for s in range(length):
+        x = recurrence.x.new_zeros(batch, length, heads, 1)
+        x[:, s] = 1
+        columns.append(scan_reference(replace(recurrence, x=x, D=None)).y.squeeze(-1))
+    empty = recurrence.x.new_zeros(batch, heads, 0, 0)
+    return rearrange(torch.stack(columns, dim=-1), "b t h s -> b h t s") if columns else empty
+
+
+def attention(
+    recurrence: Recurrence,
+    *,
+    groups: int = 1,
+    absolute: bool = False,
+    skip: bool = False,
+    rows: Sequence[int] | None = None,
+    left: Float[Tensor, "batch length heads #width"] | None = None,
+    taps: Float[Tensor, "batch length reach heads #width"] | None = None,
+) -> Float[Tensor, "batch groups rows length"]:
+    """The implicit attention matrix α[t, s] = c_tᵀ (∏_{s<r≤t} a_r) b_s Δ_s, so that y = α x (Differential Mamba,
+    Eq. 8), as the mean over channels.
+
+    Differentiable in every term, on a CPU as on a GPU; without gradients float32 on a GPU goes through a fused kernel
+    where there is one (`ssmscope.matrices.fused`).
+
+    Args:
+        recurrence: the terms; `x` has no part in α and gives only the number of channels.
+        groups: into how many groups of neighbouring heads the channels are divided, each with its mean: 1 is the mean
+            over all, the number of heads gives every head by itself.
+        absolute: the mean of absolute values, which is not the absolute value of the mean; it makes every channel's
+            matrix, and takes as many times longer.
+        skip: add D to the diagonal.
+        rows: these rows only, 0-based, in the order given: O(length · heads · state) each.
+        left: a factor of each output channel, as a gate.
+        taps: by what the input at s is multiplied when it arrives at step s + i, the coefficients of what stands before
+            the recurrence, as a convolution. With these two the matrix is that of left ⊙ (α + D) · taps.
+
+    Raises:
+        ValueError: when the groups do not divide the heads, a row is outside the sequence, or `left` or `taps` disagree
+            with the recurrence.
+    """
+    around = _around(recurrence, groups, left, taps)
+    if rows is None:
+        return matrices.whole(recurrence, groups, absolute, skip, around)
+    length = recurrence.shape[1]
+    outside = [t for t in rows if not 0 <= t < length]
+    if outside or not len(rows):
+        raise ValueError(f"rows {outside or list(rows)}: give at least one, each from 0 to {length - 1}")
+    return rows_of_matrices.rows(recurrence, rows, groups, absolute, skip, around)
+
+
+def pooled_attention(
+    recurrence: Recurrence,
+    cells: int,
+    *,
+    groups: int = 1,
+    skip: bool = False,
+    left: Float[Tensor, "batch length heads #width"] | None = None,
+    taps: Float[Tensor, "batch length reach heads #width"] | None = None,
+) -> Float[Tensor, "batch groups cells cells"]:
+    """`attention` in `cells` × `cells` cells: the mean over the pairs of each cell in which s ≤ t.
+
+    The matrix is never held: its factors are summed within cells, which is exact, and multiplied then. Memory grows
+    with the cells, not with the length. Cell i holds the positions from ⌊i · length / cells⌋ on.
+
+    Args: as `attention`; there is no mean of absolute values, which are no products of factors.
+
+    Raises:
+        ValueError: as `attention`, and for cells that are not from 1 to the length.
+    """
+    around = _around(recurrence, groups, left, taps)
+    if not 1 <= cells <= recurrence.shape[1]:
+        raise ValueError(f"{cells} cells: give from 1 to the length, {recurrence.shape[1]}")
+    return cells_of_matrices.pooled(recurrence, cells, groups, skip, around)
+
+
+def _around(recurrence: Recurrence, groups: int, left: Tensor | None, taps: Tensor | None) -> Around:
+    batch, length, heads, width, _ = recurrence.shape
+    if groups < 1 or heads % groups:
+        raise ValueError(f"{groups} groups do not divide {heads} heads")
+    for name, given, leading in (("left", left, (batch, length, heads)), ("taps", taps, (batch, length, heads))):
+        if given is None:
+            continue
+        shape = given.shape if name == "left" else (*given.shape[:2], *given.shape[3:])
+        if tuple(shape[:3]) != leading or shape[3] not in (1, width):
+            raise ValueError(f"{name} {tuple(given.shape)} does not fit x {tuple(recurrence.x.shape)}")
+    left, taps = (None if t is None else t.expand(*t.shape[:-1], width) for t in (left, taps))
+    return Around(left, taps)
 
 
 def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ssmscope import ssm
+from ssmscope.frozen import FrozenLayer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +82,10 @@ class LayerTrace:
         return stacked.mean(0) if self.turn is None else stacked.gather(0, self.turn.unsqueeze(0)).squeeze(0)
 
 
-class Layers(Sequence[LayerTrace]):
+class Layers(Sequence[T], Generic[T]):
     """The layers of a trace, each recomputed when it is asked for: a layer's terms are larger than its input."""
 
-    def __init__(self, number: int, recompute: Callable[[int], LayerTrace]) -> None:
+    def __init__(self, number: int, recompute: Callable[[int], T]) -> None:
         self._number, self._recompute = number, recompute
 
     def __len__(self) -> int:
@@ -94,7 +98,7 @@ class Layers(Sequence[LayerTrace]):
             raise IndexError(f"layer {index} of a model with {len(self)} state-space layers")
         return self._recompute(index % len(self))
 
-    def __iter__(self) -> Iterator[LayerTrace]:
+    def __iter__(self) -> Iterator[T]:
         return (self._recompute(index) for index in range(len(self)))
 
 
@@ -113,6 +117,7 @@ class Trace:
         answers: per text, the predicted class (or next token) and its probability.
         source: where it comes from: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, recomputed on access.
+        frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
     """
 
@@ -125,6 +130,7 @@ class Trace:
     answers: tuple[tuple[str, float], ...]
     source: Mapping[str, str]
     layers: Sequence[LayerTrace]
+    frozen: Sequence[FrozenLayer] = ()
     pixels: Tensor | None = None
 
     def __len__(self) -> int:

@@ -12,15 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-CORE = {"errors", "scans", "ssm", "trace", "encoding", "model", "models"}
+CORE = {"errors", "scans", "matrices", "ssm", "frozen", "trace", "encoding", "model", "models"}
 ROOMS = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
     "errors": set(),
     "results": {"errors"},
     "tasks": {"errors"},
     "scans": {"errors"},
-    "ssm": {"errors", "scans"},
-    "trace": {"errors", "scans", "ssm"},
+    "matrices": {"errors", "scans"},
+    "ssm": {"errors", "scans", "matrices"},
+    "frozen": {"errors", "scans", "matrices", "ssm"},
+    "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
     "encoding": {"errors"},
     "model": CORE - {"models", "model"},
     "models": CORE - {"models"},

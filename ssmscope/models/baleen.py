@@ -28,6 +28,7 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.frozen import FrozenLayer
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
@@ -141,6 +142,11 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """The mixer's output (batch, length, width) from its terms, as the base model's."""
     return _base(mixer).output(mixer, layer, scans)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map, as the base model's: with the gates that `layer` has, sampled or expected."""
+    return _base(mixer).frozen(mixer, layer)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -23,14 +23,18 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, rms_norm, silu, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ssmscope.frozen import FrozenLayer, Exit, Path
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
     ReadMixer,
     as_mask,
     at_least_float32,
     causal_convolution,
+    convolved_entry,
     hide_padding,
     layer_state,
+    projection,
+    rms_factor,
 )
 from ssmscope.ssm import DeltaRecurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -103,6 +107,20 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     o = rms_norm(scanned.y, norm.normalized_shape, norm.weight.to(scanned.y.dtype), norm.eps)
     o = rearrange(o, "b t h p -> b t (h p)").to(layer.u.dtype)
     return mixer.out_proj(o if layer.z is None else o * silu(layer.z))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with q, k, β, decays, SiLU, the gate and the norms of its heads frozen."""
+    assert isinstance(mixer, DeltaMixer)
+    u, norm = at_least_float32(layer.u), mixer.head_norm
+    (scanned,) = layer.scan()
+    factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
+    gate = rearrange(factor, "b t h p -> b t (h p)")
+    gate = gate if layer.z is None else gate * silu(at_least_float32(layer.z))
+    project = projection(mixer.out_proj)
+    values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
+    entry = convolved_entry(layer, mixer.conv1d, silu, projection(mixer.qkv_proj, values), values)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, Exit(lambda v: project(v, False), gate=gate)),))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -27,11 +27,22 @@ from transformers import (
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
+from ssmscope.frozen import FrozenLayer, Exit, Path
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.models.parts import as_mask, at_least_float32, causal_convolution, hide_padding, layer_state
+from ssmscope.models.parts import (
+    as_mask,
+    at_least_float32,
+    causal_convolution,
+    constant,
+    convolved_entry,
+    hide_padding,
+    layer_state,
+    projection,
+    rms_factor,
+)
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -96,6 +107,67 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
         for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
     )
     return (1 - mixer.lambda_init) * mixer.difference(first, second, weight)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """(1 − λ_i) diag(w / rms) (M₁ − λ M₂) as a linear map (Differential Mamba, Eqs. 13 and 21), gates and norms frozen.
+
+    With two whole mixers the norm stands behind their projections: maps have its factor 1 / rms, without the weights of
+    single channels.
+    """
+    u, weight = at_least_float32(layer.u), -layer.extras["lambda"]
+    outside = 1 - mixer.lambda_init
+    if isinstance(mixer, DiffS6Mixer):
+        return _s6_frozen(mixer, layer, u, weight, outside)
+    assert layer.z is not None and layer.conv_input is not None
+    tails = (None, None) if layer.conv_tail is None else layer.conv_tail.chunk(2, dim=-1)
+    conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
+    bases = [_base(m).frozen for m in (mixer.m1, mixer.m2)]
+    first, second = (
+        each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, z=z))
+        for each, m, r, x, tail, z in zip(bases, (mixer.m1, mixer.m2), layer.recurrences, conv_inputs, tails, gates)
+    )
+    of_both = first.matvec(u) + first.bias + weight * (second.matvec(u) + second.bias)
+    behind, factor = _sub_norm(mixer, of_both)
+    factor, behind = outside * factor, outside * behind
+    paths = (
+        _behind(first.paths[0], "kept", None, factor, behind),
+        _behind(second.paths[0], "subtracted", weight, factor, behind),
+    )
+    biases = [torch.zeros_like(of_both) if b.rest is None else b.rest for b in (first, second)]
+    return FrozenLayer(u, paths, rest=factor * (biases[0] + weight * biases[1]), joined=False)
+
+
+def _behind(path: Path, name: str, weight: Tensor | None, factor: Tensor, behind: Tensor) -> Path:
+    project = path.exit.project
+    leaving = replace(path.exit, project=lambda v: factor * project(v), behind=behind)
+    return replace(path, name=name, weight=weight, exit=leaving)
+
+
+def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of the norm after the subtraction, (batch, length), and with its weights, as `y`."""
+    if mixer.sub_norm is None:
+        return torch.ones_like(y[..., 0]), torch.ones_like(y)
+    factor = rms_factor(y, mixer.sub_norm.variance_epsilon)
+    return factor[..., 0], factor * at_least_float32(mixer.sub_norm.weight)
+
+
+def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> FrozenLayer:
+    inner, project = mixer.intermediate_size, projection(mixer.out_proj)
+    entry = convolved_entry(
+        layer, mixer.conv1d, mixer.act, projection(mixer.in_proj, slice(inner, 2 * inner)), slice(0, inner)
+    )
+    first, second = (s.y.flatten(2) for s in layer.scan())
+    assert layer.z is not None
+    _, subtracted = _sub_norm(mixer, first + weight * second)
+    gate = subtracted * mixer.act(at_least_float32(layer.z))
+    norm = rms_factor((first + weight * second) * gate, mixer.norm.variance_epsilon)
+    gate = gate * norm * at_least_float32(mixer.norm.weight)
+    leaving = Exit(lambda v: outside * project(v, False), gate=gate, behind=outside)
+    kept, removed = layer.recurrences
+    paths = (Path(kept, entry, leaving, "kept"), Path(removed, entry, leaving, "subtracted", weight=weight))
+    rest = constant(mixer.out_proj, u)
+    return FrozenLayer(u, paths, rest=None if rest is None else outside * rest)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -35,10 +35,11 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.frozen import FrozenLayer, Path
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.models.parts import ReadMixer, at_least_float32, causal_convolution, convolution_tail
+from ssmscope.models.parts import ReadMixer, at_least_float32, causal_convolution, constant, convolution_tail
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -139,6 +140,27 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     scans = layer.scan() if scans is None else scans
     y = torch.stack([s.y for s in scans]).sum(0)
     return _base(mixer).output(mixer, layer, (Scan(y, scans[0].state, None),))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map: a path per group of states, behind the filter, with the prompts as its sink."""
+    base, u = _base(mixer), at_least_float32(layer.u)
+    entry = base.entry(mixer, layer)
+    leaving = base.leaving(mixer, layer, torch.stack([s.y for s in layer.scan()]).sum(0))
+    initial = layer.initial or (None,) * len(layer.recurrences)
+    paths = tuple(
+        Path(
+            recurrence,
+            entry,
+            leaving,
+            name=f"group {group}",
+            filter=layer.extras["k"],
+            filter_tail=layer.extras.get("x_tail"),
+            initial=H,
+        )
+        for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
+    )
+    return FrozenLayer(u, paths, rest=constant(mixer.out_proj, u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:

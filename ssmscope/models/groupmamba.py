@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from einops import einsum
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -43,10 +43,11 @@ from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
 from ssmscope import ssm
+from ssmscope.frozen import FrozenLayer, Entry, Path, skip_alone
 from ssmscope.errors import InputError
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
-from ssmscope.models.parts import ReadMixer, at_least_float32
+from ssmscope.models.parts import ReadMixer, at_least_float32, constant
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -228,6 +229,49 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
         moved = (weights[..., 1:] * (reads[..., 1:] - reads[..., :1])).sum(-1)
         scanned = Scan(scanned.y + moved, scanned.state, scanned.retention)
     return _base(mixer).output(mixer, layer, (scanned,))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map of the inputs of its group: Σ_j diag(α_j) [C^l W_V (∏ Ā^j) B̄^j] with the attention
+    weights α_j frozen; a part for itself and for each module before it."""
+    base, u = _base(mixer), at_least_float32(layer.u)
+    if not isinstance(layer, GroupTrace) or not layer.borrowed:
+        width = mixer.hidden_size
+        own = replace(layer, u=layer.u[..., -width:])
+        return replace(base.frozen(mixer, own), u=u[..., -width:])
+    weights, reads = attend(mixer, layer)
+    recurrence = layer.recurrence
+    y = (weights * reads).sum(-1)
+    if recurrence.D is not None:
+        D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
+        y = y + D * recurrence.x
+    leaving = base.leaving(mixer, layer, y)
+    flat = rearrange(weights, "b t h p j -> j b t (h p)")
+    modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
+    traces = (layer, *layer.before)
+    recurrences = (replace(recurrence, D=None), *layer.borrowed)
+    starts = (_own_start(layer), *layer.borrowed_initial)
+    number = len(layer.borrowed)
+    paths = [
+        Path(
+            one,
+            _of_slice(base.entry(module, trace), (number if j == 0 else j - 1) * mixer.hidden_size, mixer.hidden_size),
+            leaving,
+            name="own" if j == 0 else f"{number + 1 - j} before",
+            initial=start,
+            weight=flat[j],
+        )
+        for j, (one, module, trace, start) in enumerate(zip(recurrences, modules, traces, starts))
+    ]
+    if recurrence.D is not None:  # it is no state, and not attended to
+        paths.append(Path(skip_alone(recurrence, recurrence.D), paths[0].entry, leaving, name="own"))
+    return FrozenLayer(u, tuple(paths), rest=constant(mixer.out_proj, u))
+
+
+def _of_slice(entry: Entry, start: int, width: int) -> Entry:
+    """The entry of a module whose input is a slice of the group's."""
+    enter = entry.enter
+    return replace(entry, enter=lambda u, biased: enter(u[..., start : start + width], biased))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -22,15 +22,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.errors import InputError
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences, language_output
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
-from ssmscope.models.parts import as_mask
+from ssmscope.models.parts import as_mask, at_least_float32, projection, rms_factor
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -195,6 +197,21 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     assert isinstance(mixer, LinearAttention) and layer.z is not None
     (scanned,) = layer.scan() if scans is None else scans
     return mixer.finish(scanned.y, layer.z)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with q, k, decays, the gate and the norms of its heads frozen."""
+    assert isinstance(mixer, LinearAttention) and layer.z is not None
+    u, norm = at_least_float32(layer.u), mixer.head_norm
+    (scanned,) = layer.scan()
+    centred = scanned.y - scanned.y.mean(-1, keepdim=True)
+    factor = rearrange(rms_factor(centred, norm.eps), "b t h p -> b t (h p)")
+    opened = silu(at_least_float32(layer.z))
+    value, project = projection(mixer.v_proj), projection(mixer.out_proj)
+    leaving = Exit(lambda v: project(v, False), gate=opened * factor * at_least_float32(norm.weight), centred=True)
+    source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
+    path = Path(layer.recurrence, Entry(source=source, enter=value), leaving)
+    return FrozenLayer(u, (path,), rest=project(opened * at_least_float32(norm.bias), False))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

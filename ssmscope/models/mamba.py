@@ -12,12 +12,16 @@ from torch.nn.functional import softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
+from ssmscope.frozen import FrozenLayer, Entry, Exit, Path
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
     causal_convolution,
+    constant,
+    convolved_entry,
     hide_padding,
     layer_state,
+    projection,
 )
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -58,6 +62,26 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act(layer.z))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
+    u = at_least_float32(layer.u)
+    path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer))
+    return FrozenLayer(u, (path,), rest=constant(mixer.out_proj, u))
+
+
+def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
+    """How the layer's input becomes what its recurrence reads."""
+    enter = projection(mixer.in_proj, slice(0, mixer.intermediate_size))
+    return convolved_entry(layer, mixer.conv1d, mixer.act, enter)
+
+
+def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> Exit:
+    """How the recurrence's output becomes the layer's; whatever it is, nothing here depends on `y`."""
+    assert layer.z is not None
+    project = projection(mixer.out_proj)
+    return Exit(lambda v: project(v, False), gate=mixer.act(at_least_float32(layer.z)))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.frozen import FrozenLayer, Entry, Exit, Path
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
     causal_convolution,
+    constant,
+    convolved_entry,
     hide_padding,
     layer_state,
+    projection,
+    rms_factor,
 )
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -57,6 +62,32 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     assert layer.z is not None
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
     return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map with Δ, B, C, SiLU, the gate and the norm frozen."""
+    u = at_least_float32(layer.u)
+    (scanned,) = layer.scan()
+    path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer, scanned.y))
+    return FrozenLayer(u, (path,), rest=constant(mixer.out_proj, u))
+
+
+def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
+    """How the layer's input becomes what its recurrence reads."""
+    inner = mixer.intermediate_size
+    enter = projection(mixer.in_proj, slice(inner, 2 * inner))
+    return convolved_entry(layer, mixer.conv1d, mixer.act, enter, slice(0, inner))
+
+
+def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
+    """How the recurrence's output becomes the layer's; the norm's factor is the one at `y` (batch, length, heads,
+    width)."""
+    assert layer.z is not None
+    norm, project = mixer.norm, projection(mixer.out_proj)
+    opened = silu(at_least_float32(layer.z))
+    size = getattr(norm, "group_size", None)  # transformers before 5 has one group
+    factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
+    return Exit(lambda v: project(v, False), gate=opened * factor * at_least_float32(norm.weight))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

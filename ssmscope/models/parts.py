@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.model import reader_of
 from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
@@ -96,6 +99,51 @@ def _sum_of_shifts(padded: Tensor, weight: Tensor) -> Tensor:
     for j in range(1, taps):
         y.addcmul_(padded[:, j : j + length], weight[:, j])
     return y
+
+
+def projection(linear: nn.Linear, rows: slice | None = None) -> Callable[[Tensor, bool], Tensor]:
+    """A linear layer, or some of its outputs, as a map that leaves its bias out unless its second argument is true."""
+    weight = linear.weight if rows is None else linear.weight[rows]
+    bias = linear.bias if linear.bias is None or rows is None else linear.bias[rows]
+
+    def project(u: Tensor, biased: bool) -> Tensor:
+        return torch.nn.functional.linear(u, weight.to(u), bias.to(u) if biased and bias is not None else None)
+
+    return project
+
+
+def convolved_entry(
+    layer: LayerTrace,
+    conv: nn.Conv1d,
+    act: Callable[[Tensor], Tensor],
+    enter: Callable[[Tensor, bool], Tensor],
+    channels: slice = slice(None),
+) -> Entry:
+    """How values come about that are act(conv(source)), the source being `channels` of the layer's `conv_input`."""
+    assert layer.conv_input is not None
+    source = at_least_float32(layer.conv_input[..., channels])
+    weight, bias = conv.weight[channels], None if conv.bias is None else conv.bias[channels]
+    tail = None if layer.conv_tail is None else layer.conv_tail[..., channels]
+    convolved = causal_convolution(source, weight, bias, tail)
+    return Entry(
+        source=source,
+        enter=lambda u, biased: hide_padding(enter(u, biased), layer.mask),
+        kernel=at_least_float32(weight[:, 0].flip(-1)),
+        bias=None if bias is None else at_least_float32(bias),
+        tail=tail,
+        activation=hide_padding(as_diagonal(act, convolved), layer.mask),
+    )
+
+
+def constant(linear: nn.Linear, u: Tensor) -> Tensor | None:
+    """A linear layer's bias at every position of `u` (batch, length, …)."""
+    return None if linear.bias is None else linear.bias.to(u).expand(*u.shape[:2], -1)
+
+
+def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
+    """1 / √(mean of v² + eps) over the last dimension, or over each `size` neighbours of it, in the shape of `v`."""
+    groups = v.unflatten(-1, (-1, size or v.shape[-1]))
+    return torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps).expand_as(groups).flatten(-2)
 
 
 def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:

@@ -23,7 +23,7 @@ The mixer that is read is the whole block: its channel mixing, too, reads the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -34,8 +34,16 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvModel
 
+from ssmscope.frozen import FrozenLayer, Entry, Exit, Path, skip_alone
 from ssmscope.errors import InputError
-from ssmscope.models.parts import as_mask, at_least_float32, convolution_tail, hide_padding
+from ssmscope.models.parts import (
+    as_mask,
+    at_least_float32,
+    convolution_tail,
+    hide_padding,
+    projection,
+    rms_factor,
+)
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -121,12 +129,68 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """The block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
+    return x + _channel_mixing(mixer, layer, x)
+
+
+def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     mixing = mixer.feed_forward
     shown = hide_padding(mixer.ln2(x), layer.mask)
     before = _before(shown, layer.extras.get("channel_tail"))
     k = torch.relu(mixing.key(_mixed(shown, before, mixing.time_mix_key))).square()
     r = torch.sigmoid(mixing.receptance(_mixed(shown, before, mixing.time_mix_receptance)))
-    return x + r * mixing.value(k)
+    return r * mixing.value(k)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The time mixing as a linear map with keys, receptance and the norms' scales frozen; what passes it by, and the
+    channel mixing, are in the rest.
+
+    wkv_t = g_t p_{t−1} + (1 − g_t) v_t is two paths: the memory one step before, a recurrence of shifted terms, and the
+    token's own value. Maps act on the values v, which the token shift has already mixed with those of the token before.
+    """
+    attention, u = mixer.attention, at_least_float32(layer.u)
+    recurrence = layer.recurrence
+    assert layer.z is not None and recurrence.log_a is not None
+    read = torch.sigmoid(layer.extras["bonus"])
+    project = projection(attention.output)
+    leaving = Exit(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)))
+    entry = Entry(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
+    memory = replace(recurrence, b=_late(recurrence.b), log_a=_late(recurrence.log_a))
+    shift = read.new_tensor([0.0, 1.0])
+    start = None if layer.initial is None else layer.initial[0]
+    paths = (
+        Path(memory, entry, leaving, "memory", filter=shift, initial=start, weight=read),
+        Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), entry, leaving, "own", weight=1 - read),
+    )
+    mixed = _after_time_mixing(mixer, layer, layer.scan())
+    rest = _entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed)
+    return FrozenLayer(u, paths, rest=at_least_float32(rest))
+
+
+def _late(t: Tensor) -> Tensor:
+    """Every step's term one step later."""
+    return torch.cat([torch.zeros_like(t[:, :1]), t[:, :-1]], dim=1)
+
+
+def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
+    """The values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
+    attention = mixer.attention
+    norms = ([mixer.pre_ln] if mixer.layer_id == 0 else []) + [mixer.ln1]
+    scales, x = [], at_least_float32(layer.u)
+    for norm in norms:
+        scales.append(rms_factor(x - x.mean(-1, keepdim=True), norm.eps))
+        x = norm(x)
+    value = projection(attention.value)
+
+    def enter(v: Tensor, biased: bool) -> Tensor:
+        for norm, scale in zip(norms, scales):
+            v = (v - v.mean(-1, keepdim=True)) * scale * norm.weight.to(v)
+            v = v + norm.bias.to(v) if biased else v
+        v = hide_padding(v, layer.mask)
+        before = _before(v, layer.conv_tail if biased else None)
+        return value(_mixed(v, before, attention.time_mix_value.to(v)), False)
+
+    return enter
 
 
 def returned(output: Tensor) -> tuple[Tensor, None, None]:

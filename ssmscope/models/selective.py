@@ -17,6 +17,7 @@ from torch.nn.utils import skip_init
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
 
+from ssmscope.frozen import FrozenLayer, Entry, Exit, Path
 from ssmscope.models.classifier import last_real
 from ssmscope.models.generation import WholeSequences, language_output
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding
@@ -71,6 +72,13 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """The layer's output y (batch, length, channels)."""
     (scanned,) = layer.scan() if scans is None else scans
     return scanned.y.squeeze(-1).to(layer.u.dtype)
+
+
+def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """The layer as a linear map: its recurrence alone."""
+    u = at_least_float32(layer.u)
+    entry = Entry(source=u, enter=lambda v, biased: hide_padding(v, layer.mask))
+    return FrozenLayer(u, (Path(layer.recurrence, entry, Exit(lambda y: y)),))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

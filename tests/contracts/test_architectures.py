@@ -8,31 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loud import TrueFloat64, loud
+from examples import TEXTS, decayed, log_decay, relative
+from loud import TrueFloat64
 
 import ssmscope.models
 from ssmscope import ssm
 from ssmscope.model import Model, fast_scan, mixers, reader_of
 from ssmscope.trace import LayerTrace
-
-EXAMPLES = {
-    name: (architecture, index)
-    for architecture in ssmscope.models.architectures().values()
-    for index, name in enumerate(architecture.examples())
-}
-TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
-
-
-@pytest.fixture(params=list(EXAMPLES), ids=str)
-def module(request):
-    architecture, index = EXAMPLES[request.param]
-    torch.manual_seed(0)
-    return loud(list(architecture.examples().values())[index])
-
-
-@pytest.fixture
-def model(module) -> Model:
-    return Model(module)
 
 
 def mixer_runs(module, dtype: torch.dtype, length: int = 23):
@@ -58,10 +40,6 @@ def recomputed(mixer, u, mutate: Callable[[LayerTrace], LayerTrace] | None = Non
         return reader.output(mixer, mutate(layer) if mutate else layer)
 
 
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
-
-
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
 def test_recomputed_output_is_the_mixers_own(module, dtype, tolerance):
     for mixer, u, own in mixer_runs(module, dtype):
@@ -70,10 +48,6 @@ def test_recomputed_output_is_the_mixers_own(module, dtype, tolerance):
 
 def _each(change: Callable[[ssm.Recurrence], ssm.Recurrence]) -> Callable[[LayerTrace], LayerTrace]:
     return lambda layer: replace(layer, recurrences=tuple(change(r) for r in layer.recurrences))
-
-
-def log_decay(r: ssm.Recurrence) -> torch.Tensor:
-    return r.log_a if r.log_a is not None else r.log_decay()
 
 
 def mean_decay(r: ssm.Recurrence) -> torch.Tensor:
@@ -85,16 +59,12 @@ def mean_decay(r: ssm.Recurrence) -> torch.Tensor:
     return torch.linalg.eigvalsh(transition).mean((2, 3))
 
 
-def _decay(r: ssm.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
-    return replace(r, A=None, log_a=change(log_decay(r)), expected=False)
-
-
 MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
-    "drop the decay": lambda r: _decay(r, torch.zeros_like),
-    "shift the decay by a step": lambda r: _decay(r, lambda log_a: log_a.roll(1, dims=1)),
+    "drop the decay": lambda r: decayed(r, torch.zeros_like),
+    "shift the decay by a step": lambda r: decayed(r, lambda log_a: log_a.roll(1, dims=1)),
     "shift the input by a step": lambda r: replace(r, x=r.x.roll(1, dims=1)),
     "shift the read by a step": lambda r: replace(r, c=r.c.roll(1, dims=1)),
-    "drop the step from the write": lambda r: _decay(replace(r, delta=None), lambda log_a: log_a),
+    "drop the step from the write": lambda r: decayed(replace(r, delta=None), lambda log_a: log_a),
     "drop D": lambda r: replace(r, D=None),
     "swap B and C": lambda r: replace(r, b=r.c, c=r.b),
     "shift what is exchanged by a step": lambda r: replace(r, beta=r.beta.roll(1, dims=1)),
@@ -147,7 +117,7 @@ def hidden(model: Model, batch) -> torch.Tensor:
         found[index] = reader_of(model.mixers[index]).output(model.mixers[index], layer, scans)
 
     with torch.no_grad(), fast_scan(model.module, mask=batch.mask, visit=keep):
-        model._call(batch)
+        model.forward(batch)
     return found[model.num_layers - 1]
 
 

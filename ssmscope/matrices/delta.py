@@ -1,0 +1,75 @@
+"""Attention matrices of the delta rule, whose transitions are no decays: a triangular system per head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.matrices import triangle
+
+
+def matrices(r: Any) -> Float[Tensor, "batch heads t s"]:
+    """α of every head (Gated Delta Networks, Yang et al. 2024, section 3, with the whole sequence as one chunk).
+
+    With Γ[t, s] = ∏_{s<r≤t} a_r, what is written at t is u_t = β_t (x_t − Σ_{s<t} Γ[t, s] (b_t·b_s) u_s) and what is
+    read Σ_{s≤t} Γ[t, s] (c_t·b_s) u_s, so α = tril(C Bᵀ ⊙ Γ) (I + tril(diag(β) B Bᵀ ⊙ Γ, −1))⁻¹ diag(β).
+    """
+    b, c = (rearrange(t, "b t h n -> b h t n") for t in r.by_head())
+    beta = rearrange(r.beta, "b t h -> b h t")
+    gamma = _products(rearrange(r.log_a, "b t h 1 -> b h t"))
+    system = torch.tril(beta.unsqueeze(-1) * (b @ b.mT) * gamma, -1)
+    system = system + torch.eye(b.shape[2], dtype=b.dtype, device=b.device)
+    reads = c @ b.mT * gamma
+    solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
+    return solved.tril() * beta.unsqueeze(-2)
+
+
+def _products(log_a: Float[Tensor, "batch heads length"]) -> Float[Tensor, "batch heads t s"]:
+    """∏_{s<r≤t} a_r, with 1 on the diagonal and 0 above."""
+    a = rearrange(log_a.exp(), "b h t -> (b h) t 1")
+    strict = triangle.differentiable(a, a, torch.ones_like(a))
+    strict = strict + torch.eye(strict.shape[-1], dtype=a.dtype, device=a.device)
+    return rearrange(strict, "(b h) t s -> b h t s", b=len(log_a))
+
+
+def rows(r: Any, positions: Sequence[int]) -> Float[Tensor, "batch heads rows s"]:
+    """The rows of α at these positions, by the adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and
+    v_{s−1} = a_s (v_s − β_s (v_sᵀ b_s) b_s), from each row's own position backwards."""
+    b, c = r.by_head()
+    batch, length, heads, state = b.shape
+    a = r.log_a.exp()
+    begins = torch.tensor(list(positions), device=b.device)
+    v = b.new_zeros(batch, heads, len(positions), state)
+    found = [b.new_zeros(batch, heads, len(positions))] * length
+    for s in range(max(positions), -1, -1):
+        v = torch.where((begins == s)[:, None], c[:, s, :, None], v)
+        weight = r.beta[:, s, :, None] * (v @ b[:, s, :, :, None]).squeeze(-1)
+        found[s] = weight
+        v = a[:, s, :, None] * (v - weight.unsqueeze(-1) * b[:, s, :, None])
+    return torch.stack(found, dim=-1)
+
+
+def pooled_rows(r: Any, edge: Tensor) -> Float[Tensor, "batch heads cells s"]:
+    """Σ α[t, s] over the rows of each cell, by the adjoint recurrence of `rows` with all cells side by side: each takes
+    up c_t where the steps of its own rows are passed."""
+    b, c = r.by_head()
+    batch, length, heads, state = b.shape
+    a = r.log_a.exp()
+    cells = len(edge) - 1
+    cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).tolist()
+    v = b.new_zeros(batch, heads, cells, state)
+    found = b.new_zeros(batch, heads, cells, length)
+    for s in range(length - 1, -1, -1):
+        first = cell[s]  # the cells before hold nothing yet
+        v[:, :, first] += c[:, s]
+        active = v[:, :, first:]
+        weight = r.beta[:, s, :, None] * (active @ b[:, s, :, :, None]).squeeze(-1)
+        found[:, :, first:, s] = weight
+        active -= weight.unsqueeze(-1) * b[:, s, :, None]
+        active *= a[:, s, :, None]
+    return found

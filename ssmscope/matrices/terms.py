@@ -1,0 +1,95 @@
+"""What the makers of matrices take: a recurrence's terms, and what stands before and behind it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ssmscope.scans.scalar import smallest_exponent
+
+
+class Terms(Protocol):
+    """The part of `ssm.Recurrence` that matrices are made of."""
+
+    @property
+    def b(self) -> Tensor: ...
+
+    @property
+    def c(self) -> Tensor: ...
+
+    @property
+    def D(self) -> Tensor | None: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]: ...
+
+    @property
+    def one_decay_per_head(self) -> bool: ...
+
+    @property
+    def step(self) -> Tensor | None: ...
+
+    def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor: ...
+
+    def of_heads(self, start: int, stop: int) -> Any: ...
+
+    def of_rows(self, start: int, stop: int) -> Any: ...
+
+    def between(self, start: int, stop: int | None = None) -> Any: ...
+
+
+class Around(NamedTuple):
+    """What stands around a recurrence: y_t = left_t ⊙ (α + D)(Σ_i taps_{t−i, i} ⊙ x_{t−i}).
+
+    `left` (batch, length, heads, width), `taps` (batch, length, reach, heads, width): by what the input at s is
+    multiplied when it arrives at step s + i. None where there is nothing.
+    """
+
+    left: Tensor | None = None
+    taps: Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.left is None and self.taps is None
+
+    @property
+    def reach(self) -> int:
+        """Over how many steps the recurrence's input spreads what it is given."""
+        return 1 if self.taps is None else self.taps.shape[2]
+
+    def of_heads(self, start: int, stop: int) -> Around:
+        left = None if self.left is None else self.left[:, :, start:stop]
+        return Around(left, None if self.taps is None else self.taps[:, :, :, start:stop])
+
+    def of_rows(self, start: int, stop: int) -> Around:
+        left = None if self.left is None else self.left[start:stop]
+        return Around(left, None if self.taps is None else self.taps[start:stop])
+
+    def of_width(self, place: int) -> Around:
+        """One channel of every head."""
+        left = None if self.left is None else self.left[..., place : place + 1]
+        return Around(left, None if self.taps is None else self.taps[..., place : place + 1])
+
+
+def decays(r: Terms) -> Tensor:
+    """a_t, (batch, length, heads, state) or (…, 1), those too small to matter at the smallest that is fast."""
+    log_a = r.log_decay()
+    return log_a.clamp(min=smallest_exponent(log_a.dtype)).exp()
+
+
+def by_head(t: Tensor, heads: int) -> Tensor:
+    """`b` or `c` (batch, length, groups, state) of every head; one group broadcasts as it is."""
+    groups = t.shape[2]
+    return t if groups in (1, heads) else t.repeat_interleave(heads // groups, dim=2)
+
+
+def skips(r: Terms) -> Tensor | None:
+    """D as (heads, width) or (heads, 1)."""
+    return None if r.D is None else r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)
+
+
+def needs_gradients(r: Any, around: Around) -> bool:
+    tensors = (r.b, r.c, r.D, r.step, *around, getattr(r, "A", None), getattr(r, "log_a", None))
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

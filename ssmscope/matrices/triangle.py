@@ -1,0 +1,111 @@
+"""Σ_k R[t, k] (∏_{s<r<t} a[r, k]) W[s, k] for all s < t: matrix products over halves of halves.
+
+Split a stretch of steps at its middle m. The decay from a column s before m to a row t from m on is a product of two,
+from s to m and from m to t, and neither is above 1 where states decay. So what lies below the diagonal block is the
+product of two factors, P[t, k] = R[t, k] ∏_{m≤r<t} a and Q[s, k] = W[s, k] ∏_{s<r<m} a, and the halves are such
+stretches again. From single steps upwards every level doubles the stretches, and turns their factors into those of the
+next level by multiplying with the decay across the other half. Nothing is divided and no exponential is taken of a sum:
+that keeps every digit where decays are close to 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def reference(
+    a: Float[Tensor, "maps length k"], R: Float[Tensor, "maps length k"], W: Float[Tensor, "maps length k"]
+) -> Float[Tensor, "maps length length"]:
+    """The definition, one row at a time."""
+    maps, length, k = a.shape
+    out = a.new_zeros(maps, length, length)
+    carried = a.new_zeros(maps, length, k)  # W[s] ∏_{s<r<t} a[r]
+    for t in range(length):
+        out[:, t, :t] = (carried[:, :t] * R[:, t, None]).sum(-1)
+        carried[:, :t] = carried[:, :t] * a[:, t, None]
+        carried[:, t] = W[:, t]
+    return out
+
+
+def add(out: Tensor, a: Tensor, R: Tensor, W: Tensor) -> None:
+    """Add it to `out` (maps, length, length), whose rows may lie apart; `a`, `R` and `W` (maps, length, k) are used up."""
+    maps, length, k = a.shape
+    half = 1
+    while half < length:
+        pairs, rest = divmod(length, 2 * half)
+        if pairs:
+            corner = _corners(out, pairs, half)
+            left, right = _halves(W, pairs, half)[:, :, 0], _halves(R, pairs, half)[:, :, 1]
+            if half == 1:
+                corner += (right * left).sum(-1).view(corner.shape)
+            elif maps == 1:
+                corner[0].baddbmm_(right[0], left[0].mT)
+            else:
+                corner += right @ left.mT
+        if rest > half:  # the last stretch is cut short
+            begin = length - rest
+            middle = begin + half
+            out[:, middle:, begin:middle] += R[:, middle:] @ W[:, begin:middle].mT
+        if 2 * half < length:
+            a = _doubled(a, R, W, half, length)
+        half *= 2
+
+
+def _corners(out: Tensor, pairs: int, half: int) -> Tensor:
+    """The blocks (maps, pairs, half, half) of `out` whose rows are a pair's second half and whose columns its first."""
+    each, row, column = out.stride()
+    return out.as_strided(
+        (out.shape[0], pairs, half, half),
+        (each, 2 * half * (row + column), row, column),
+        out.storage_offset() + half * row,
+    )
+
+
+def _halves(t: Tensor, pairs: int, half: int) -> Tensor:
+    return t[:, : pairs * 2 * half].unflatten(1, (pairs, 2, half))
+
+
+def _doubled(a: Tensor, R: Tensor, W: Tensor, half: int, length: int) -> Tensor:
+    """The factors of the next level, in place, from the decays across each stretch of `half` steps, (maps, stretches,
+    k); returns those across stretches twice as long."""
+    pairs, rest = divmod(length, 2 * half)
+    across = a[:, : 2 * pairs].unflatten(1, (pairs, 2))
+    if pairs:
+        _halves(R, pairs, half)[:, :, 1] *= across[:, :, 0, None]
+        _halves(W, pairs, half)[:, :, 0] *= across[:, :, 1, None]
+    joined = across[:, :, 0] * across[:, :, 1]
+    if not rest:
+        return joined
+    last = a[:, 2 * pairs]
+    if rest > half:
+        begin = length - rest
+        middle = begin + half
+        R[:, middle:] *= last[:, None]
+        W[:, begin:middle] *= a[:, 2 * pairs + 1, None]
+        last = last * a[:, 2 * pairs + 1]
+    return torch.cat([joined, last[:, None]], dim=1)
+
+
+def differentiable(a: Tensor, R: Tensor, W: Tensor) -> Tensor:
+    """The same, (maps, length, length), with gradients; its memory grows with length · k · log(length)."""
+    maps, length, k = a.shape
+    size = 1 << max(length - 1, 0).bit_length()
+    if size > length:
+        more = (0, 0, 0, size - length)
+        a = torch.nn.functional.pad(a, more, value=1.0)
+        R, W = (torch.nn.functional.pad(t, more) for t in (R, W))
+    out = a.new_zeros(maps, size, 1, 1)
+    R, W, across = R.unsqueeze(2), W.unsqueeze(2), a  # (maps, stretches, steps of one, k)
+    while R.shape[1] > 1:
+        first_R, second_R = R[:, 0::2], R[:, 1::2]
+        first_W, second_W = W[:, 0::2], W[:, 1::2]
+        first_a, second_a = across[:, 0::2], across[:, 1::2]
+        below = torch.cat([second_R @ first_W.mT, out[:, 1::2]], dim=-1)
+        above = torch.cat([out[:, 0::2], torch.zeros_like(out[:, 0::2])], dim=-1)
+        out = torch.cat([above, below], dim=-2)
+        R = torch.cat([first_R, second_R * first_a.unsqueeze(2)], dim=2)
+        W = torch.cat([first_W * second_a.unsqueeze(2), second_W], dim=2)
+        across = first_a * second_a
+    return out[:, 0, :length, :length]

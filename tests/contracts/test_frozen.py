@@ -1,0 +1,241 @@
+"""Every layer is a linear map with its gates frozen: matrix @ input + bias is the layer's own output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from examples import EXAMPLES, decayed, log_decay, relative
+from loud import TrueFloat64
+from torch import nn
+
+from ssmscope import ssm
+from ssmscope.frozen import FrozenLayer, Path
+from ssmscope.model import mixers, reader_of
+from ssmscope.trace import LayerTrace
+
+LENGTH = 9
+
+
+def runs(module: nn.Module, length: int = LENGTH) -> Iterator[tuple[nn.Module, torch.Tensor, torch.Tensor, LayerTrace]]:
+    """Each mixer in float64 with a random input, its own output, and its terms."""
+    module = module.double()
+    torch.manual_seed(1)
+    for mixer in mixers(module):
+        modules = 1 + len(getattr(mixer, "before", ()))  # a GroupMamba's reads the inputs of its group
+        u = torch.randn(2, length, modules * module.config.hidden_size, dtype=torch.float64)
+        with torch.no_grad(), TrueFloat64():
+            own = mixer(u)
+            layer = reader_of(mixer).quantities(mixer, u)
+        yield mixer, u, own[0] if isinstance(own, tuple) else own, layer
+
+
+def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, FrozenLayer]]:
+    """Every mixer's own output and its block."""
+    for mixer, _, own, layer in runs(module):
+        with torch.no_grad(), TrueFloat64():
+            yield own, reader_of(mixer).frozen(mixer, layer)
+
+
+def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
+    """Every channel's matrix, (batch, channels, length, length), as they are before the projection."""
+    path = replace(path, exit=replace(path.exit, behind=None))
+    left, taps = path.around(level)
+    heads, width = path.recurrence.shape[2:4]
+    D = path.recurrence.D
+    each = []
+    for p in range(width):
+        one = replace(
+            path.recurrence,
+            x=path.recurrence.x[..., p : p + 1],
+            D=D[:, p : p + 1] if D is not None and D.ndim == 2 else D,
+        )
+        each.append(
+            ssm.attention(
+                one,
+                groups=heads,
+                skip=skip,
+                left=None if left is None else left[..., p : p + 1],
+                taps=None if taps is None else taps[..., p : p + 1],
+            )
+        )
+    return torch.stack(each, dim=2).flatten(1, 2)
+
+
+def centred(path: Path, source: torch.Tensor) -> torch.Tensor:
+    if not path.exit.centred:
+        return source
+    by_head = source.unflatten(-1, path.recurrence.shape[2:4])
+    return (by_head - by_head.mean(-1, keepdim=True)).flatten(-2)
+
+
+def times(matrix: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bcts,bsc->btc", matrix, source)
+
+
+def by_matrices(
+    block: FrozenLayer, change: Callable[[Path], Path] = lambda path: path, skip: bool = True
+) -> torch.Tensor:
+    """The layer's output by the block-level matrices of its channels, the bias by that of the (changed) paths."""
+    paths = tuple(map(change, block.paths))
+    sources = [centred(p, p.entry.enter(block.u, False)) for p in paths]
+    outputs = [p.exit.project(times(matrices(p, "block", skip), x)) for p, x in zip(paths, sources)]
+    return sum(outputs) + replace(block, paths=paths).bias
+
+
+def test_the_map_of_its_own_input_is_the_layers_output(module):
+    for own, block in blocks(module):
+        assert relative(block.matvec(block.u) + block.bias, own) < 1e-9
+
+
+def test_block_level_matrices_give_the_layers_output(module):
+    for own, block in blocks(module):
+        assert relative(by_matrices(block), own) < 1e-9
+
+
+def test_ssm_level_matrices_give_the_layers_output(module):
+    for own, block in blocks(module):
+        total = torch.zeros_like(own) if block.rest is None else block.rest
+        for path in block.paths:
+            values = path.entry.values(path.entry.source, biased=True)
+            y = times(matrices(path, "ssm"), values)
+            if (sink := path.sink("ssm")) is not None:
+                y = y + sink.flatten(2)
+            total = total + path.finish(y)
+        assert relative(total, own) < 1e-9
+
+
+def test_the_source_is_what_enters(module):
+    for _, block in blocks(module):
+        for path in block.paths:
+            assert relative(path.entry.enter(block.u, True), path.entry.source) < 1e-12
+            if path.filter is None:
+                values = path.entry.values(path.entry.source, biased=True)
+                assert relative(values, path.recurrence.x.flatten(2)) < 1e-12
+
+
+def test_the_transposed_map_is_the_maps_transpose(module):
+    for own, block in blocks(module):
+        v, w = torch.randn_like(block.u), torch.randn_like(own)
+        forward, backward = (w * block.matvec(v)).sum(), (block.vecmat(w) * v).sum()
+        assert abs(forward - backward) < 1e-9 * abs(forward)
+
+
+def test_the_map_is_linear_and_causal(module):
+    for _, block in blocks(module):
+        v, w = torch.randn_like(block.u), torch.randn_like(block.u)
+        assert relative(block.matvec(2 * v - w), 2 * block.matvec(v) - block.matvec(w)) < 1e-9
+        later = v.clone()
+        later[:, 6:] = 0
+        torch.testing.assert_close(block.matvec(later)[:, :6], block.matvec(v)[:, :6], rtol=1e-9, atol=1e-12)
+
+
+def without_bias(path: Path) -> Path:
+    return replace(path, entry=replace(path.entry, bias=None))
+
+
+def without_gate(path: Path) -> Path:
+    return replace(path, exit=replace(path.exit, gate=None))
+
+
+def shifted_decay(path: Path) -> Path:
+    return replace(path, recurrence=decayed(path.recurrence, lambda log_a: log_a.roll(1, dims=1)))
+
+
+def shifted_kernel(path: Path) -> Path:
+    return replace(path, entry=replace(path.entry, kernel=path.entry.kernel.roll(1, dims=1)))
+
+
+def without_activation(path: Path) -> Path:
+    return replace(path, entry=replace(path.entry, activation=None))
+
+
+def test_what_is_dropped_or_shifted_is_seen(module):
+    for own, block in blocks(module):
+        one = block.paths[0]
+        if any(path.recurrence.D is not None for path in block.paths):
+            assert relative(by_matrices(block, skip=False), own) > 1e-3
+        if one.entry.bias is not None:
+            assert relative(by_matrices(block, without_bias), own) > 1e-3
+        if one.exit.gate is not None:
+            assert relative(by_matrices(block, without_gate), own) > 1e-2
+        if one.entry.kernel is not None:
+            assert relative(by_matrices(block, shifted_kernel), own) > 1e-2
+            assert relative(by_matrices(block, without_activation), own) > 1e-2
+        decays = [log_decay(path.recurrence) for path in block.paths]
+        if not all((a == a[:, :1]).all() for a in decays):
+            assert relative(by_matrices(block, shifted_decay), own) > 1e-3
+
+
+def test_the_mean_is_that_of_the_channels(module):
+    for _, block in blocks(module):
+        heads, _ = block.channels
+        for level in ("ssm", "block"):
+            each = []
+            for path in block.paths:
+                found = matrices(path, level)
+                if level == "block" and path.exit.behind is not None:
+                    behind = torch.as_tensor(path.exit.behind, dtype=torch.float64).expand(2, LENGTH)
+                    found = found * behind[:, None, :, None]
+                each.append(found)
+            total = sum(each)
+            by_head = total.unflatten(1, (heads, -1)).mean(2)
+            close = dict(rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(block.attention(level), total.mean(1, keepdim=True), **close)
+            torch.testing.assert_close(block.attention(level, groups=heads), by_head, **close)
+            expected = total.abs() if block.joined else sum(one.abs() for one in each)
+            torch.testing.assert_close(block.attention(level, absolute=True), expected.mean(1, keepdim=True), **close)
+            rows = [0, LENGTH - 1]
+            torch.testing.assert_close(block.attention(level, rows=rows), block.attention(level)[:, :, rows], **close)
+            absolute = block.attention(level, absolute=True)[:, :, rows]
+            torch.testing.assert_close(block.attention(level, rows=rows, absolute=True), absolute, **close)
+            cells = block.pooled_attention(level, LENGTH)
+            torch.testing.assert_close(cells, block.attention(level), **close)
+
+
+def test_parts_sum_to_the_whole(module):
+    for _, block in blocks(module):
+        if block.parts:
+            each = [block.attention(part=part) for part in block.parts]
+            torch.testing.assert_close(sum(each), block.attention(), rtol=1e-9, atol=1e-12)
+
+
+def test_contributions_sum_to_what_the_gradient_sees(module):
+    for own, block in blocks(module):
+        gradient = torch.randn_like(own)
+        weighed = block.contributions(gradient)
+        channels = block.channels[0] * block.channels[1]
+        found = weighed.attention().sum((1, 2, 3)) * channels
+        linear = block.matvec(block.u)
+        if any(path.entry.enter(torch.zeros_like(block.u), True).any() for path in block.paths):
+            constant = sum(
+                path.finish(
+                    path.read(path.entry.values(path.entry.enter(torch.zeros_like(block.u), True), False), False)
+                )
+                for path in block.paths
+            )
+            linear = linear + constant
+        torch.testing.assert_close(found, (gradient * linear).sum((1, 2)), rtol=1e-8, atol=1e-8)
+
+
+def test_one_text_of_a_batch(module):
+    """A padded text's map is that of the text alone."""
+    module = module.double()
+    (mixer, *_), width = mixers(module), module.config.hidden_size
+    u = torch.randn(2, LENGTH, width, dtype=torch.float64)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, 7:] = False
+    with torch.no_grad(), TrueFloat64():
+        together = reader_of(mixer).frozen(mixer, reader_of(mixer).quantities(mixer, u, mask)).of_text(1, 7)
+        alone = reader_of(mixer).frozen(mixer, reader_of(mixer).quantities(mixer, u[1:, :7]))
+    for level in ("ssm", "block"):
+        torch.testing.assert_close(together.attention(level), alone.attention(level), rtol=1e-9, atol=1e-12)
+        sinks = together.sink(level), alone.sink(level)
+        assert (sinks[0] is None) == (sinks[1] is None)
+        if sinks[0] is not None:
+            torch.testing.assert_close(sinks[0], sinks[1], rtol=1e-9, atol=1e-12)
+
+
+def test_every_example_has_a_block():
+    assert all(hasattr(architecture, "frozen") for architecture, _ in EXAMPLES.values())
