@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ssmscope import models as models
     from ssmscope.attacks.position import position_bias as position_bias
     from ssmscope.errors import InputError as InputError
+    from ssmscope.interp.attending import attention_gradient as attention_gradient
+    from ssmscope.interp.attending import implicit_attention as implicit_attention
     from ssmscope.interp.selection import selection_heatmap as selection_heatmap
     from ssmscope.model import Model as Model
     from ssmscope.model import fast_scan as fast_scan
@@ -41,7 +43,9 @@ _HOMES = {
     "Recurrence": "ssm",
     "Result": "results",
     "Trace": "trace",
+    "attention_gradient": "interp.attending",
     "fast_scan": "model",
+    "implicit_attention": "interp.attending",
     "load": "models.load",
     "position_bias": "attacks.position",
     "selection_heatmap": "interp.selection",

@@ -22,10 +22,12 @@ from typer.core import TyperGroup
 from ssmscope import __version__
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.inputs import check_writable, texts_of, whole_numbers
-from ssmscope.options import keyword_options, taking, whole
+from ssmscope.options import keyword_options, number, taking, whole
 from ssmscope.training import ARCHITECTURES, train_model
 
 if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
+    from ssmscope.model import Model
     from ssmscope.results import Result
 
 # UsageError and ClickException, which typer brings itself or takes from click, depending on its version.
@@ -65,6 +67,16 @@ TOKENIZER = Annotated[
     str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
 ]
 DEVICE = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps.")]
+TEXT = Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; may be repeated.")]
+FILE = Annotated[str | None, typer.Option("--file", metavar="FILE", help="UTF-8 texts, one a line; - is stdin.")]
+IDS = Annotated[
+    list[str] | None, typer.Option("--ids", metavar="5,17,3", help="Token ids instead of a text; may be repeated.")
+]
+IMAGE = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="FILE", help="A PNG or JPEG, for a model of pixels; may be repeated."),
+]
+MAX_TOKENS = Annotated[int, typer.Option("--max-tokens", parser=whole, metavar="N", help="Refuse longer texts.")]
 
 
 @app.callback()
@@ -79,17 +91,10 @@ def analyze(
 @app.command()
 def heatmap(
     model: MODEL,
-    text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; may be repeated.")] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", metavar="FILE", help="UTF-8 texts, one a line; - is stdin.")
-    ] = None,
-    ids: Annotated[
-        list[str] | None, typer.Option("--ids", metavar="5,17,3", help="Token ids instead of a text; may be repeated.")
-    ] = None,
-    image: Annotated[
-        list[str] | None,
-        typer.Option("--image", metavar="FILE", help="A PNG or JPEG, for a model of pixels; may be repeated."),
-    ] = None,
+    text: TEXT = None,
+    file: FILE = None,
+    ids: IDS = None,
+    image: IMAGE = None,
     score: Annotated[
         str, typer.Option("--score", metavar="retention|write", help="E[A_t], what is kept at a token, or 1 − E[A_t].")
     ] = "retention",
@@ -102,38 +107,97 @@ def heatmap(
     merge: Annotated[bool, typer.Option("--merge/--no-merge", help="Put the tokens of a word together.")] = False,
     out: OUT = None,
     json: JSON = False,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", parser=whole, metavar="N", help="Refuse longer texts.")
-    ] = 16384,
+    max_tokens: MAX_TOKENS = 16384,
     tokenizer: TOKENIZER = None,
     device: DEVICE = "cpu",
 ) -> None:
     """Which tokens the selection mechanism keeps in memory, or writes to it, with the top-k rationale."""
-    if ids and (text or file is not None):
-        raise InputError("--ids cannot be combined with --text or --file; give one of them")
-    if image and (text or file is not None or ids):
-        raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
-    if max_tokens < 1:
-        raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
-    rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
-    texts = texts_of(text, file) if rows is None and not image else None
-    chosen = whole_numbers(layers, "--layers", "0,3") if set(layers) & set("0123456789,") else layers
+    given = _Given(text, file, ids, image, max_tokens)
+    chosen = _numbers(layers, "--layers", "0,3")
     check_writable(out)
 
     from ssmscope.interp.selection import selection_heatmap
     from ssmscope.models.load import load
 
     loaded = load(model, tokenizer=tokenizer, device=device)
-    values = None
-    if image and loaded.channels is not None:
-        from ssmscope.tasks.pixels import read_images
-
-        values = read_images(image, loaded.channels, loaded.config.image_size)
-    elif image:
-        raise InputError(f"{model} reads tokens, not pixels: give --text, --file or --ids instead of --image")
-    batch = loaded.encode(texts, ids=rows, values=values, max_tokens=max_tokens)
-    trace = loaded.trace(batch, keep_inputs=False)
+    trace = loaded.trace(given.encoded(loaded), keep_inputs=False)
     _answer(selection_heatmap(trace, score=score, layers=chosen, top=top, merge=merge), out, json)
+
+
+@app.command()
+def attention(
+    model: MODEL,
+    text: TEXT = None,
+    file: FILE = None,
+    ids: IDS = None,
+    image: IMAGE = None,
+    layer: Annotated[str, typer.Option("--layer", metavar="all|3|0,3", help="Of which layers.")] = "all",
+    level: Annotated[
+        str, typer.Option("--level", metavar="ssm|block", help="The recurrence, or the whole layer with its gates.")
+    ] = "block",
+    heads: Annotated[
+        str, typer.Option("--heads", metavar="mean|abs|all", help="Over heads or channels; abs is slow.")
+    ] = "mean",
+    rows: Annotated[str, typer.Option("--rows", metavar="all|last|5,7", help="Of which positions.")] = "all",
+    pool: Annotated[
+        int | None,
+        typer.Option("--pool", parser=whole, metavar="N", help="In N × N cells; 0: whole; else 512 over 1024 tokens."),
+    ] = None,
+    skip: Annotated[bool, typer.Option("--skip/--no-skip", help="With D on the diagonal.")] = True,
+    parts: Annotated[
+        bool, typer.Option("--parts/--no-parts", help="Also each part that a layer is the sum of.")
+    ] = False,
+    rollout: Annotated[
+        bool, typer.Option("--rollout/--no-rollout", help="The product over the layers instead.")
+    ] = False,
+    residual: Annotated[
+        float, typer.Option("--residual", parser=number, metavar="X", help="The residual's share in a rollout.")
+    ] = 0.5,
+    gradient: Annotated[
+        bool, typer.Option("--gradient/--no-gradient", help="Attention × gradient of a class or next token instead.")
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="NAME", help="The class, or token id; else the predicted one.")
+    ] = None,
+    span: Annotated[
+        str | None,
+        typer.Option("--span", metavar="A:B|TEXT", help="Marks tokens, by position or as a piece of the text."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", parser=whole, metavar="K", help="How many tokens are recent, or first.")
+    ] = 4,
+    out: OUT = None,
+    json: JSON = False,
+    max_tokens: MAX_TOKENS = 16384,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+) -> None:
+    """What each position takes from each other one: the implicit attention of the layers, exact and signed."""
+    given = _Given(text, file, ids, image, max_tokens)
+    layers, chosen = _numbers(layer, "--layer", "0,3"), _numbers(rows, "--rows", "5,7")
+    if target is not None and not gradient:
+        raise InputError("--target is the class or token of --gradient; give both")
+    unused = [
+        name for name, used in (("--rollout", rollout), ("--parts", parts), ("--level ssm", level == "ssm")) if used
+    ]
+    if gradient and (unused or not skip):
+        raise InputError(f"--gradient cannot be combined with {unused[0] if unused else '--no-skip'}")
+    check_writable(out)
+
+    from ssmscope.interp.attending import attention_gradient, implicit_attention
+    from ssmscope.models.load import load
+
+    loaded = load(model, tokenizer=tokenizer, device=device)
+    batch = given.encoded(loaded)
+    same: dict[str, Any] = {"layers": layers, "heads": heads, "rows": chosen, "pool": pool, "span": span, "top": top}
+    if gradient:
+        result = attention_gradient(loaded, batch, target=target, **same)
+    else:
+        trace = loaded.trace(batch, keep_inputs=True if isinstance(layers, str) else layers)
+        result = implicit_attention(
+            trace, level=level, skip=skip, parts=parts, rollout=rollout, residual=residual, **same
+        )
+    _answer(result, out, json)
 
 
 @app.command()
@@ -293,6 +357,44 @@ def models(json: JSON = False) -> None:
 def _accuracy(measured: Mapping[str, Any]) -> str:
     low, high = measured["interval"]
     return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} examples)"
+
+
+class _Given:
+    """The texts, ids or images of a command line, checked before a model is loaded."""
+
+    def __init__(
+        self,
+        text: list[str] | None,
+        file: str | None,
+        ids: list[str] | None,
+        image: list[str] | None,
+        max_tokens: int,
+    ) -> None:
+        if ids and (text or file is not None):
+            raise InputError("--ids cannot be combined with --text or --file; give one of them")
+        if image and (text or file is not None or ids):
+            raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
+        if max_tokens < 1:
+            raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
+        self.rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
+        self.texts = texts_of(text, file) if self.rows is None and not image else None
+        self.image, self.max_tokens = image, max_tokens
+
+    def encoded(self, model: Model) -> Batch:
+        """As a batch of the model."""
+        values = None
+        if self.image and model.channels is not None:
+            from ssmscope.tasks.pixels import read_images
+
+            values = read_images(self.image, model.channels, model.config.image_size)
+        elif self.image:
+            raise InputError(f"{model.name} reads tokens, not pixels: give --text, --file or --ids instead of --image")
+        return model.encode(self.texts, ids=self.rows, values=values, max_tokens=self.max_tokens)
+
+
+def _numbers(value: str, option: str, example: str) -> str | list[int]:
+    """A list of numbers where there are any in it, else the word that it is."""
+    return whole_numbers(value, option, example) if set(value) & set("0123456789,") else value
 
 
 def _answer(result: Result, out: Path | None, json: bool) -> None:

@@ -28,6 +28,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ssm import Recurrence
 
 LEVELS = ("ssm", "block")
+AT_ONCE = 2**24  # numbers of what stands around a recurrence that pooled maps hold at a time
 
 Channels = Float[Tensor, "batch length channels"]
 
@@ -164,8 +165,44 @@ class Path:
 
     def pooled_attention(self, level: str, cells: int, *, groups: int = 1, skip: bool = True) -> Tensor:
         """The map of `ssm.pooled_attention` at a level, (batch, groups, cells, cells)."""
-        left, taps = self.around(level)
-        return ssm.pooled_attention(self.recurrence, cells, groups=groups, skip=skip, left=left, taps=taps)
+        heads, width = self.recurrence.shape[2:4]
+        each = heads // groups
+        # What stands around is of the size of the input times the reach: of a long text some heads at a time.
+        slices = next(n for n in range(1, each + 1) if each % n == 0 and (n == each or self._size() <= n * AT_ONCE))
+        found = []
+        for first in range(0, heads, each // slices):
+            path = self.of_heads(first, first + each // slices)
+            left, taps = path.around(level)
+            found.append(ssm.pooled_attention(path.recurrence, cells, skip=skip, left=left, taps=taps))
+        return rearrange(torch.cat(found, dim=1), "b (g n) t s -> b g n t s", g=groups).mean(2)
+
+    def of_heads(self, start: int, stop: int) -> Path:
+        """The path of some heads: what maps are made of."""
+        heads, width = self.recurrence.shape[2:4]
+        channels = slice(start * width, stop * width)
+
+        def cut(t):
+            return t[..., channels] if isinstance(t, Tensor) and t.ndim > 1 else t
+
+        entry = replace(
+            self.entry,
+            source=cut(self.entry.source),
+            activation=cut(self.entry.activation),
+            kernel=None if self.entry.kernel is None else self.entry.kernel[channels],
+        )
+        return replace(
+            self,
+            recurrence=self.recurrence.of_heads(start, stop),
+            entry=entry,
+            exit=replace(self.exit, gate=cut(self.exit.gate)),
+            weight=cut(self.weight),
+        )
+
+    def _size(self) -> int:
+        """Numbers in `taps` at the level of the block."""
+        kernel = 1 if self.entry.kernel is None else self.entry.kernel.shape[1]
+        reach = kernel + (0 if self.filter is None else len(self.filter) - 1)
+        return self.recurrence.x.numel() * reach
 
     def sink(self, level: str) -> Float[Tensor, "batch length heads width"] | None:
         """What each position reads of the state before the first one; None where that is zero."""

@@ -18,7 +18,7 @@ from ssmscope import ssm
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.trace import Layers, LayerState, LayerTrace, Trace
+from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
 
@@ -313,20 +313,24 @@ class Model:
         *,
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
-        keep_inputs: bool = True,
+        keep_inputs: bool | Sequence[int] = True,
     ) -> Trace:
         """Run the model and record what its layers did.
 
-        The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), and a layer's other
-        terms are recomputed from it when `trace.layers[i]` is asked for; without, the trace has no layers, and a long
-        text costs the memory of one layer.
+        The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), or that of the layers
+        with these numbers, and a layer's other terms are recomputed from it when `trace.layers[i]` is asked for;
+        without, the trace has no layers, and a long text costs the memory of one layer.
 
         Raises:
-            InputError: as `encode`.
+            InputError: as `encode`, and for a layer that the model does not have.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
         rows, length = batch.input_ids.shape
         found = self.mixers
+        wanted = range(len(found) if keep_inputs else 0) if isinstance(keep_inputs, bool) else set(keep_inputs)
+        absent = sorted(set(wanted) - set(range(len(found))))
+        if absent:
+            raise InputError(f"there is no layer {absent[0]}; {self.name} has the layers 0 to {len(found) - 1}")
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
         inputs: list[Tensor | None] = [None] * len(found)
         logits: Tensor | None = None
@@ -337,7 +341,7 @@ class Model:
             def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
                 kept = layer.joined([s.retention for s in scans if s.retention is not None])
                 retained[index, chosen, :width] = kept.masked_fill(~part.mask, torch.nan).to(retained.dtype)  # noqa: B023
-                if keep_inputs:
+                if index in wanted:
                     u = inputs[index]
                     if len(chosen) == rows:  # noqa: B023
                         inputs[index] = layer.u
@@ -355,14 +359,14 @@ class Model:
         def recompute(index: int) -> LayerTrace:
             u = inputs[index]
             if u is None:
-                raise ValueError("this trace was taken with keep_inputs=False: it has no layers")
+                raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
             with torch.no_grad():
-                return reader_of(found[index]).quantities(found[index], u, batch.mask)
+                return detached(reader_of(found[index]).quantities(found[index], u, batch.mask))
 
         def freeze(index: int) -> FrozenLayer:
             layer = recompute(index)
             with torch.no_grad():
-                return reader_of(found[index]).frozen(found[index], layer)
+                return detached(reader_of(found[index]).frozen(found[index], layer))
 
         return Trace(
             input_ids=batch.input_ids,

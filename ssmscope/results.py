@@ -30,6 +30,7 @@ import os
 import tempfile
 import types
 import typing
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,15 @@ R = TypeVar("R", bound="Result")
 
 TABLE_ROWS = 40
 """How many rows of the table the default terminal, notebook and HTML views show."""
+
+READABLE = 10_000
+"""Up to how many numbers of an array are written as a list; more are compressed."""
+
+LARGEST = 2**30
+"""How many bytes an array has at most that is compressed, so that no small file asks for all memory."""
+
+INFLATION = 1040
+"""How many bytes zlib makes at most of one: its longest match, 258 bytes, takes two bits at the least, 1032 : 1."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,8 @@ class Result(ABC):
         )
 
     def to_html(self) -> str:
-        """A self-contained page: nothing is fetched, no script runs, light and dark."""
+        """A self-contained page in light and dark: nothing is fetched, and no script runs but the one that a kind's
+        own view may bring inline."""
         title = html.escape(self.headline)
         rows = "".join(
             f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
@@ -157,8 +168,9 @@ class Result(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Everything as values that JSON knows; `Result.from_dict` reads it back.
 
-        An array becomes its dtype, shape and values. NaN becomes null, an infinity the string "inf" or
-        "-inf".
+        An array becomes its dtype, shape and values; NaN becomes null, an infinity the string "inf" or "-inf".
+        An array of more than `READABLE` numbers (up to `LARGEST` bytes) becomes its dtype, shape and "zlib": its
+        numbers as little-endian bytes in C order, compressed with zlib, in base64.
         """
         return {"kind": self.kind, "class": _class_path(type(self)), **_encode_fields(self)}
 
@@ -290,7 +302,14 @@ def _encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufU":
             raise TypeError(f"a result cannot hold an array of {value.dtype}")
-        return {"dtype": value.dtype.name, "shape": list(value.shape), "values": _encode(value.tolist())}
+        if value.size > READABLE and value.dtype.kind != "U" and value.nbytes <= LARGEST:
+            if value.dtype.kind == "f":  # every NaN is written alike, so that results that hold NaN can be equal
+                value = np.where(np.isnan(value), np.array(np.nan, value.dtype), value)
+            numbers = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+            packed = base64.b64encode(zlib.compress(numbers, 6)).decode()
+            return {"dtype": value.dtype.name, "shape": list(value.shape), "zlib": packed}
+        name = f"U{value.dtype.itemsize // 4}" if value.dtype.kind == "U" else value.dtype.name
+        return {"dtype": name, "shape": list(value.shape), "values": _encode(value.tolist())}
     if isinstance(value, np.generic):
         return _encode(value.item())
     if isinstance(value, float):
@@ -314,6 +333,8 @@ def _decode(value: Any, hint: Any) -> Any:
     """The value of type `hint` that `_encode` turned into `value`."""
     if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "values"}:
         return _decode_array(**value)
+    if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "zlib"}:
+        return _unpack_array(**value)
     if hint is Any:
         return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -344,6 +365,42 @@ def _decode_array(dtype: str, shape: list[int], values: Any) -> np.ndarray:
         raise ValueError(f"expected an array of numbers or text, not of {dtype}")
     flat = np.array(values, dtype=object if kind.kind == "f" else kind)
     return flat.astype(np.float64 if kind.kind == "f" else kind).astype(kind).reshape(shape)
+
+
+def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as in the document
+    """The array that was compressed. No more is inflated than its shape asks for.
+
+    Raises:
+        ValueError: the shape, the dtype or the bytes are no array's, or do not belong together.
+    """
+    kind = np.dtype(dtype)
+    if kind.kind not in "biuf":
+        raise ValueError(f"expected a compressed array of numbers, not of {dtype}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"expected the sizes of an array, not {shape!r:.60}")
+    if not isinstance(zlib, str):
+        raise ValueError(f"expected compressed numbers, not {zlib!r:.60}")
+    size = math.prod(shape) * kind.itemsize
+    packed = base64.b64decode(zlib, validate=True)
+    if size > min(LARGEST, INFLATION * len(packed)):
+        raise ValueError(f"{len(packed)} compressed bytes cannot be read as an array of shape {shape!r:.60}")
+    numbers = _inflate(packed, size)
+    if len(numbers) != size:
+        found = f"only {len(numbers)}" if len(numbers) < size else "more"
+        raise ValueError(f"expected {size} bytes for an array of shape {shape!r:.60}, not {found}")
+    return np.frombuffer(numbers, kind.newbyteorder("<")).astype(kind).reshape(shape)
+
+
+def _inflate(packed: bytes, size: int) -> bytes:
+    """The uncompressed bytes, and of more than `size` of them only `size` + 1."""
+    stream = zlib.decompressobj()
+    try:
+        numbers = stream.decompress(packed, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"damaged compressed numbers: {error}") from error
+    if len(numbers) <= size and (not stream.eof or stream.unused_data):
+        raise ValueError("damaged compressed numbers: cut off, or followed by something else")
+    return numbers
 
 
 def _decode_fields(document: Any, cls: type[Any]) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import einsum, rearrange
@@ -134,7 +134,7 @@ class Recurrence:
         groups = torch.arange(start, stop, device=self.b.device) // share
         one = start // share == (stop - 1) // share
         chosen = slice(start // share, start // share + 1) if one else groups
-        cut: dict[str, Tensor] = {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]}
+        cut: dict[str, Any] = {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]}
         for name in ("x", "delta", "log_a", "beta"):
             if (value := getattr(self, name, None)) is not None:
                 cut[name] = value[:, :, start:stop]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -13,6 +13,22 @@ from ssmscope import ssm
 from ssmscope.frozen import FrozenLayer
 
 T = TypeVar("T")
+
+
+R = TypeVar("R")
+
+
+def detached(record: R) -> R:
+    """A layer's terms, or anything made of them, cut off from the weights that they hold: no gradients are meant."""
+    if isinstance(record, Tensor):
+        return record.detach()  # type: ignore[return-value]
+    if isinstance(record, tuple):
+        return tuple(map(detached, record))  # type: ignore[return-value]
+    if isinstance(record, Mapping):
+        return {name: detached(value) for name, value in record.items()}  # type: ignore[return-value]
+    if is_dataclass(record) and not isinstance(record, type):
+        return replace(record, **{each.name: detached(getattr(record, each.name)) for each in fields(record)})
+    return record
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,7 +122,7 @@ def test_rows_are_cut_to_their_longest():
 def test_trace_without_inputs_has_no_layers(model):
     trace = model.trace("a good film", keep_inputs=False)
     assert trace.retention.shape == (2, 1, 4) and len(trace) == 1
-    with pytest.raises(ValueError, match="keep_inputs=False"):
+    with pytest.raises(ValueError, match="keep_inputs"):
         trace.layers[0]
 
 

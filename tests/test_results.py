@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +18,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from ssmscope import results
 from ssmscope.errors import InputError
-from ssmscope.results import Result, record_provenance
+from ssmscope.results import READABLE, Result, record_provenance
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,128 @@ def test_json_brings_everything_back_exactly(provenance):
     assert again.names["a"][0] == 0.1 and math.isnan(again.names["a"][1])
     assert again.choice == (1, 2) and again.table.shape == (0, 3)
     assert Result.from_dict(sample(provenance, choice="all", limit=None).to_dict()).choice == "all"
+
+
+def odd_numbers(size, dtype):
+    numbers = np.random.default_rng(0).normal(size=size).astype(dtype)
+    if np.dtype(dtype).kind == "f":
+        tiny = np.finfo(dtype).smallest_subnormal
+        numbers[:6] = [np.nan, np.inf, -np.inf, -0.0, 0.0, tiny]
+    return numbers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", ">f4", "float16", "int64", ">i2", "uint8", "bool"])
+def test_large_arrays_come_back_bit_for_bit_from_few_bytes(provenance, dtype):
+    values = odd_numbers(2 * (READABLE // 2 + 1), dtype).reshape(2, -1)
+    first = sample(provenance, parts=(Part("large", values), Part("strided", values[:, ::-1].T)))
+    text = first.to_json()
+    document = json.loads(text, parse_constant=refuse)
+    assert document["parts"][0]["values"].keys() == {"dtype", "shape", "zlib"}
+    assert len(text) < 2 * 1.6 * values.nbytes + 3000
+    again = Result.from_dict(document)
+    assert again == first and again.to_json() == text
+    for before, after in zip(first.parts, again.parts, strict=True):
+        assert after.values.dtype == before.values.dtype.newbyteorder("=") and after.values.shape == before.values.shape
+        assert after.values.tobytes() == before.values.astype(after.values.dtype).tobytes()
+        after.values[0, 0] = 1  # as writable as any
+
+
+def test_small_arrays_and_texts_stay_lists_that_can_be_read(provenance):
+    texts = np.array(["a", "b"] * READABLE)
+    parts = (Part("at the limit", np.zeros(READABLE)), Part("texts", texts))
+    first = sample(provenance, parts=parts)
+    document = json.loads(first.to_json(), parse_constant=refuse)
+    assert all(isinstance(part["values"]["values"], list) for part in document["parts"])
+    assert (Result.from_dict(document).parts[1].values == texts).all()
+
+
+def test_a_list_of_any_length_still_loads(provenance):
+    values = odd_numbers(READABLE + 5, "float32")
+    document = sample(provenance).to_dict()
+    listed = [None if math.isnan(v) else v if math.isfinite(v) else str(v) for v in values.tolist()]
+    document["parts"][0]["values"] = {"dtype": "float32", "shape": [len(listed)], "values": listed}
+    assert Result.from_dict(json.loads(json.dumps(document))).parts[0].values.tobytes() == values.tobytes()
+
+
+def test_results_with_nan_of_other_bits_are_equal(provenance):
+    values = np.full(READABLE + 1, np.nan, dtype=np.float32)
+    other = (values.view(np.uint32) ^ np.uint32(0x80000001)).view(np.float32)
+    assert np.isnan(other).all() and other.tobytes() != values.tobytes()
+    assert sample(provenance, parts=(Part("", values),)) == sample(provenance, parts=(Part("", other),))
+
+
+def packed(data):
+    return base64.b64encode(data).decode()
+
+
+GOOD = zlib.compress(b"\0" * 48_000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zlib": "no base64!"},
+        {"zlib": "ä"},
+        {"zlib": 7},
+        {"zlib": packed(b"no zlib")},
+        {"zlib": packed(GOOD[:-1])},
+        {"zlib": packed(GOOD[:-1] + bytes([GOOD[-1] ^ 1]))},
+        {"zlib": packed(GOOD + b"more")},
+        {"shape": [11_999]},
+        {"shape": [12_001]},
+        {"shape": [-12_000]},
+        {"shape": [-1, -12_000]},
+        {"shape": 12_000},
+        {"shape": ["12000"]},
+        {"shape": [12_000.0]},
+        {"shape": [True, 12_000]},
+        {"shape": [0]},
+        {"shape": [10**30]},
+        {"shape": [1] * 100 + [12_000]},
+        {"dtype": "float64"},
+        {"dtype": "object"},
+        {"dtype": "U4"},
+        {"dtype": "complex64"},
+        {"dtype": "no such"},
+        {"dtype": "i2,i2"},
+    ],
+)
+def test_damaged_compressed_arrays_are_refused(tmp_path, provenance, change):
+    document = sample(provenance).to_dict()
+    whole = {"dtype": "float32", "shape": [12_000], "zlib": packed(GOOD)}
+    document["parts"][0]["values"] = whole
+    assert not Result.from_dict(document).parts[0].values.any()
+    document["parts"][0]["values"] = {**whole, **change}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="damaged result of kind 'test-sample'") as raised:
+        Result.load(path)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("shape", [[12_000], [10**8], [2**28, 2]])
+def test_a_compressed_bomb_takes_no_memory(provenance, shape):
+    document = sample(provenance).to_dict()
+    squeezer = zlib.compressobj(9)
+    bomb = b"".join([*(squeezer.compress(b"\0" * 10**6) for _ in range(200)), squeezer.flush()])
+    document["parts"][0]["values"] = {"dtype": "float32", "shape": shape, "zlib": packed(bomb)}
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="damaged"):
+            Result.from_dict(document)
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_beyond_the_limit_is_listed_and_not_inflated(provenance, monkeypatch):
+    first = sample(provenance, parts=(Part("", np.arange(READABLE + 1)),))
+    small = first.to_dict()
+    monkeypatch.setattr(results, "LARGEST", 8 * READABLE)
+    assert isinstance(first.to_dict()["parts"][0]["values"]["values"], list)
+    assert Result.from_dict(json.loads(first.to_json())) == first
+    with pytest.raises(InputError, match="cannot be read as an array of shape"):
+        Result.from_dict(small)
 
 
 def test_results_that_differ_are_not_equal(provenance):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, rms_norm, silu, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ssmscope.frozen import FrozenLayer, Exit, Path
+from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
     ReadMixer,

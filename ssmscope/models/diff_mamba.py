@@ -27,8 +27,8 @@ from transformers import (
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
-from ssmscope.frozen import FrozenLayer, Exit, Path
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences

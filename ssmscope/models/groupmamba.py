@@ -43,8 +43,8 @@ from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
 from ssmscope import ssm
-from ssmscope.frozen import FrozenLayer, Entry, Path, skip_alone
 from ssmscope.errors import InputError
+from ssmscope.frozen import Entry, FrozenLayer, Path, skip_alone
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32, constant

@@ -28,8 +28,8 @@ from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.errors import InputError
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences, language_output
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.models.parts import as_mask, at_least_float32, projection, rms_factor

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
-from ssmscope.frozen import FrozenLayer, Entry, Exit, Path
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,

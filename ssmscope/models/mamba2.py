@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.frozen import FrozenLayer, Entry, Exit, Path
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvModel
 
-from ssmscope.frozen import FrozenLayer, Entry, Exit, Path, skip_alone
 from ssmscope.errors import InputError
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, skip_alone
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,

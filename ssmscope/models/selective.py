@@ -17,7 +17,7 @@ from torch.nn.utils import skip_init
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
 
-from ssmscope.frozen import FrozenLayer, Entry, Exit, Path
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.classifier import last_real
 from ssmscope.models.generation import WholeSequences, language_output
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding

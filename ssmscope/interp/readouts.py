@@ -1,0 +1,140 @@
+"""What an attention map says in one number: how far back it reaches, and on what its mass lies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+@dataclass(frozen=True)
+class Readouts:
+    """Means over the queries of a map of where the mass |weight| of each row lies; NaN where that is not defined.
+
+    p(t, s) = |w(t, s)| / Σ_s |w(t, s)|, where the sum has the state before the first token too. Rows without any mass
+    are left out.
+    """
+
+    distance: float
+    """Mean attention distance, Σ_s p(t, s) (t − s), in tokens; the state before the first token is left out."""
+    recent: float
+    """The share on the query itself and the k − 1 tokens before it."""
+    sink: float
+    """The share on the first k tokens and on the state before them."""
+    outside: float
+    """The share on what lies outside the marked span, of the queries after it: irrelevant context."""
+
+
+def read(
+    values: Float[np.ndarray, "queries keys"],
+    sink: Float[np.ndarray, " queries"] | None,
+    queries: Int[np.ndarray, " queries"],
+    edges: Int[np.ndarray, " cells+1"] | None,
+    span: tuple[int, int] | None,
+    top: int,
+) -> Readouts:
+    """The readouts of one map, of a whole one as of one with chosen rows.
+
+    A pooled map stands for the map of single tokens that has in every causal pair of a cell the cell's mean: its mass
+    is |mean| × pairs, and where the window, the first tokens or the span cut a cell, its share is that of its pairs.
+    This is exact where the weights within each cell are equal; where their signs differ within a cell, less mass is
+    seen than there is. A row of cells is one distribution, and counts as often as it has queries.
+
+    Args:
+        values: the weights, zero where the key comes after the query; of a pooled map means over causal pairs.
+        sink: what comes from the state before the first token; of a pooled map the mean over the cell's queries.
+        queries: the position of each row; of a pooled map any position in its cell.
+        edges: where the cells of a pooled map begin, and the length; None for a map of single tokens.
+        span: the marked tokens, from the first to the one after the last. Without it `outside` is NaN.
+        top: the k of `recent` and `sink`, from 1 on.
+    """
+    mass = np.abs(values.astype(np.float64))
+    state = np.zeros(len(mass)) if sink is None else np.abs(sink.astype(np.float64))
+    if edges is None:
+        return _of_tokens(mass, state, queries.astype(np.int64), span, top)
+    return _of_cells(mass, state, queries.astype(np.int64), edges.astype(np.int64), span, top)
+
+
+def _of_tokens(
+    mass: np.ndarray, state: np.ndarray, queries: np.ndarray, span: tuple[int, int] | None, top: int
+) -> Readouts:
+    """The readouts of a map of single tokens: the sums of the definitions, row by row."""
+    keys = np.arange(mass.shape[1])
+    rows = np.arange(len(queries))
+    ones = np.ones(len(queries))
+    own = mass.sum(axis=1)
+    total = own + state
+    before = np.concatenate([np.zeros((len(mass), 1)), mass.cumsum(axis=1)], axis=1)  # mass on the keys before each
+    recent = before[rows, queries + 1] - before[rows, np.maximum(queries + 1 - top, 0)]
+    outside = math.nan
+    if span is not None:
+        after = (queries >= span[1]).astype(np.float64)
+        outside = _mean(total - mass[:, span[0] : span[1]].sum(axis=1), total, after)
+    return Readouts(
+        distance=_mean(queries * own - mass @ keys, total, ones),
+        recent=_mean(recent, total, ones),
+        sink=_mean(mass[:, :top].sum(axis=1) + state, total, ones),
+        outside=outside,
+    )
+
+
+def _of_cells(
+    mass: np.ndarray,
+    state: np.ndarray,
+    queries: np.ndarray,
+    edges: np.ndarray,
+    span: tuple[int, int] | None,
+    top: int,
+) -> Readouts:
+    """The readouts of a pooled map: `mass` is per causal pair of a cell, `state` per query of a cell."""
+    cell = np.searchsorted(edges, queries, side="right") - 1
+    first, last = edges[cell][:, None], edges[cell + 1][:, None]  # a column: the queries of each row
+    begin, end = edges[:-1][None], edges[1:][None]  # a row: the keys of each column
+    height = (last - first)[:, 0].astype(np.float64)
+    pairs = _pairs(first, last, begin, end)
+    # In a cell off the diagonal the mean of t − s is that of the means; in one on it, Σ d (h − d) / (h (h + 1) / 2).
+    apart = (first + last - begin - end) / 2
+    distance = np.where(begin == first, (last - first - 1) / 3, apart)
+    total = (mass * pairs).sum(axis=1) + state * height
+    late = pairs - _pairs(first, last, begin, end, lag=top)
+    early = _pairs(first, last, begin, np.clip(top, begin, end))
+    outside = math.nan
+    if span is not None:
+        start, stop = span
+        rest = np.clip(stop, first, last)  # of a cell that the span's end cuts only the queries after it
+        after = (last - rest)[:, 0].astype(np.float64)
+        inside = _pairs(rest, last, np.clip(start, begin, end), np.clip(stop, begin, end))
+        whole = (mass * _pairs(rest, last, begin, end)).sum(axis=1) + state * after
+        outside = _mean(whole - (mass * inside).sum(axis=1), whole, after)
+    return Readouts(
+        distance=_mean((mass * pairs * distance).sum(axis=1), total, height),
+        recent=_mean((mass * late).sum(axis=1), total, height),
+        sink=_mean((mass * early).sum(axis=1) + state * height, total, height),
+        outside=outside,
+    )
+
+
+def _pairs(first: np.ndarray, last: np.ndarray, begin: np.ndarray, end: np.ndarray, lag: int = 0) -> np.ndarray:
+    """How many pairs have a query t in [first, last), a key s in [begin, end), and t − s ≥ lag.
+
+    The query t has min(max(t − lag + 1 − begin, 0), end − begin) such keys.
+    """
+    width = end - begin
+
+    def sum_below(count: np.ndarray) -> np.ndarray:  # Σ min(j, width) over j from 0 to count − 1
+        small = np.clip(count, 0, width)
+        return small * (small - 1) // 2 + width * np.maximum(count - width, 0)
+
+    shift = 1 - lag - begin
+    return sum_below(last + shift) - sum_below(first + shift)
+
+
+def _mean(part: np.ndarray, total: np.ndarray, weight: np.ndarray) -> float:
+    """The mean of part / total over the rows that have a total, by weight; NaN if no such row weighs anything."""
+    there = (total > 0) & (weight > 0)
+    if not there.any():
+        return math.nan
+    # What a difference of equal sums leaves below zero is rounding.
+    return float(np.average(np.maximum(part[there], 0.0) / total[there], weights=weight[there]))

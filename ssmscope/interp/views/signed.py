@@ -1,0 +1,98 @@
+"""What every view of attention maps shares: colours around zero, their limits, and how maps are named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.interp.views.tokens import ramp, visible
+
+if TYPE_CHECKING:
+    from ssmscope.interp.attention import AttendedText, AttentionMap
+
+SIGNED = ("#6e2a03", "#b4500a", "#e8934a", "#f8d3b0", "#f7f7f7", "#c0dcf0", "#6aaed6", "#2065a8", "#08306b")
+"""From the most negative to the most positive on white: orange and blue, which every kind of colour vision tells
+apart, and which differ from white alike."""
+
+SIGNED_ON_DARK = ("#ffd9b0", "#f09a48", "#a85512", "#56300f", "#1a2027", "#173a5c", "#2b6aa3", "#73b3e4", "#d6ebff")
+
+STEPS = 16
+"""How many shades either side of zero has."""
+
+CLIPPED = 99.5
+"""The percentile of |weight| at which a map's colours end."""
+
+
+def causal(text: AttendedText) -> np.ndarray:
+    """(queries, keys) bool: the cells of the text's maps in which some key does not come after its query."""
+    if text.edges is None:
+        return np.arange(len(text))[None] <= text.queries[:, None]
+    return text.edges[None, :-1] <= text.queries[:, None]
+
+
+def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
+    """Where a map's colours end, and its largest |weight|, the state before the first token included.
+
+    The end is the 99.5th percentile, or the largest where that is zero, which it is in a map of few weights.
+    """
+    weights = np.abs(map_.values[causal(text)])
+    if map_.sink is not None:
+        weights = np.concatenate([weights, np.abs(map_.sink)])
+    if not weights.size:
+        return 0.0, 0.0
+    # "higher" leaves a map of fewer than 200 weights as it is: its largest one is above the percentile by rounding.
+    largest = float(weights.max())
+    return float(np.percentile(weights, CLIPPED, method="higher")) or largest, largest
+
+
+def levels(weights: np.ndarray, end: float) -> np.ndarray:
+    """The shade of each weight, from −STEPS to STEPS; 0 is zero, and what is beyond the end has the last one."""
+    if end <= 0:
+        return np.zeros(weights.shape, dtype=np.int64)
+    return np.rint(np.clip(weights / end, -1, 1) * STEPS).astype(np.int64)
+
+
+def shades(stops: tuple[str, ...] = SIGNED) -> list[str]:
+    """The colours of `levels`, the one of level i at index i + STEPS."""
+    return ramp(stops, 2 * STEPS + 1)
+
+
+def title(map_: AttentionMap) -> str:
+    """ "layer 3 · head 5", or "rollout"; the mean over all heads goes without saying."""
+    parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]
+    if map_.part:
+        parts.append(visible(map_.part))
+    if map_.head not in ("mean", "abs"):
+        parts.append(f"head {map_.head}" if map_.head.isdigit() else f"channels {visible(map_.head)}")
+    return " · ".join(parts)
+
+
+def heads_name(heads: str) -> str:
+    """How the heads of a result's maps were put together, in words."""
+    names = {"mean": "mean over heads or channels", "abs": "mean of |weight| over heads or channels"}
+    return names.get(heads, "each head or group of channels")
+
+
+def brief(weight: float) -> str:
+    """The weight in three digits, with a true minus sign."""
+    return f"{weight:.3g}".replace("-", "−")
+
+
+def strongest(map_: AttentionMap, row: int, text: AttendedText, count: int) -> list[tuple[int, float]]:
+    """The `count` keys of the largest |weight| of a row, the strongest first, ties by position; the key −1 is the state
+    before the first token. Of a pooled map keys are numbers of cells."""
+    keys = np.flatnonzero(causal(text)[row])
+    weights = map_.values[row, keys]
+    if map_.sink is not None:
+        keys, weights = np.concatenate([[-1], keys]), np.concatenate([map_.sink[[row]], weights])
+    order = np.argsort(-np.abs(weights), kind="stable")[:count]
+    return [(int(keys[i]), float(weights[i])) for i in order]
+
+
+def span_name(text: AttendedText) -> str:
+    """The marked tokens in words; "" where none are."""
+    if text.span is None:
+        return ""
+    first, last = text.span[0], text.span[1] - 1
+    return f"marked: token {first}" if first == last else f"marked: tokens {first}–{last}"

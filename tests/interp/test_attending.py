@@ -1,0 +1,268 @@
+"""Implicit attention of models: maps, rollout and attention × gradient against the layers themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES
+from loud import loud
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.interp.attending import _find, attention_gradient, implicit_attention, row_normalised
+from ssmscope.model import Model, fast_scan
+from ssmscope.results import Result
+
+IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
+
+
+def example(name: str) -> Model:
+    architecture, index = EXAMPLES[name]
+    torch.manual_seed(0)
+    return Model(loud(list(architecture.examples().values())[index]))
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return ssmscope.load("demo/sst2-baleen-e")
+
+
+def close(a, b, tolerance: float = 1e-5) -> None:
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape
+    assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["mamba", "mamba2", "diff-mamba", "gfssm", "groupmamba-mamba2", "rwkv", "gated-deltanet"]
+)
+@pytest.mark.parametrize("level", ["ssm", "block"])
+def test_maps_are_those_of_the_layers_whatever_the_batch(name, level):
+    model = example(name)
+    together = implicit_attention(model.trace(ids=IDS), level=level)
+    for row, ids in enumerate(IDS):
+        trace = model.trace(ids=[ids])
+        assert len(together[row].maps) == model.num_layers
+        for each in together[row].maps:
+            frozen = trace.frozen[int(each.layer)]
+            close(each.values, frozen.attention(level)[0, 0])
+            sink = frozen.sink(level)
+            assert (each.sink is None) == (sink is None)
+            if sink is not None:
+                close(each.sink, sink[0, 0])
+
+
+def test_rows_cells_heads_and_parts():
+    model = example("diff-mamba")
+    trace = model.trace(ids=IDS)
+    whole = implicit_attention(trace, layers=1)[0].maps[0].values
+    close(implicit_attention(trace, layers=[1], rows="last")[0].maps[0].values, whole[-1:])
+    rows = implicit_attention(trace, layers=[1], rows=[0, -2])[0]
+    close(rows.maps[0].values, whole[[0, 9]])
+    assert rows.queries.tolist() == [0, 9]
+    pooled = implicit_attention(trace, layers=[1], pool=3)[0]
+    assert pooled.edges.tolist() == [0, 3, 7, 11]
+    close(pooled.maps[0].values[2, 1], whole[7:11, 3:7].mean())
+    close(pooled.maps[0].values[1, 1], np.tril(whole[3:7, 3:7]).sum() / 10)
+    heads = implicit_attention(trace, layers=[1], heads="all")[0].maps
+    assert [each.head for each in heads] == [str(h) for h in range(len(heads))]
+    close(np.mean([each.values for each in heads], axis=0), whole)
+    parts = {each.part: each.values for each in implicit_attention(trace, layers=[1], parts=True)[0].maps}
+    assert list(parts) == ["", "kept", "subtracted"]
+    close(parts["kept"] + parts["subtracted"], whole)
+    lam = trace.layers[1].extras["lambda"].item()
+    ssm_parts = {m.part: m.values for m in implicit_attention(trace, layers=[1], level="ssm", parts=True)[0].maps}
+    second = ssmscope.ssm.attention(trace.layers[1].recurrences[1], skip=True)[0, 0]
+    close(ssm_parts["subtracted"], -lam * second)
+
+
+def test_channels_come_in_groups_where_there_are_many():
+    model = example("mamba")
+    names = [each.head for each in implicit_attention(model.trace(ids=IDS), heads="all")[0].maps]
+    assert names == [str(h) for h in range(48)] * 2  # 48 channels are few
+    demo = ssmscope.load("demo/sst2-mamba")
+    maps = implicit_attention(demo.trace("A fine film."), layers=0, heads="all")[0].maps
+    mean = implicit_attention(demo.trace("A fine film."), layers=0)[0].maps[0]
+    assert maps[0].head == "0–5" and len(maps) == 16
+    close(np.mean([each.values for each in maps], axis=0), mean.values)
+
+
+def test_the_skip_is_the_diagonal(demo):
+    trace = demo.trace("A fine film.")
+    with_skip = implicit_attention(trace, layers=0, level="ssm")[0].maps[0].values
+    without = implicit_attention(trace, layers=0, level="ssm", skip=False)[0].maps[0].values
+    D = trace.layers[0].recurrence.D.mean().item()
+    close(with_skip - without, D * np.eye(len(with_skip)), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, heads", [("mamba2", "mean"), ("mamba2", "abs"), ("gfssm", "mean"), ("gated-deltanet", "mean")]
+)
+def test_rollout_is_the_product_of_normalised_maps(name, heads):
+    model = example(name)
+    trace = model.trace(ids=[IDS[0]])
+    length = len(IDS[0])
+    # The state before the first token is a token of its own, which keeps what it has.
+    product = torch.eye(length + 1, dtype=torch.float64)
+    for frozen in trace.frozen:
+        map_ = frozen.attention(absolute=heads == "abs")[0, 0].double().abs()
+        sink = frozen.sink(absolute=heads == "abs")
+        step = torch.zeros(length + 1, length + 1, dtype=torch.float64)
+        step[1:, 1:] = map_
+        step[1:, 0] = 0 if sink is None else sink[0, 0].double().abs()
+        step[1:] /= step[1:].sum(-1, keepdim=True)
+        step[0, 0] = 1
+        product = (0.3 * torch.eye(length + 1) + 0.7 * step) @ product
+    (found,) = implicit_attention(trace, rollout=True, residual=0.3, heads=heads)[0].maps
+    close(found.values, product[1:, 1:])
+    assert np.triu(found.values, 1).max() == 0 and found.values.min() >= 0
+    total = found.values.sum(-1)
+    if name == "gfssm":
+        close(found.sink, product[1:, 0])
+        total = total + found.sink
+    else:
+        assert found.sink is None
+    close(total, np.ones(length))
+    (last,) = implicit_attention(trace, rollout=True, residual=0.3, heads=heads, rows="last")[0].maps
+    close(last.values, found.values[-1:])
+    (cells,) = implicit_attention(trace, rollout=True, residual=0.3, heads=heads, pool=2)[0].maps
+    close(cells.values[1, 0], found.values[5:, :5].mean())
+
+
+def test_a_row_of_nothing_is_the_identitys():
+    weights, sink = row_normalised(torch.tensor([[0.0, 0.0], [1.0, 3.0]]), torch.tensor([0.0, 4.0]))
+    assert weights.tolist() == [[1, 0], [0.125, 0.375]] and sink.tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize("target", [None, "negative", 1])
+def test_attention_gradient_adds_up_to_what_the_gradient_sees(demo, target):
+    batch = demo.encode(["A gripping, beautifully acted film.", "Dull."])
+    found = attention_gradient(demo, batch, target=target)
+    classes = {None: None, "negative": 0, 1: 1}[target]
+    for row, text in enumerate(found):
+        one = batch.rows([row])
+        trace = demo.trace(one)
+        kept: list[torch.Tensor] = []
+        handles = [mixer.register_forward_hook(lambda m, i, o, k=kept: k.append(o)) for mixer in demo.mixers]
+        with fast_scan(demo.module, mask=one.mask):
+            logits = demo.forward(one)
+        [handle.remove() for handle in handles]
+        gradients = torch.autograd.grad(logits[0, logits.argmax() if classes is None else classes], kept)
+        for each, frozen, gradient in zip(text.maps, trace.frozen, gradients, strict=True):
+            linear = frozen.matvec(frozen.u)  # the demo's projections have no biases
+            expected = (gradient * linear).sum().item()
+            close(each.values.sum(), expected, 1e-4)
+    by_head = attention_gradient(demo, batch, target=target, heads="all")[0].maps
+    heads = [each.values for each in by_head if each.layer == "0"]
+    assert len(heads) > 1
+    close(np.sum(heads, axis=0), found[0].maps[0].values)
+
+
+def test_attention_gradient_of_a_language_model_is_of_the_next_token():
+    model = example("mamba")
+    batch = model.encode(ids=IDS)
+    found = attention_gradient(model, batch, target=42)
+    assert found.provenance["options"]["target"] == ["42", "42"]
+    alone = attention_gradient(model, model.encode(ids=[IDS[1]]), target=42)
+    for a, b in zip(found[1].maps, alone[0].maps, strict=True):
+        close(a.values, b.values, 1e-4)
+    other = attention_gradient(model, batch, target=7)
+    assert np.abs(other[0].maps[0].values - found[0].maps[0].values).max() > 1e-6
+
+
+def test_nothing_is_left_behind(demo):
+    attention_gradient(demo, demo.encode("Dull."))
+    assert all(not mixer._forward_hooks and "forward" not in mixer.__dict__ for mixer in demo.mixers)
+
+
+def test_a_span_is_marked_by_position_or_by_its_words(demo):
+    text = "A gripping, beautifully acted film."
+    trace = demo.trace(text)
+    named = implicit_attention(trace, span="acted film")[0]
+    first, last = named.span
+    assert " ".join(token.strip() for token in named.tokens[first:last]) == "acted film"
+    placed = implicit_attention(trace, span=f"{first}:{last}")[0]
+    assert placed.span == named.span and placed.maps[0].readouts == named.maps[0].readouts
+    assert implicit_attention(trace, span=(first, last))[0].span == named.span
+    values = np.abs(named.maps[0].values.astype(np.float64))
+    share = 1 - values[:, first:last].sum(1) / values.sum(1)
+    close(named.maps[0].readouts.outside, share[last:].mean())
+
+
+def test_finding_a_piece():
+    assert _find("cat sat", ("the", "cat", "s", "##at", "."), (0, 1, 2, 2, 3)) == (1, 4)
+    assert _find("CAT", ("the", " cat"), (0, 1)) == (1, 2)
+    assert _find("dog", ("the", " cat"), (0, 1)) is None
+    assert _find(" ", ("a", " b"), (0, 1)) is None
+
+
+def test_long_texts_are_shown_in_cells():
+    model = example("mamba2")
+    ids = torch.randint(0, 97, (1025,), generator=torch.Generator().manual_seed(0)).tolist()
+    trace = model.trace(ids=ids, keep_inputs=[1])
+    pooled = implicit_attention(trace, layers=1)[0]
+    assert pooled.maps[0].values.shape == (512, 512)
+    whole = implicit_attention(trace, layers=1, pool=0)[0].maps[0].values
+    assert whole.shape == (1025, 1025)
+    edge = pooled.edges
+    close(pooled.maps[0].values[400, 7], whole[edge[400] : edge[401], edge[7] : edge[8]].mean(), 1e-4)
+    with pytest.raises(ValueError, match="layer 0"):
+        trace.frozen[0]
+    with pytest.raises(InputError, match="no layer 9"):
+        model.trace(ids=ids, keep_inputs=[9])
+
+
+def test_pixels_are_attended_to():
+    model = ssmscope.load("demo/cifar10-mamba2")
+    image = torch.randint(0, 256, (1024, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    (text,) = implicit_attention(model.trace(values=image.unsqueeze(0)), layers=0, rows="last")
+    assert text.maps[0].values.shape == (1, 1025) and text.pixels.shape == (32, 32, 3)
+
+
+def test_a_result_comes_back(demo, tmp_path):
+    result = implicit_attention(demo.trace(["A fine film.", "Dull."]), span="0:1")
+    paths = result.save(tmp_path, "attention")
+    assert Result.load(paths["json"]) == result
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"level": "blok"}, "did you mean 'block'"),
+        ({"heads": "al"}, "unknown heads 'al'"),
+        ({"rows": "lats"}, "did you mean 'last'"),
+        ({"rows": [50]}, "no row 50"),
+        ({"rows": []}, "no row"),
+        ({"layers": 2}, "no layer 2"),
+        ({"layers": "some"}, "unknown layers 'some'"),
+        ({"layers": [0, 0]}, "each once"),
+        ({"pool": 4, "rows": "last"}, "without rows"),
+        ({"pool": -1}, "number of cells"),
+        ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
+        ({"top": 0}, "top is 0"),
+        ({"rollout": True, "heads": "all"}, "whole layers"),
+        ({"rollout": True, "parts": True}, "cannot be combined"),
+        ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
+        ({"span": "zebra"}, "has no 'zebra'"),
+        ({"span": "3:99"}, "3:99 is not within"),
+    ],
+)
+def test_what_cannot_be_is_refused(demo, options, message):
+    with pytest.raises(InputError, match=message):
+        implicit_attention(demo.trace("A fine film."), **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"target": "negativ"}, "did you mean 'negative'"), ({"target": 2}, "no target 2"), ({"heads": "abs"}, "no sum")],
+)
+def test_targets_that_cannot_be_are_refused(demo, options, message):
+    with pytest.raises(InputError, match=message):
+        attention_gradient(demo, demo.encode("A fine film."), **options)
+
+
+def test_a_trace_without_inputs_is_refused(demo):
+    trace = demo.trace("A fine film.", keep_inputs=False)
+    with pytest.raises((InputError, ValueError), match="keep_inputs"):
+        implicit_attention(trace)
