@@ -76,7 +76,11 @@ def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
     def run(*arguments: object) -> str:
         out = tmp_path / "must-not-appear"
         before = sorted(tmp_path.rglob("*"))
-        given = arguments if "--out" in arguments or "heatmap" not in arguments else (*arguments, "--out", out)
+        given = (
+            arguments
+            if "--out" in arguments or not {"heatmap", "attention"} & set(arguments)
+            else (*arguments, "--out", out)
+        )
         answer = analyze(*given)
         assert answer.code == 2
         assert answer.out == ""
@@ -94,14 +98,53 @@ def process(*arguments: str | bytes, **options: typing.Any) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, env=environment, **options)
 
 
+class TestAttention:
+    def test_writes_its_files_and_says_what_the_last_token_attends_to(self, analyze, mamba, tmp_path) -> None:
+        answer = analyze(
+            "attention", mamba, "--text", TEXT, "--layer", "0,2", "--span", "great music", "--out", tmp_path
+        )
+        assert answer.code == 0 and answer.err == ""
+        assert "layer 0" in answer.out and "layer 2" in answer.out and "layer 1" not in answer.out
+        assert "marked: tokens 8–9" in answer.out
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["attention.csv", "attention.html", "attention.json", "attention.png"]
+        options = json.loads((tmp_path / "attention.json").read_text())["provenance"]["options"]
+        assert options["layers"] == [0, 2] and options["level"] == "block" and options["span"] == "great music"
+
+    def test_json_alone(self, analyze, untokenized) -> None:
+        ids = "1,2,3,4"
+        answer = analyze("attention", untokenized, "--ids", ids, "--rows", "-1,0", "--level", "ssm", "--json")
+        (text,) = json.loads(answer.out)["texts"]
+        assert answer.code == 0 and text["queries"]["values"] == [3, 0] and len(text["maps"]) == 3
+
+    @pytest.mark.parametrize(
+        "options", [["--rollout"], ["--gradient"], ["--parts"], ["--heads", "all"], ["--pool", "3"]]
+    )
+    def test_every_kind_of_map(self, analyze, mamba, options: list[str]) -> None:
+        answer = analyze("attention", mamba, "--text", TEXT, *options)
+        assert answer.code == 0 and "Implicit attention" in answer.out
+
+    def test_what_cannot_be_is_refused(self, refusal, mamba) -> None:
+        given = ("attention", mamba, "--text", TEXT)
+        assert "did you mean 'block'" in refusal(*given, "--level", "blck")
+        assert "there is no layer 3" in refusal(*given, "--layer", "3")
+        assert "'x' is no whole number" in refusal(*given, "--layer", "1,x")
+        assert "--target is the class or token of --gradient" in refusal(*given, "--target", "3")
+        assert "--gradient cannot be combined with --rollout" in refusal(*given, "--gradient", "--rollout")
+        assert "--gradient cannot be combined with --no-skip" in refusal(*given, "--gradient", "--no-skip")
+        assert "has no 'zebra'" in refusal(*given, "--span", "zebra")
+        assert "no text" in refusal("attention", mamba)
+        assert "not pixels" in refusal("attention", mamba, "--image", "x.png")
+
+
 class TestHelp:
     def test_lists_the_verbs(self, analyze: Answer) -> None:
         answer = analyze("--help")
         assert answer.code == 0 and answer.err == ""
-        assert [verb for verb in ("heatmap", "train", "models") if verb in answer.out] == ["heatmap", "train", "models"]
+        assert all(verb in answer.out for verb in ("heatmap", "attention", "position", "train", "models"))
         assert analyze().out == answer.out
 
-    @pytest.mark.parametrize("verb", ["heatmap", "train", "models"])
+    @pytest.mark.parametrize("verb", ["heatmap", "attention", "train", "models"])
     def test_of_a_verb_names_its_options(self, analyze: Answer, verb: str) -> None:
         answer = analyze(verb, "--help")
         assert answer.code == 0 and "--json" in answer.out
