@@ -331,17 +331,18 @@ class _Text:
 
 
 def _find(piece: str, tokens: Sequence[str], words: Sequence[int | None]) -> tuple[int, int] | None:
-    """The tokens that a piece of the text touches, wherever it stands first; None where it is not."""
+    """The tokens that a piece of the text touches, wherever it stands first; None where it is not. Neither case nor
+    spaces matter: what stands between tokens is not known of every tokenizer."""
     shown, places = "", []
-    for position, (gap, token) in enumerate(written(tokens, words)):
-        token = token.removeprefix("##")
-        piece_of = (" " if gap else "") + token
-        places += [position] * len(piece_of)
-        shown += piece_of
-    start = shown.casefold().find(piece.strip().casefold())
-    if start < 0 or not piece.strip() or len(shown.casefold()) != len(shown):
+    for position, (_, token) in enumerate(written(tokens, words)):
+        token = "".join(token.removeprefix("##").casefold().split())
+        places += [position] * len(token)
+        shown += token
+    wanted = "".join(piece.casefold().split())
+    start = shown.find(wanted)
+    if start < 0 or not wanted:
         return None
-    return places[start], places[start + len(piece.strip()) - 1] + 1
+    return places[start], places[start + len(wanted) - 1] + 1
 
 
 def _pooled(matrix: Tensor, edge: Tensor) -> Tensor:

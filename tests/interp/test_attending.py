@@ -193,6 +193,7 @@ def test_a_span_is_marked_by_position_or_by_its_words(demo):
 def test_finding_a_piece():
     assert _find("cat sat", ("the", "cat", "s", "##at", "."), (0, 1, 2, 2, 3)) == (1, 4)
     assert _find("CAT", ("the", " cat"), (0, 1)) == (1, 2)
+    assert _find("the cat, sat", ("the", "cat", ",", "s", "##at"), (0, 1, 2, 3, 3)) == (0, 5)
     assert _find("dog", ("the", " cat"), (0, 1)) is None
     assert _find(" ", ("a", " b"), (0, 1)) is None
 
