@@ -76,12 +76,20 @@ class Exit:
         centred: whether the norm subtracts the mean over the width of each head.
         behind: (batch, length) or a number, the factor of each position that stands behind the projection, as a part of
             maps.
+        opening: u (batch, length, width) → the output gate alone, (batch, length, channels), as a linear map of the
+            layer's input with act(z) / z frozen, without constants or, when its second argument is true, with them.
+            None without a gate, and for one that is no product with z. No map is made of it, nor of what follows.
+        factor: (batch, length, channels), the norm's factor where there is an opening: `gate` is both together.
+        shift: (channels,) that the norm adds to what the gate multiplies; with the gate it is in the layer's `rest`.
     """
 
     project: Callable[[Tensor], Tensor]
     gate: Tensor | None = None
     centred: bool = False
     behind: Tensor | float | None = None
+    opening: Callable[[Tensor, bool], Tensor] | None = None
+    factor: Tensor | None = None
+    shift: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +132,13 @@ class Path:
         if self.exit.centred:
             y = _centred(y, self.recurrence.shape[2])
         return self.exit.project(y if self.exit.gate is None else y * self.exit.gate)
+
+    def shown(self, y: Channels) -> Channels:
+        """What the output gate multiplies: y, with the norm's factor and shift where there is a norm."""
+        if self.exit.centred:
+            y = _centred(y, self.recurrence.shape[2])
+        y = y if self.exit.factor is None else y * self.exit.factor
+        return y if self.exit.shift is None else y + self.exit.shift
 
     def forward(self, u: Float[Tensor, "batch length width"], biased: bool) -> Float[Tensor, "batch length width"]:
         """From the layer's input to its output."""
@@ -278,12 +293,15 @@ class FrozenLayer:
         paths: they are summed.
         rest: (batch, length, width), what the layer adds that comes through no recurrence; None for nothing.
         joined: whether the paths' channels are the same ones, added before the gate; else each path has its own.
+        beside: (u, Σ of the paths' outputs) → `rest`, where that is no constant, as a linear map of both with
+            everything else frozen, without constants or, when its third argument is true, with them.
     """
 
     u: Float[Tensor, "batch length width"]
     paths: tuple[Path, ...]
     rest: Tensor | None = None
     joined: bool = True
+    beside: Callable[[Tensor, Tensor, bool], Tensor] | None = None
 
     @property
     def channels(self) -> tuple[int, int]:

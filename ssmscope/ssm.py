@@ -377,8 +377,8 @@ def attention(
     """The implicit attention matrix α[t, s] = c_tᵀ (∏_{s<r≤t} a_r) b_s Δ_s, so that y = α x (Differential Mamba,
     Eq. 8), as the mean over channels.
 
-    Differentiable in every term, on a CPU as on a GPU; without gradients float32 on a GPU goes through a fused kernel
-    where there is one (`ssmscope.matrices.fused`).
+    Differentiable in every term, on a CPU as on a GPU; without gradients float32 goes through kernels of C on a CPU
+    (`ssmscope.matrices.native`) and of Triton on a GPU (`ssmscope.matrices.fused`), where there are any.
 
     Args:
         recurrence: the terms; `x` has no part in α and gives only the number of channels.
@@ -418,7 +418,8 @@ def pooled_attention(
     """`attention` in `cells` × `cells` cells: the mean over the pairs of each cell in which s ≤ t.
 
     The matrix is never held: its factors are summed within cells, which is exact, and multiplied then. Memory grows
-    with the cells, not with the length. Cell i holds the positions from ⌊i · length / cells⌋ on.
+    with the cells, not with the length. Cell i holds the positions from ⌊i · length / cells⌋ on. No gradient
+    flows through it.
 
     Args: as `attention`; there is no mean of absolute values, which are no products of factors.
 
@@ -428,7 +429,8 @@ def pooled_attention(
     around = _around(recurrence, groups, left, taps)
     if not 1 <= cells <= recurrence.shape[1]:
         raise ValueError(f"{cells} cells: give from 1 to the length, {recurrence.shape[1]}")
-    return cells_of_matrices.pooled(recurrence, cells, groups, skip, around)
+    with torch.no_grad():
+        return cells_of_matrices.pooled(recurrence, cells, groups, skip, around)
 
 
 def _around(recurrence: Recurrence, groups: int, left: Tensor | None, taps: Tensor | None) -> Around:

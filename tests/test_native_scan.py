@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ssmscope import ssm
-from ssmscope.scans import diagonal, native
+from ssmscope.scans import building, diagonal, native
 from ssmscope.ssm import Recurrence
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -314,5 +314,5 @@ def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert native._cache_directory() == tmp_path / "home" / ".cache" / "ssmscope"
+    assert building.cache_directory() == tmp_path / "home" / ".cache" / "ssmscope"
     assert not Path("relative").exists()

@@ -8,7 +8,8 @@ are. What lies on the diagonal is a scan within each cell.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -16,12 +17,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.matrices import delta, triangle
-from ssmscope.matrices.terms import Around, Terms, by_head, decays, skips
-from ssmscope.matrices.whole import is_diagonal, whole
+from ssmscope.matrices import delta, native, triangle
+from ssmscope.matrices.terms import Around, Terms, by_head, decays, diagonals, skips
+from ssmscope.matrices.whole import columns_of, is_diagonal, shares_scores, whole
+from ssmscope.scans.scalar import smallest_exponent
 
 MOST_OF_DELTA = 8192  # steps of a delta rule whose matrices are made whole, one head at a time
 NUMBERS = 2**20  # (cell, head, state) triples that a step of all cells works on at once
+PAIRS = 2**18  # pairs within cells that are held at once: they stay in the cache
 
 
 def edges(length: int, cells: int) -> Int[Tensor, " cells+1"]:
@@ -44,16 +47,28 @@ def pooled(r: Terms, cells: int, groups: int, skip: bool, around: Around) -> Flo
         sums = _sums_of_whole(r, edge, groups, skip, around)
     elif not is_diagonal(r):
         sums = _sums_of_delta(r, edge, groups, skip, around)
+    elif native.applicable(r, around):
+        sums = native.pooled(r, edge, groups, skip, around)
+    elif shares_scores(r, around):
+        sums = _sums_through_scores(r, edge, groups, around)
+        if skip:
+            sums += _sums_of_skips(r, edge, groups, around)
     elif width == 1 or around.is_empty:
         sums = _sums(r, edge, groups, skip, around)
     else:
         sums = r.b.new_zeros(batch, groups, cells, cells)
         for p in range(width):
-            from ssmscope.matrices.whole import _narrow
-
             sums += _sums(_narrow(r, p), edge, groups, skip, around.of_width(p))
         sums /= width
     return sums / causal_pairs(edge).clamp(min=1).to(sums)
+
+
+def _narrow(r: Terms, place: int) -> Any:
+    """The recurrence of one channel of every head."""
+    D = skips(r)
+    if D is not None and D.shape[1] > 1:
+        D = D[:, place : place + 1]
+    return replace(r, x=r.x[..., place : place + 1], D=D)  # type: ignore[type-var, attr-defined]
 
 
 def _sums_of_whole(r: Terms, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
@@ -89,7 +104,7 @@ def _steps(t: Tensor, edge: Tensor, fill: float = 0.0) -> Tensor:
     return found.masked_fill(~inside.view(1, *inside.shape, *[1] * (t.ndim - 2)), fill)
 
 
-def cells_of(r: Terms, edge: Tensor, skip: bool, around: Around) -> Cells:
+def cells_of(r: Terms, edge: Tensor, around: Around) -> Cells:
     """One pass over the steps of all cells side by side."""
     batch, _, heads, _, state = r.shape
     cells, longest = len(edge) - 1, int(edge.diff().max())
@@ -98,8 +113,6 @@ def cells_of(r: Terms, edge: Tensor, skip: bool, around: Around) -> Cells:
     step = None if r.step is None else _steps(r.step, edge)
     left = None if around.left is None else _steps(around.left.squeeze(-1), edge)
     own_taps, before_taps = _taps_by_cell(around, edge)
-    D = skips(r) if skip else None
-    D = None if D is None else D.mean(-1)
 
     shape = (batch, cells, heads, state)
     across, R, W = (r.b.new_full(shape, fill) for fill in (1.0, 0.0, 0.0))
@@ -119,24 +132,11 @@ def cells_of(r: Terms, edge: Tensor, skip: bool, around: Around) -> Cells:
             if t < before_taps.shape[2]:
                 spilt += write * before_taps[:, :, t, :, None]
             beside += (read * spilt).sum(-1)
-        if D is not None:
-            each = D if left is None else D * left[:, :, t]
-            # a filled-up step must add nothing: its taps and factors are 0, without either it is masked here
-            own += _inside(each if own_taps is None else each * own_taps[:, :, t], edge, t)
-            if beside is not None and before_taps is not None and t < before_taps.shape[2]:
-                beside += _inside(each * before_taps[:, :, t], edge, t)
     return Cells(across, R, W, spilt, own, beside)
-
-
-def _inside(t: Tensor, edge: Tensor, step: int) -> Tensor:
-    inside = (step < edge.diff()).to(t)[:, None]
-    return t * inside
 
 
 def _log_decays_by_cell(r: Terms, edge: Tensor):
     """A function of the step that gives the log-decays of all cells, (batch, cells, heads, state or 1)."""
-    from ssmscope.scans.scalar import smallest_exponent
-
     size = edge.diff()
     floor = smallest_exponent(r.b.dtype)
 
@@ -159,17 +159,26 @@ def _taps_by_cell(around: Around, edge: Tensor) -> tuple[Tensor | None, Tensor |
     taps = around.taps
     if taps is None:
         return None, None
-    taps = taps.squeeze(-1)
-    length = taps.shape[1]
-    # arriving[r, i] = taps[r − i, i]
-    arriving = torch.stack([torch.nn.functional.pad(taps[:, : length - i, i], (0, 0, i, 0)) for i in range(around.reach)])
-    offset = torch.arange(length) - torch.repeat_interleave(edge[:-1], edge.diff())  # within its cell
-    same = (torch.arange(around.reach)[:, None] <= offset).to(taps)[:, None, :, None]
-    own = _steps((arriving * same).sum(0), edge)
-    if around.reach == 1:
+    return _own_and_before(taps.squeeze(-1), edge)
+
+
+def _own_and_before(taps: Tensor, edge: Tensor, back: int = 0) -> tuple[Tensor, Tensor | None]:
+    """The two of `_taps_by_cell`, from taps (batch, length, reach, …) that begin `back` steps before the cells."""
+    length, reach = taps.shape[1:3]
+    arriving = taps[:, :, 0].clone()
+    for i in range(1, reach):
+        arriving[:, i:] += taps[:, : length - i, i]
+    own = _steps(arriving[:, back:], edge)
+    if reach == 1:
         return own, None
-    before = _steps((arriving * (1 - same)).sum(0), edge)
-    return own, before[:, :, : around.reach - 1]
+    before = torch.zeros_like(own[:, :, : reach - 1])
+    begin = edge[:-1] + back
+    for o in range(reach - 1):
+        own[:, :, o] = sum(taps[:, begin + o - i, i] for i in range(o + 1))
+        for i in range(o + 1, reach):
+            place = begin + o - i
+            before[:, place >= 0, o] += taps[:, place[place >= 0], i]
+    return own, before
 
 
 def _sums(r: Terms, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
@@ -185,9 +194,156 @@ def _sums(r: Terms, edge: Tensor, groups: int, skip: bool, around: Around) -> Te
             for first in range(group * per_group, (group + 1) * per_group, at_once):
                 last = min(first + at_once, (group + 1) * per_group)
                 part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
-                _add_cells(total, cells_of(part, edge, skip, beside.of_heads(first, last)))
+                _add_cells(total, cells_of(part, edge, beside.of_heads(first, last)))
+            total /= per_group
+    return out + _sums_of_skips(r, edge, groups, around) if skip else out
+
+
+def _sums_of_skips(r: Terms, edge: Tensor, groups: int, around: Around) -> Tensor:
+    """What D adds to `_sums`."""
+    batch, length, heads, width, _ = r.shape
+    cells, per_group = len(edge) - 1, heads // groups
+    cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).to(r.b.device)
+    out = r.b.new_zeros(batch, groups, cells, cells)
+    if r.D is None:
+        return out
+    at_once = max(1, NUMBERS // (length * width))
+    for group in range(groups):
+        for first in range(group * per_group, (group + 1) * per_group, at_once):
+            last = min(first + at_once, (group + 1) * per_group)
+            for i, each in enumerate(diagonals(r.of_heads(first, last), around.of_heads(first, last))):
+                where = cell[i:] * cells + cell[: length - i]
+                out[:, group].flatten(1).index_add_(1, where, each.sum(-1) / per_group)
+    return out
+
+
+# ---- one decay per head: the scores that heads share, within cells
+
+
+def _sums_through_scores(r: Terms, edge: Tensor, groups: int, around: Around) -> Tensor:
+    """`_sums` where a head's decay is one number: matrix products within cells, and of cells."""
+    batch, _, heads, _, _ = r.shape
+    cells, per_group = len(edge) - 1, heads // groups
+    longest = int(edge.diff().max())
+    out = r.b.new_zeros(batch, groups, cells, cells)
+    for row in range(batch):
+        for group in range(groups):
+            total = out[row, group]
+            for first, last in native.segments(r, group * per_group, (group + 1) * per_group):
+                part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
+                beside = beside.of_heads(first, last)
+                at_once = max(1, PAIRS // longest**2)
+                for begin in range(0, cells, at_once):
+                    place = slice(begin, min(begin + at_once, cells))
+                    _add_own_pairs(total, part, edge, beside, place)
+                for head in range(last - first):
+                    _add_head(total, part.of_heads(head, head + 1), edge, beside.of_heads(head, head + 1))
             total /= per_group
     return out
+
+
+class _Within(NamedTuple):
+    """Of some heads, by cells and steps: decays (cells, steps, heads), b and c (cells, steps, state) of their group,
+    what is read `left` and what is written `mine` of inputs of the cell itself and `before` of the cell before, of its
+    first steps alone (cells, steps, heads, 1 or width), and by how much the sums over the width are divided."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    left: Tensor
+    mine: Tensor
+    before: Tensor | None
+    width: int
+
+
+def _within(r: Terms, edge: Tensor, around: Around, place: slice) -> _Within:
+    """The terms of the cells `place`; filled-up steps keep the state as it is, and neither write nor read."""
+    first, last = int(edge[place.start]), int(edge[place.stop])
+    back = min(around.reach - 1, first)  # inputs of the cell before arrive in these
+    left, taps = columns_of(around)
+    mine = before = None
+    if taps is not None:
+        mine, before = _own_and_before(taps[:, first - back : last], edge[place.start : place.stop + 1] - first, back)
+    edge = edge[place.start : place.stop + 1] - first
+    cut = r.between(first, last)
+    a = _steps(decays(cut)[..., 0], edge, 1.0)[0]
+    b, c = (_steps(t[:, :, 0], edge)[0] for t in (cut.b, cut.c))
+    ones = torch.ones_like(a)
+    step = (ones if cut.step is None else _steps(cut.step, edge)[0]).unsqueeze(-1)
+    read = ones.unsqueeze(-1) if left is None else _steps(left[:, first:last], edge)[0]
+    write = step if mine is None else step * mine[0]
+    spilt = None if before is None else step[:, : before.shape[2]] * before[0]
+    return _Within(a, b, c, read, write, spilt, max(read.shape[-1], write.shape[-1]))
+
+
+def _add_own_pairs(total: Tensor, r: Terms, edge: Tensor, around: Around, place: slice) -> None:
+    """The pairs within each of these cells, and those with the cell before that spill."""
+    w = _within(r, edge, around, place)
+    scores = w.c @ w.b.mT
+    cells, _, heads = w.a.shape
+    own = torch.zeros_like(scores)
+    if w.width == 1:
+        triangle.add(own, w.a.clone(), w.left[..., 0] * w.a, w.mine[..., 0].clone())
+        own.diagonal(0, 1, 2).add_((w.left * w.mine).sum((2, 3)))
+    else:
+        left, mine = (rearrange(t, "cell t h p -> h cell t p") for t in (w.left, w.mine))
+        for head in range(heads):
+            own.addcmul_(left[head] @ mine[head].mT, _decays_within(w.a[..., head]))
+    total.diagonal()[place] += (scores * own).sum((1, 2)) / w.width
+    if w.before is None:
+        return
+    beside = total.new_zeros(cells)
+    for s in range(w.before.shape[1]):
+        since = torch.cat([torch.ones_like(w.a[:, :1]), w.a[:, s + 1 :].cumprod(1)], dim=1) * scores[:, s:, s, None]
+        reads = torch.einsum("eth,ethp->ehp", since, w.left[:, s:])
+        beside += (reads * w.before[:, s]).sum((1, 2))
+    first = max(place.start, 1)
+    if place.stop > first:
+        total.diagonal(-1)[first - 1 : place.stop - 1] += beside[first - place.start :] / w.width
+
+
+def _add_head(total: Tensor, r: Terms, edge: Tensor, around: Around) -> None:
+    """The pairs of different cells, of one head."""
+    cells = len(edge) - 1
+    w = _within(r, edge, around, slice(0, cells))
+    a = w.a[..., 0]
+    begun = a.cumprod(1)  # ∏_{e≤r≤t} a_r
+    across = begun[:, -1]
+    ending = torch.cat([a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(a[:, :1])], dim=1)  # ∏_{s<r} a_r
+    R = ((w.c * begun.unsqueeze(-1)).mT @ w.left[:, :, 0]).expand(-1, -1, w.width).flatten(1)
+    W = ((w.b * ending.unsqueeze(-1)).mT @ w.mine[:, :, 0]).expand(-1, -1, w.width).flatten(1)
+    if w.before is None:
+        total += (R @ W.mT) * _between(across) / w.width
+        return
+    if cells == 1:
+        return
+    late = w.before.shape[1]
+    spilt = (w.b[:, :late] * ending[:, :late, None]).mT @ w.before[:, :, 0]
+    total.diagonal(-1).add_((R[1:] * W[:-1]).sum(-1) / w.width)
+    arrived = spilt.expand(-1, -1, w.width).flatten(1)[1:] + across[1:, None] * W[:-1]
+    total[1:, :-1] += (R[1:] @ arrived.mT) * _between(across[1:]) / w.width
+
+
+def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"]:
+    """∏_{s<r≤t} a_r for s ≤ t, 0 above."""
+    cells, steps = a.shape
+    out = a.new_zeros(cells, steps, steps)
+    for t in range(steps):
+        if t:
+            torch.mul(out[:, t - 1, :t], a[:, t, None], out=out[:, t, :t])
+        out[:, t, t] = 1
+    return out
+
+
+def _between(across: Tensor) -> Float[Tensor, "cells cells"]:
+    """∏_{J<q<I} of the decays across cells, 0 on and above the diagonal."""
+    out = across.new_zeros(1, len(across), len(across))
+    a = across.view(1, -1, 1)
+    triangle.add(out, a.clone(), torch.ones_like(a), torch.ones_like(a))
+    return out[0]
+
+
+# ---- cells of heads with a decay per state
 
 
 def _add_cells(total: Tensor, of: Cells) -> None:
@@ -209,13 +365,13 @@ def _add_cells(total: Tensor, of: Cells) -> None:
 def _sums_of_delta(r: Terms, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
     """The same where transitions are no decays: from the matrix of one head after the other, or, where that is too
     large and nothing stands around the recurrence, by the adjoint recurrence."""
-    length, heads = r.shape[1], r.shape[2]
+    length = r.shape[1]
     if length <= MOST_OF_DELTA:
         return _sums_of_whole(r, edge, groups, skip, around)
     if not around.is_empty:
         raise InputError(
-            f"the pooled map of a delta rule with its gates is made from the whole matrix, of at most {MOST_OF_DELTA:,} "
-            f"tokens, not {length:,}: give a shorter text, or ask for the level of the recurrence alone"
+            f"the pooled map of a delta rule with its gates is made from the whole matrix, of at most {MOST_OF_DELTA:,}"
+            f" tokens, not {length:,}: give a shorter text, or ask for the level of the recurrence alone"
         )
     sums = delta.pooled_rows(r, edge)
     place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(sums.device)

@@ -9,32 +9,45 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.matrices import delta
+from ssmscope.matrices import delta, native
 from ssmscope.matrices.terms import Around, Terms, by_head, skips
-from ssmscope.matrices.whole import is_diagonal
+from ssmscope.matrices.whole import columns_of, is_diagonal
 from ssmscope.scans.scalar import smallest_exponent
 
 NUMBERS = 2**20  # decays that are held at once: they stay in the cache
+WEIGHTS = 2**22  # entries of single heads' rows that are held at once
 
 
 def rows(
     r: Terms, positions: Sequence[int], groups: int, absolute: bool, skip: bool, around: Around
 ) -> Float[Tensor, "batch groups rows s"]:
     """The rows at these positions of the mean over each group's channels, or of their absolute values."""
-    batch, length, heads, width, state = r.shape
-    if is_diagonal(r):
-        alpha = torch.stack([_row(r, t) for t in positions], dim=2)
-    else:
-        alpha = delta.rows(r, positions)
-    weights = [_around_row(r, alpha[:, :, i], t, skip, around, absolute) for i, t in enumerate(positions)]
-    each = torch.stack(weights, dim=2)
-    return rearrange(each, "b (g h) t s -> b g h t s", g=groups).mean(2)
+    batch, length, heads, _, _ = r.shape
+    per_group = heads // groups
+    of_delta = None if is_diagonal(r) else delta.rows(r, positions)
+    at_once = max(1, WEIGHTS // max(1, batch * length))
+    found = []
+    for group in range(groups):
+        total: list[Tensor] = [r.b.new_zeros(batch, length) for _ in positions]
+        alike = [(group * per_group, (group + 1) * per_group)]
+        if heads // r.b.shape[2] >= native.FEW:
+            alike = native.segments(r, *alike[0])
+        for first, last in ((i, min(i + at_once, end)) for begin, end in alike for i in range(begin, end, at_once)):
+            part, beside = r.of_heads(first, last), around.of_heads(first, last)
+            for i, t in enumerate(positions):
+                if of_delta is not None:
+                    alpha = of_delta[:, first:last, i, : t + 1]
+                else:
+                    alpha = native.row(part, t) if native.applicable(part, Around()) else _row(part, t)
+                total[i] = total[i] + _around_row(part, alpha, t, skip, beside, absolute)
+        found.append(torch.stack(total, dim=1) / per_group)
+    return torch.stack(found, dim=1)
 
 
 def _row(r: Terms, t: int) -> Float[Tensor, "batch heads s"]:
-    """α[t, s] = Σ_n c_t b_s ∏_{s<r≤t} a_r of every head: sums of log-decays from t backwards, chunk by chunk."""
-    batch, length, heads, _, state = r.shape
-    found = r.b.new_zeros(batch, heads, length)
+    """α[t, s] = Σ_n c_t b_s ∏_{s<r≤t} a_r of every head, up to s = t: sums of log-decays from t backwards, chunk by
+    chunk."""
+    batch, _, heads, _, state = r.shape
     per_state = 1 if r.one_decay_per_head else state
     step = max(16, NUMBERS // (batch * heads * per_state))
     behind = r.b.new_zeros(batch, 1, heads, per_state)  # Σ_{s<r≤t} log a_r at the last s of the chunk before
@@ -58,25 +71,27 @@ def _row(r: Terms, t: int) -> Float[Tensor, "batch heads s"]:
             behind = sums[:, :1] + r.log_decay(first, first + 1)
         last = first - 1
     parts.reverse()
-    row = rearrange(torch.cat(parts, dim=1), "b s h -> b h s")
-    return torch.nn.functional.pad(row, (0, found.shape[-1] - t - 1))
+    return rearrange(torch.cat(parts, dim=1), "b s h -> b h s")
 
 
 def _around_row(r: Terms, alpha: Tensor, t: int, skip: bool, around: Around, absolute: bool) -> Tensor:
-    """A row (batch, heads, length) with what stands around it, as the mean over the width of every head."""
-    batch, length, heads, width, _ = r.shape
-    left = None if around.left is None else around.left[:, t]
-    total = torch.zeros_like(alpha).unsqueeze(-1)
+    """The sum over heads of the means over their widths of row t, (batch, length), with what stands around it, from α
+    (batch, heads, t + 1)."""
+    length = r.shape[1]
     D = skips(r) if skip else None
-    for i in range(min(around.reach, t + 1)):
-        given = alpha[:, :, i:, None]
-        if D is not None:  # a diagonal entry of α, which the input at t − i reaches
-            own = torch.zeros_like(given)
-            own[:, :, t - i] = 1
-            given = given + own * rearrange(D, "h p -> h 1 p")
-        if around.taps is not None:
-            given = given * rearrange(around.taps[:, : length - i, i], "b s h p -> b h s p")
-        total = total + torch.nn.functional.pad(given, (0, 0, 0, i))
+    left, taps = around.left, around.taps
+    if not absolute and (D is None or D.shape[1] == 1):
+        left, taps = columns_of(around)
+    alpha = alpha.unsqueeze(2)
+    if D is not None:
+        alpha = alpha.expand(-1, -1, D.shape[1], -1).clone()
+        alpha[..., t] += D
+    total = alpha if taps is None else torch.zeros_like(alpha)
+    if taps is not None:
+        for i in range(min(around.reach, t + 1)):
+            spread = alpha[..., i:] * rearrange(taps[:, : t + 1 - i, i], "b s h p -> b h p s")
+            total = total + torch.nn.functional.pad(spread, (0, i))
     if left is not None:
-        total = total * left.unsqueeze(2)
-    return (total.abs() if absolute else total).mean(-1)
+        total = total * rearrange(left[:, t], "b h p -> b h p 1")
+    each = (total.abs() if absolute else total).mean(2).sum(1)
+    return torch.nn.functional.pad(each, (0, length - t - 1))

@@ -93,3 +93,20 @@ def skips(r: Terms) -> Tensor | None:
 def needs_gradients(r: Any, around: Around) -> bool:
     tensors = (r.b, r.c, r.D, r.step, *around, getattr(r, "A", None), getattr(r, "log_a", None))
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def diagonals(r: Terms, around: Around) -> list[Tensor]:
+    """What D adds at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as the mean
+    over the width of heads."""
+    D = skips(r)
+    assert D is not None
+    batch, length, heads, _, _ = r.shape
+    found = []
+    for i in range(around.reach):
+        each = D.expand(batch, length - i, heads, -1)
+        if around.left is not None:
+            each = each * around.left[:, i:]
+        if around.taps is not None:
+            each = each * around.taps[:, : length - i, i]
+        found.append(each.mean(-1))
+    return found

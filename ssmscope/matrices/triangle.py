@@ -30,7 +30,7 @@ def reference(
 
 
 def add(out: Tensor, a: Tensor, R: Tensor, W: Tensor) -> None:
-    """Add it to `out` (maps, length, length), whose rows may lie apart; `a`, `R` and `W` (maps, length, k) are used up."""
+    """Add it to `out` (maps, length, length), whose rows may lie apart; `a`, `R`, `W` (maps, length, k) are used up."""
     maps, length, k = a.shape
     half = 1
     while half < length:

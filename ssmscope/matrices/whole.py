@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ssmscope.matrices import delta, triangle
-from ssmscope.matrices.terms import Around, Terms, by_head, decays, needs_gradients, skips
+from ssmscope.matrices import delta, fused, native, triangle
+from ssmscope.matrices.terms import Around, Terms, by_head, decays, diagonals, needs_gradients, skips
 
 COLUMNS = 1024  # heads × states whose factors are held at once: with them, 3 matrices of length × COLUMNS
 NUMBERS = 2**24  # of single heads' matrices that are held at once
@@ -22,6 +22,12 @@ def whole(r: Terms, groups: int, absolute: bool, skip: bool, around: Around) -> 
     batch, length, heads, width, state = r.shape
     around = _cut(around, length)
     single = width == 1 or around.is_empty  # a head is one matrix
+    if native.applicable(r, around) and not (absolute and _several_D(r, skip)):
+        return native.whole(r, groups, absolute, skip, around)
+    if not absolute and fused.takes(r, around):
+        return fused.whole(r, groups, skip, around)
+    if not absolute and is_diagonal(r) and shares_scores(r, around):
+        return _through_scores(r, groups, skip, around)
     if absolute or not single or not is_diagonal(r):
         return _through_heads(r, groups, absolute, skip, around)
     out = r.b.new_zeros(batch, groups, length, length)
@@ -42,6 +48,12 @@ def whole(r: Terms, groups: int, absolute: bool, skip: bool, around: Around) -> 
 def is_diagonal(r: Terms) -> bool:
     """Whether the states decay one by one."""
     return getattr(r, "beta", None) is None
+
+
+def _several_D(r: Terms, skip: bool) -> bool:
+    """Whether the channels of a head differ in what is added to their diagonal."""
+    D = skips(r) if skip else None
+    return D is not None and D.shape[1] > 1
 
 
 def _cut(around: Around, length: int) -> Around:
@@ -79,23 +91,6 @@ def factors(r: Terms, around: Around) -> Factors:
         near.append((read[:, i:] * gathered).sum(-1))
     late = around.reach - 1
     return Factors(a[:, late:], read[:, late:] * a[:, late:], gathered, near)
-
-
-def diagonals(r: Terms, around: Around) -> list[Tensor]:
-    """What D adds at distances 0 … reach − 1 from the diagonal, (batch, length − distance, heads) each, as the mean
-    over the width of heads."""
-    D = skips(r)
-    assert D is not None
-    batch, length, heads, _, _ = r.shape
-    found = []
-    for i in range(around.reach):
-        each = D.expand(batch, length - i, heads, -1)
-        if around.left is not None:
-            each = each * around.left[:, i:]
-        if around.taps is not None:
-            each = each * around.taps[:, : length - i, i]
-        found.append(each.mean(-1))
-    return found
 
 
 def _mean(r: Terms, around: Around, skip: bool, out: Tensor) -> Tensor:
@@ -139,6 +134,84 @@ def _on_diagonal(values: Tensor, distance: int, length: int) -> Tensor:
     return torch.diag_embed(values, offset=-distance)[..., :length, :length]
 
 
+# ---- one decay per head: the scores that heads share, times the sum of their decays
+
+
+def shares_scores(r: Terms, around: Around) -> bool:
+    """Whether a head's decay is one number, and products with the heads' shared scores c_t · b_s are the fewer ones."""
+    _, _, heads, width, state = r.shape
+    if not r.one_decay_per_head:
+        return False
+    share = heads // r.b.shape[2]
+    single = width == 1 or around.is_empty
+    return not single or share * state > state + share * around.reach
+
+
+def columns_of(around: Around) -> tuple[Tensor | None, Tensor | None]:
+    """`left` and `taps` with the width at which their products are summed: 1 where one of them is absent."""
+    left, taps = around
+    if left is None or taps is None:
+        left = None if left is None else left.mean(-1, keepdim=True)
+        taps = None if taps is None else taps.mean(-1, keepdim=True)
+    return left, taps
+
+
+def _through_scores(r: Terms, groups: int, skip: bool, around: Around) -> Tensor:
+    batch, length, heads, _, _ = r.shape
+    per_group = heads // groups
+    rows = []
+    for row in range(batch):
+        means = []
+        for group in range(groups):
+            total = r.b.new_zeros(length, length)
+            for first, last in native.segments(r, group * per_group, (group + 1) * per_group):
+                part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
+                total = total + _segment(part, beside.of_heads(first, last), skip)
+            means.append(total / per_group)
+        rows.append(torch.stack(means))
+    return torch.stack(rows)
+
+
+def _segment(r: Terms, around: Around, skip: bool) -> Float[Tensor, "t s"]:
+    """The sum over heads that read one group: Σ_i (C Bᵀ ∘ Σ_h,p left_t a_t…a_{r+1} step_r taps_{r−i, i})[t, r = s + i]
+    (Mamba-2, Dao & Gu 2024, section 3, for the plain case)."""
+    _, length, heads, _, _ = r.shape
+    scores = r.c[0, :, 0] @ r.b[0, :, 0].mT
+    a = decays(r)[0]
+    left, taps = columns_of(around)
+    ones = torch.ones_like(a)
+    step = ones if r.step is None else r.step[0].unsqueeze(-1)
+    read = ones if left is None else left[0]
+    total = torch.zeros_like(scores)
+    for i in range(around.reach):
+        write = step
+        if taps is not None:  # of what arrives here from i steps before
+            write = step * torch.nn.functional.pad(taps[0, : length - i, i], (0, 0, 0, 0, i, 0))
+        sums = _sum_of_decays(a, read, write) / max(read.shape[-1], write.shape[-1])
+        total = total + torch.nn.functional.pad((scores * sums)[:, i:], (0, i))
+    if skip and r.D is not None:
+        for i, each in enumerate(diagonals(r, around)):
+            total = total + _on_diagonal(each[0].sum(-1), i, length)
+    return total
+
+
+def _sum_of_decays(a: Tensor, read: Tensor, write: Tensor) -> Float[Tensor, "t s"]:
+    """Σ_h,p read[t] ∏_{s<r≤t} a[r] write[s] for s ≤ t, from terms (length, heads, 1 or width)."""
+    length, heads, _ = a.shape
+    width = max(read.shape[-1], write.shape[-1])
+    out = torch.diag_embed((read * write).expand(length, heads, width).sum((1, 2)))
+    step = max(1, COLUMNS // width)
+    for first in range(0, heads, step):
+        few = [t[:, first : first + step].expand(-1, -1, width) for t in (a, read * a, write)]
+        flat = [rearrange(t, "t h p -> 1 t (h p)") for t in few]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in flat):
+            strict = checkpoint(triangle.differentiable, *flat, use_reentrant=False, preserve_rng_state=False)
+            out = out + strict[0]
+        else:
+            triangle.add(out.unsqueeze(0), *(t.clone(memory_format=torch.contiguous_format) for t in flat))
+    return out
+
+
 # ---- heads one by one
 
 
@@ -165,18 +238,15 @@ def _absolute(r: Terms, around: Around, skip: bool) -> Tensor:
     alike = D is None or D.shape[1] == 1
     if around.is_empty and alike or width == 1:
         return single_heads(r, around, skip).abs()
-    parts = [single_heads(_narrow(r, p), around.of_width(p), skip).abs() for p in range(width)]
-    return torch.stack(parts).mean(0)
-
-
-def _narrow(r: Terms, place: int) -> Terms:
-    """The recurrence of one channel of every head."""
-    from dataclasses import replace
-
-    D = skips(r)
-    if D is not None:
-        D = D[:, place : place + 1] if D.shape[1] > 1 else D
-    return replace(r, x=r.x[..., place : place + 1], D=D)  # type: ignore[type-var, attr-defined]
+    alpha = single_heads(r, Around())
+    total = torch.zeros_like(alpha)
+    for p in range(width):
+        each = alpha
+        if D is not None:
+            own = D[:, min(p, D.shape[1] - 1)].view(1, -1, 1).expand(alpha.shape[:3])
+            each = each + _on_diagonal(own, 0, alpha.shape[-1])
+        total = total + _spread(each, around.of_width(p), 1).abs()
+    return total / width
 
 
 def single_heads(r: Terms, around: Around, skip: bool = False) -> Float[Tensor, "batch heads t s"]:

@@ -33,6 +33,7 @@ from ssmscope.models.parts import (
     convolved_entry,
     hide_padding,
     layer_state,
+    opened_by,
     projection,
     rms_factor,
 )
@@ -115,12 +116,16 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     u, norm = at_least_float32(layer.u), mixer.head_norm
     (scanned,) = layer.scan()
     factor = rms_factor(scanned.y, norm.eps) * at_least_float32(norm.weight)
-    gate = rearrange(factor, "b t h p -> b t (h p)")
-    gate = gate if layer.z is None else gate * silu(at_least_float32(layer.z))
+    factor = rearrange(factor, "b t h p -> b t (h p)")
+    gate, opening = factor, None
+    if layer.z is not None:
+        z = at_least_float32(layer.z)
+        gate, opening = factor * silu(z), opened_by(projection(mixer.z_proj), silu, z)
     project = projection(mixer.out_proj)
     values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
     entry = convolved_entry(layer, mixer.conv1d, silu, projection(mixer.qkv_proj, values), values)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, Exit(lambda v: project(v, False), gate=gate)),))
+    leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -40,6 +40,7 @@ from ssmscope.models.parts import (
     convolved_entry,
     hide_padding,
     layer_state,
+    opened_by,
     projection,
     rms_factor,
 )
@@ -160,10 +161,13 @@ def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor,
     first, second = (s.y.flatten(2) for s in layer.scan())
     assert layer.z is not None
     _, subtracted = _sub_norm(mixer, first + weight * second)
-    gate = subtracted * mixer.act(at_least_float32(layer.z))
-    norm = rms_factor((first + weight * second) * gate, mixer.norm.variance_epsilon)
-    gate = gate * norm * at_least_float32(mixer.norm.weight)
-    leaving = Exit(lambda v: outside * project(v, False), gate=gate, behind=outside)
+    z = at_least_float32(layer.z)
+    opened, opening = mixer.act(z), opened_by(projection(mixer.in_proj, slice(0, inner)), mixer.act, z)
+    norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
+    factor = subtracted * norm * at_least_float32(mixer.norm.weight)
+    leaving = Exit(
+        lambda v: outside * project(v, False), gate=opened * factor, behind=outside, opening=opening, factor=factor
+    )
     kept, removed = layer.recurrences
     paths = (Path(kept, entry, leaving, "kept"), Path(removed, entry, leaving, "subtracted", weight=weight))
     rest = constant(mixer.out_proj, u)

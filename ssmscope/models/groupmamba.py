@@ -19,7 +19,7 @@ the backbone opens for the time of one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -246,6 +246,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         D = recurrence.D if recurrence.D.ndim == 2 else recurrence.D.unsqueeze(-1)
         y = y + D * recurrence.x
     leaving = base.leaving(mixer, layer, y)
+    leaving = replace(leaving, opening=_sliced(leaving.opening, len(layer.borrowed) * mixer.hidden_size, None))
     flat = rearrange(weights, "b t h p j -> j b t (h p)")
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
     traces = (layer, *layer.before)
@@ -270,8 +271,12 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
 
 def _of_slice(entry: Entry, start: int, width: int) -> Entry:
     """The entry of a module whose input is a slice of the group's."""
-    enter = entry.enter
-    return replace(entry, enter=lambda u, biased: enter(u[..., start : start + width], biased))
+    return replace(entry, enter=_sliced(entry.enter, start, start + width))
+
+
+def _sliced(of: Callable[[Tensor, bool], Tensor], start: int, stop: int | None) -> Callable[[Tensor, bool], Tensor]:
+    """A map of the group's input that reads a slice of it."""
+    return lambda u, biased: of(u[..., start:stop], biased)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

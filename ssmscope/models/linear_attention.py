@@ -32,7 +32,7 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences, language_output
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
-from ssmscope.models.parts import as_mask, at_least_float32, projection, rms_factor
+from ssmscope.models.parts import as_mask, at_least_float32, opened_by, projection, rms_factor
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -206,12 +206,20 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     (scanned,) = layer.scan()
     centred = scanned.y - scanned.y.mean(-1, keepdim=True)
     factor = rearrange(rms_factor(centred, norm.eps), "b t h p -> b t (h p)")
-    opened = silu(at_least_float32(layer.z))
+    z, factor = at_least_float32(layer.z), factor * at_least_float32(norm.weight)
+    opened, shift = silu(z), at_least_float32(norm.bias)
     value, project = projection(mixer.v_proj), projection(mixer.out_proj)
-    leaving = Exit(lambda v: project(v, False), gate=opened * factor * at_least_float32(norm.weight), centred=True)
+    leaving = Exit(
+        lambda v: project(v, False),
+        gate=opened * factor,
+        centred=True,
+        opening=opened_by(projection(mixer.z_proj), silu, z),
+        factor=factor,
+        shift=shift,
+    )
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
     path = Path(layer.recurrence, Entry(source=source, enter=value), leaving)
-    return FrozenLayer(u, (path,), rest=project(opened * at_least_float32(norm.bias), False))
+    return FrozenLayer(u, (path,), rest=project(opened * shift, False))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

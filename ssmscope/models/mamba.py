@@ -21,6 +21,7 @@ from ssmscope.models.parts import (
     convolved_entry,
     hide_padding,
     layer_state,
+    opened_by,
     projection,
 )
 from ssmscope.ssm import Recurrence, Scan
@@ -80,8 +81,9 @@ def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
 def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> Exit:
     """How the recurrence's output becomes the layer's; whatever it is, nothing here depends on `y`."""
     assert layer.z is not None
-    project = projection(mixer.out_proj)
-    return Exit(lambda v: project(v, False), gate=mixer.act(at_least_float32(layer.z)))
+    project, z = projection(mixer.out_proj), at_least_float32(layer.z)
+    opening = opened_by(projection(mixer.in_proj, slice(mixer.intermediate_size, None)), mixer.act, z)
+    return Exit(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

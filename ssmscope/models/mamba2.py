@@ -20,6 +20,7 @@ from ssmscope.models.parts import (
     convolved_entry,
     hide_padding,
     layer_state,
+    opened_by,
     projection,
     rms_factor,
 )
@@ -84,10 +85,12 @@ def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
     width)."""
     assert layer.z is not None
     norm, project = mixer.norm, projection(mixer.out_proj)
-    opened = silu(at_least_float32(layer.z))
+    z = at_least_float32(layer.z)
+    opened, opening = silu(z), opened_by(projection(mixer.in_proj, slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    return Exit(lambda v: project(v, False), gate=opened * factor * at_least_float32(norm.weight))
+    factor = factor * at_least_float32(norm.weight)
+    return Exit(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

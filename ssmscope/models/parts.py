@@ -135,6 +135,13 @@ def convolved_entry(
     )
 
 
+def opened_by(
+    enter: Callable[[Tensor, bool], Tensor], act: Callable[[Tensor], Tensor], z: Tensor
+) -> Callable[[Tensor, bool], Tensor]:
+    """An output gate act(z), z = enter(u, True), as a linear map of u with act(z) / z frozen; see `Exit.opening`."""
+    return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
+
+
 def constant(linear: nn.Linear, u: Tensor) -> Tensor | None:
     """A linear layer's bias at every position of `u` (batch, length, …)."""
     return None if linear.bias is None else linear.bias.to(u).expand(*u.shape[:2], -1)

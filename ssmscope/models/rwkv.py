@@ -164,7 +164,29 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     )
     mixed = _after_time_mixing(mixer, layer, layer.scan())
     rest = _entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed)
-    return FrozenLayer(u, paths, rest=at_least_float32(rest))
+    return FrozenLayer(u, paths, rest=at_least_float32(rest), beside=_beside(mixer, layer, at_least_float32(mixed)))
+
+
+def _beside(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    """The residual stream and the channel mixing as a map of the block's input and the time mixing's output, with the
+    norms' scales, the receptance and ReLU frozen at `x`, the stream after the time mixing: relu(k)² is k [relu(k)]."""
+    mixing, tail = mixer.feed_forward, layer.extras.get("channel_tail")
+    u = at_least_float32(layer.u)
+    first, second = _scale(mixer.pre_ln, u) if mixer.layer_id == 0 else None, _scale(mixer.ln2, x)
+    key, value, receptance = (projection(linear) for linear in (mixing.key, mixing.value, mixing.receptance))
+
+    def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
+        shown = hide_padding(_scaled(mixer.ln2, second, x, biased), layer.mask)
+        return _mixed(shown, _before(shown, tail if biased else None), mix.to(shown))
+
+    k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
+    r = torch.sigmoid(receptance(shifted(x, mixing.time_mix_receptance, True), True))
+
+    def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
+        x = u if first is None else _scaled(mixer.pre_ln, first, u, biased)
+        return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased)
+
+    return beside
 
 
 def _late(t: Tensor) -> Tensor:
@@ -178,19 +200,29 @@ def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Ten
     norms = ([mixer.pre_ln] if mixer.layer_id == 0 else []) + [mixer.ln1]
     scales, x = [], at_least_float32(layer.u)
     for norm in norms:
-        scales.append(rms_factor(x - x.mean(-1, keepdim=True), norm.eps))
-        x = norm(x)
+        scales.append(_scale(norm, x))
+        x = _scaled(norm, scales[-1], x, True)
     value = projection(attention.value)
 
     def enter(v: Tensor, biased: bool) -> Tensor:
         for norm, scale in zip(norms, scales):
-            v = (v - v.mean(-1, keepdim=True)) * scale * norm.weight.to(v)
-            v = v + norm.bias.to(v) if biased else v
+            v = _scaled(norm, scale, v, biased)
         v = hide_padding(v, layer.mask)
         before = _before(v, layer.conv_tail if biased else None)
         return value(_mixed(v, before, attention.time_mix_value.to(v)), False)
 
     return enter
+
+
+def _scale(norm: nn.Module, x: Tensor) -> Tensor:
+    """The factor of a layer norm at `x`."""
+    return rms_factor(x - x.mean(-1, keepdim=True), norm.eps)
+
+
+def _scaled(norm: nn.Module, scale: Tensor, v: Tensor, biased: bool) -> Tensor:
+    """A layer norm as a linear map with its factor frozen."""
+    v = (v - v.mean(-1, keepdim=True)) * scale * norm.weight.to(v)
+    return v + norm.bias.to(v) if biased else v
 
 
 def returned(output: Tensor) -> tuple[Tensor, None, None]:

@@ -13,21 +13,8 @@
  * A task is one (sequence, slab). Sums over channels are taken within a slab first, then over slabs in their order, so
  * that no result depends on the number of threads. */
 
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#if defined(__SSE__)
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16 };
-#elif defined(__AVX__)
-enum { LANES = 8 };
-#else
-enum { LANES = 4 };
-#endif
 enum {
     CHUNK = 32,       /* steps; the states at their starts are what the backward pass needs */
     ROW = CHUNK + 1,  /* not a power of two: rows of several tiles must not share the cache's sets */
@@ -35,10 +22,6 @@ enum {
     VECTORS = SLAB / LANES
 };
 
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef lanes tile[VECTORS][ROW]; /* one slab over one chunk: channel v * LANES + lane, step t at [v][t][lane] */
 
 /* A float32 tensor (batch, length, channels) and its strides in numbers. */
@@ -47,60 +30,7 @@ typedef struct {
     int64_t batch, step, channel;
 } view;
 
-INLINE lanes all(float value) {
-    return value - (lanes){0};
-}
-
-/* max and min that give NaN for v = NaN. */
-INLINE lanes at_least(lanes v, float low) {
-#if defined(__AVX512F__)
-    return (lanes)_mm512_max_ps((__m512)all(low), (__m512)v);
-#elif defined(__AVX__)
-    return (lanes)_mm256_max_ps((__m256)all(low), (__m256)v);
-#else
-    ints below = v < all(low);
-    return (lanes)((below & (ints)all(low)) | (~below & (ints)v));
-#endif
-}
-
-INLINE lanes at_most(lanes v, float high) {
-#if defined(__AVX512F__)
-    return (lanes)_mm512_min_ps((__m512)all(high), (__m512)v);
-#elif defined(__AVX__)
-    return (lanes)_mm256_min_ps((__m256)all(high), (__m256)v);
-#else
-    ints above = v > all(high);
-    return (lanes)((above & (ints)all(high)) | (~above & (ints)v));
-#endif
-}
-
-/* exp(v), v clamped to [-80, 88.73]: exp(0) = 1 exactly, relative error below 2e-7, +inf from 88.4 on, NaN for NaN.
- * v = k ln 2 + r with |r| <= ln 2 / 2; e^r is the polynomial 1 + r q(r) of degree 5 with the smallest largest error,
- * 9.2e-8; 2^k is written into the exponent's bits. */
-INLINE lanes exponential(lanes v) {
-    const float shift = 0x1.8p23f; /* adding it rounds to a whole number, found in the low bits of the sum */
-    v = at_most(at_least(v, -80.0f), 88.73f);
-    lanes shifted = v * all(1.44269504f) + shift;
-    lanes k = shifted - shift;
-    lanes r = v - k * all(0.693359375f);
-    r = r + k * all(2.12194440e-4f);
-    lanes p = r * all(0x1.0fa73ap-7f) + 0x1.573acap-5f;
-    p = p * r + 0x1.555a6ep-3f;
-    p = p * r + 0x1.fffdc4p-2f;
-    p = p * r + 0x1.fffff6p-1f;
-    p = p * r + 1.0f;
-    return p * (lanes)(((ints)shifted + 127) << 23);
-}
-
-INLINE lanes decay(lanes delta, lanes A, int expected) {
-    return expected ? 1.0f / (1.0f - delta * A) : exponential(delta * A);
-}
-
 /* ---- tiles ---- */
-
-INLINE int smaller(int64_t a, int64_t b) {
-    return (int)(a < b ? a : b);
-}
 
 /* Steps and channels from (t, d) on into a tile, 0 where the slab has no channel. */
 static void load(tile out, view from, int64_t n, int64_t t, int64_t d, int steps, int channels) {
@@ -139,31 +69,6 @@ static void store_matrix(float *to, const lanes *from, int states, int channels)
         for (int n = 0; n < states; n++) to[(int64_t)i * states + n] = from[n * VECTORS + i / LANES][i % LANES];
 }
 
-INLINE float sum_of_lanes(lanes v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)v);
-#elif defined(__AVX__)
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-#else
-    return (v[0] + v[1]) + (v[2] + v[3]);
-#endif
-}
-
-/* Numbers below 1e-38 become 0 while a task runs: a state that only decays would crawl through them. */
-#if defined(__SSE__)
-INLINE unsigned flush_denormals(void) {
-    unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);
-    return before;
-}
-INLINE void restore_denormals(unsigned before) { _mm_setcsr(before); }
-#else
-INLINE unsigned flush_denormals(void) { return 0; }
-INLINE void restore_denormals(unsigned before) { (void)before; }
-#endif
-
 /* ---- shapes and memory ---- */
 
 typedef struct {
@@ -178,11 +83,6 @@ static int channels_of(const shape *s, int64_t slab) { return smaller(s->channel
 /* Numbers of float32 in the states at the chunks' starts, kept from the forward for the backward pass. */
 int64_t ssm_starts_size(const shape *s) {
     return s->batch * slabs_of(s) * chunks_of(s) * s->states * SLAB;
-}
-
-static void *allocate(int64_t bytes) {
-    void *p = NULL;
-    return posix_memalign(&p, 64, bytes > 0 ? (size_t)bytes : 64) ? NULL : p;
 }
 
 /* ---- forward ---- */

@@ -1,40 +1,25 @@
 """The scan with a decay per state by a C kernel (`native.c`), for float32 on a CPU; optional, silent when absent.
 
-The kernel is compiled by the user's own compiler ($CC, cc, gcc or clang) on first use, in about a second, and kept in
-the user's cache directory under a name that holds the hash of the source, the compiler and the processor. Without a
-compiler, or with SSMSCOPE_NATIVE=0, `why_not` says so and `diagonal.scan` stays with torch.
+The kernel is compiled on first use and kept (`building`). Without a compiler, or with SSMSCOPE_NATIVE=0, `why_not` says
+so and `diagonal.scan` stays with torch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import stat
-import subprocess
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-SWITCH = "SSMSCOPE_NATIVE"
+from ssmscope.scans import building
+from ssmscope.scans.building import SWITCH
+
+__all__ = ["SWITCH", "applicable", "available", "is_plain", "scan", "why_not"]
 SOURCE = Path(__file__).with_name("native.c")
-# Contraction and no errno change no special value: NaN and infinity still propagate.
-FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles
 SMALL = 2**15  # decays; fewer are not worth waking threads for
-
-
-class Unavailable(Exception):
-    """The kernel cannot be had; the message says why."""
 
 
 def available() -> bool:
@@ -44,10 +29,7 @@ def available() -> bool:
 
 def why_not() -> str | None:
     """Why the C kernel is not in use, in one line, or None when it is."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0"
-    loaded = _library()
-    return loaded if isinstance(loaded, str) else None
+    return building.why_not(_library)
 
 
 def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor) -> bool:
@@ -163,86 +145,11 @@ def _loaded() -> ctypes.CDLL:
 @functools.cache
 def _library() -> ctypes.CDLL | str:
     """The kernel, compiled if need be, or why there is none. Tried once per process."""
-    if not hasattr(os, "getuid"):
-        return "it is built on POSIX systems only"
-    try:
-        compiler = _compiler()
-        name = f"scan-{_key(compiler)}.so"
-        directory = _cache_directory()
-        if directory is None:
-            with tempfile.TemporaryDirectory(prefix="ssmscope-") as private:  # a loaded library outlives its file
-                return _declared(_compile(compiler, Path(private, name)))
-        built = directory / name
-        if built.exists() and _is_only_ours(built):
-            with contextlib.suppress(OSError):  # a damaged file is compiled again
-                return _declared(built)
-        return _declared(_compile(compiler, built))
-    except (Unavailable, OSError, subprocess.SubprocessError) as error:
-        return " ".join(str(error).split())
+    return building.library(SOURCE, "scan", _declare)
 
 
-def _compiler() -> list[str]:
-    """The command of the C compiler: $CC when it is set, else the first of cc, gcc and clang."""
-    wanted = shlex.split(os.environ.get("CC", ""))
-    for command in [wanted] if wanted else [["cc"], ["gcc"], ["clang"]]:
-        if path := shutil.which(command[0]):
-            return [path, *command[1:]]
-    raise Unavailable(f"no C compiler: {wanted[0] if wanted else 'cc, gcc, clang'} not found")
-
-
-def _key(compiler: Sequence[str]) -> str:
-    """A hash of all that the compiled code depends on: source, flags, compiler and this processor's features."""
-    binary = Path(compiler[0]).resolve()
-    status = binary.stat()
-    parts = [SOURCE.read_text("utf-8"), FLAGS, CHOICES, compiler[1:], str(binary), status.st_size, status.st_mtime_ns]
-    parts += [platform.system(), platform.machine(), platform.processor()]
-    described = Path("/proc/cpuinfo")
-    if described.exists():
-        lines = described.read_text("utf-8", "replace").split("\n\n")[0].splitlines()
-        parts += [line for line in lines if line.partition("\t")[0].strip() in ("model name", "flags", "Features")]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _cache_directory() -> Path | None:
-    """The user's own cache directory, made if need be; None where nobody else can be kept from writing to it."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # to be ignored when relative, says its specification
-    directory = (root if root.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ssmscope"
-    if not directory.is_absolute():
-        return None
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fit = _is_only_ours(directory) and os.access(directory, os.W_OK | os.X_OK)
-    except OSError:
-        return None
-    return directory if fit else None
-
-
-def _is_only_ours(path: Path) -> bool:
-    """Whether this user owns it, no other may write to it, and it is no link."""
-    status = path.lstat()
-    ours = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return ours and not stat.S_ISLNK(status.st_mode)
-
-
-def _compile(compiler: Sequence[str], to: Path) -> Path:
-    """Compile the kernel into `to`, which appears whole or not at all, whoever else is at it."""
-    with tempfile.TemporaryDirectory(prefix="build-", dir=to.parent) as work:
-        made = Path(work, to.name)
-        for choice in CHOICES:
-            command = [*compiler, *FLAGS, *choice, str(SOURCE), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, cwd=work)
-            if done.returncode == 0 and made.exists():
-                made.chmod(0o700)
-                os.replace(made, to)
-                return to
-    message = done.stderr.strip().splitlines()
-    raise Unavailable(f"{compiler[0]} could not compile the scan{': ' + message[0] if message else ''}")
-
-
-def _declared(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+def _declare(library: ctypes.CDLL) -> None:
     shape, view, numbers = ctypes.POINTER(_Shape), ctypes.POINTER(_View), ctypes.c_void_p
     library.ssm_starts_size.argtypes, library.ssm_starts_size.restype = [shape], ctypes.c_int64
     library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 8]
     library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 4, view, *[numbers] * 7]
-    return library

@@ -1,0 +1,122 @@
+"""How the C kernels are built: compiled by the user's own compiler ($CC, cc, gcc or clang) on first use, in seconds,
+and kept in the user's cache directory under a name that holds the hash of the sources, the compiler and the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SWITCH = "SSMSCOPE_NATIVE"
+HEADER = Path(__file__).with_name("vectors.h")
+# Contraction and no errno change no special value: NaN and infinity still propagate.
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles
+
+
+class Unavailable(Exception):
+    """The kernels cannot be had; the message says why."""
+
+
+def why_not(load: Callable[[], ctypes.CDLL | str]) -> str | None:
+    """Why the kernels that `load` gives are not in use, in one line, or None when they are."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    loaded = load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def library(source: Path, name: str, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | str:
+    """The kernels of one C file, compiled if need be, with the types that `declare` gives to their functions, or why
+    there are none. `name` is what they are called in file names and messages."""
+
+    def loaded(path: Path) -> ctypes.CDLL:
+        found = ctypes.CDLL(str(path))
+        declare(found)
+        return found
+
+    if not hasattr(os, "getuid"):
+        return "it is built on POSIX systems only"
+    try:
+        compiler = _compiler()
+        file = f"{name}-{_key(compiler, source)}.so"
+        directory = cache_directory()
+        if directory is None:
+            with tempfile.TemporaryDirectory(prefix="ssmscope-") as private:  # a loaded library outlives its file
+                return loaded(_compile(compiler, source, name, Path(private, file)))
+        built = directory / file
+        if built.exists() and _is_only_ours(built):
+            with contextlib.suppress(OSError):  # a damaged file is compiled again
+                return loaded(built)
+        return loaded(_compile(compiler, source, name, built))
+    except (Unavailable, OSError, subprocess.SubprocessError) as error:
+        return " ".join(str(error).split())
+
+
+def _compiler() -> list[str]:
+    """The command of the C compiler: $CC when it is set, else the first of cc, gcc and clang."""
+    wanted = shlex.split(os.environ.get("CC", ""))
+    for command in [wanted] if wanted else [["cc"], ["gcc"], ["clang"]]:
+        if path := shutil.which(command[0]):
+            return [path, *command[1:]]
+    raise Unavailable(f"no C compiler: {wanted[0] if wanted else 'cc, gcc, clang'} not found")
+
+
+def _key(compiler: Sequence[str], source: Path) -> str:
+    """A hash of all that the compiled code depends on: source, flags, compiler and this processor's features."""
+    binary = Path(compiler[0]).resolve()
+    status = binary.stat()
+    texts = [file.read_text("utf-8") for file in (source, HEADER)]
+    parts = [*texts, FLAGS, CHOICES, compiler[1:], str(binary), status.st_size, status.st_mtime_ns]
+    parts += [platform.system(), platform.machine(), platform.processor()]
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        lines = described.read_text("utf-8", "replace").split("\n\n")[0].splitlines()
+        parts += [line for line in lines if line.partition("\t")[0].strip() in ("model name", "flags", "Features")]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def cache_directory() -> Path | None:
+    """The user's own cache directory, made if need be; None where nobody else can be kept from writing to it."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # to be ignored when relative, says its specification
+    directory = (root if root.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ssmscope"
+    if not directory.is_absolute():
+        return None
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fit = _is_only_ours(directory) and os.access(directory, os.W_OK | os.X_OK)
+    except OSError:
+        return None
+    return directory if fit else None
+
+
+def _is_only_ours(path: Path) -> bool:
+    """Whether this user owns it, no other may write to it, and it is no link."""
+    status = path.lstat()
+    ours = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return ours and not stat.S_ISLNK(status.st_mode)
+
+
+def _compile(compiler: Sequence[str], source: Path, name: str, to: Path) -> Path:
+    """Compile the source into `to`, which appears whole or not at all, whoever else is at it."""
+    with tempfile.TemporaryDirectory(prefix="build-", dir=to.parent) as work:
+        made = Path(work, to.name)
+        for choice in CHOICES:
+            command = [*compiler, *FLAGS, *choice, f"-I{HEADER.parent}", str(source), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, cwd=work)
+            if done.returncode == 0 and made.exists():
+                made.chmod(0o700)
+                os.replace(made, to)
+                return to
+    message = done.stderr.strip().splitlines()
+    raise Unavailable(f"{compiler[0]} could not compile the {name}{': ' + message[0] if message else ''}")
