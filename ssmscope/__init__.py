@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ssmscope.errors import InputError as InputError
     from ssmscope.interp.attending import attention_gradient as attention_gradient
     from ssmscope.interp.attending import implicit_attention as implicit_attention
+    from ssmscope.interp.explaining import explain as explain
+    from ssmscope.interp.fidelity import fidelity_auc as fidelity_auc
+    from ssmscope.interp.fidelity import fidelity_table as fidelity_table
+    from ssmscope.interp.sanity import cascading_randomisation as cascading_randomisation
     from ssmscope.interp.selection import selection_heatmap as selection_heatmap
     from ssmscope.model import Model as Model
     from ssmscope.model import fast_scan as fast_scan
@@ -44,7 +48,11 @@ _HOMES = {
     "Result": "results",
     "Trace": "trace",
     "attention_gradient": "interp.attending",
+    "cascading_randomisation": "interp.sanity",
+    "explain": "interp.explaining",
     "fast_scan": "model",
+    "fidelity_auc": "interp.fidelity",
+    "fidelity_table": "interp.fidelity",
     "implicit_attention": "interp.attending",
     "load": "models.load",
     "position_bias": "attacks.position",

@@ -14,36 +14,35 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from ssmscope import __version__
-from ssmscope.errors import InputError, did_you_mean
-from ssmscope.inputs import check_writable, texts_of, whole_numbers
+from ssmscope import __version__, command
+from ssmscope.command import (
+    DEVICE,
+    FILE,
+    IDS,
+    IMAGE,
+    JSON,
+    MAX_TOKENS,
+    METHOD_OPTION,
+    METHODS,
+    MODEL,
+    OUT,
+    TEXT,
+    TOKENIZER,
+    Given,
+    Verbs,
+    answer,
+    method_options,
+    names,
+    numbers,
+)
+from ssmscope.errors import InputError
+from ssmscope.inputs import check_writable
 from ssmscope.options import keyword_options, number, taking, whole
 from ssmscope.training import ARCHITECTURES, train_model
-
-if TYPE_CHECKING:
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
-    from ssmscope.results import Result
-
-# UsageError and ClickException, which typer brings itself or takes from click, depending on its version.
-_USAGE_ERROR: Any = typer.BadParameter.__base__
-_CLICK_ERROR: Any = _USAGE_ERROR.__base__
-
-
-class Verbs(TyperGroup):
-    """The verbs; an unknown one is answered with the nearest."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and self.get_command(ctx, args[0]) is None:
-            verbs = ", ".join(self.commands)
-            raise InputError(f"no verb {args[0]!r}; there are {verbs}{did_you_mean(args[0], self.commands)}")
-        return super().resolve_command(ctx, args)
-
 
 app = typer.Typer(
     cls=Verbs,
@@ -58,25 +57,6 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"ssmscope {__version__}")
         raise typer.Exit
-
-
-MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.")]
-OUT = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write VERB.json, .csv, .png and .html there.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-TOKENIZER = Annotated[
-    str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
-]
-DEVICE = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps.")]
-TEXT = Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; may be repeated.")]
-FILE = Annotated[str | None, typer.Option("--file", metavar="FILE", help="UTF-8 texts, one a line; - is stdin.")]
-IDS = Annotated[
-    list[str] | None, typer.Option("--ids", metavar="5,17,3", help="Token ids instead of a text; may be repeated.")
-]
-IMAGE = Annotated[
-    list[str] | None,
-    typer.Option("--image", metavar="FILE", help="A PNG or JPEG, for a model of pixels; may be repeated."),
-]
-MAX_TOKENS = Annotated[int, typer.Option("--max-tokens", parser=whole, metavar="N", help="Refuse longer texts.")]
 
 
 @app.callback()
@@ -112,8 +92,8 @@ def heatmap(
     device: DEVICE = "cpu",
 ) -> None:
     """Which tokens the selection mechanism keeps in memory, or writes to it, with the top-k rationale."""
-    given = _Given(text, file, ids, image, max_tokens)
-    chosen = _numbers(layers, "--layers", "0,3")
+    given = Given(text, file, ids, image, max_tokens)
+    chosen = numbers(layers, "--layers", "0,3")
     check_writable(out)
 
     from ssmscope.interp.selection import selection_heatmap
@@ -121,7 +101,7 @@ def heatmap(
 
     loaded = load(model, tokenizer=tokenizer, device=device)
     trace = loaded.trace(given.encoded(loaded), keep_inputs=False)
-    _answer(selection_heatmap(trace, score=score, layers=chosen, top=top, merge=merge), out, json)
+    answer(selection_heatmap(trace, score=score, layers=chosen, top=top, merge=merge), out, json)
 
 
 @app.command()
@@ -173,8 +153,8 @@ def attention(
     device: DEVICE = "cpu",
 ) -> None:
     """What each position takes from each other one: the implicit attention of the layers, exact and signed."""
-    given = _Given(text, file, ids, image, max_tokens)
-    layers, chosen = _numbers(layer, "--layer", "0,3"), _numbers(rows, "--rows", "5,7")
+    given = Given(text, file, ids, image, max_tokens)
+    layers, chosen = numbers(layer, "--layer", "0,3"), numbers(rows, "--rows", "5,7")
     if target is not None and not gradient:
         raise InputError("--target is the class or token of --gradient; give both")
     unused = [
@@ -197,7 +177,137 @@ def attention(
         result = implicit_attention(
             trace, level=level, skip=skip, parts=parts, rollout=rollout, residual=residual, **same
         )
-    _answer(result, out, json)
+    answer(result, out, json)
+
+
+@app.command()
+def explain(
+    model: MODEL,
+    text: TEXT = None,
+    file: FILE = None,
+    ids: IDS = None,
+    image: IMAGE = None,
+    methods: METHODS = "ig,self-retention",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="NAME", help="A class, a next token or a continuation; else what is predicted."
+        ),
+    ] = None,
+    contrast: Annotated[
+        str | None, typer.Option("--contrast", metavar="NAME", help="A class or token whose logit is subtracted.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", parser=whole, metavar="K", help="How many tokens are named.")] = 5,
+    option: METHOD_OPTION = None,
+    seed: Annotated[int, typer.Option("--seed", parser=whole, metavar="N", help="Of the methods that draw.")] = 0,
+    out: OUT = None,
+    json: JSON = False,
+    max_tokens: MAX_TOKENS = 16384,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+) -> None:
+    """Which tokens an output rests on, by one or several methods side by side.
+
+    Methods: ig, gradxinput, smoothgrad, gradcam, occlusion, lrp, attention-rollout, attention-gradient, self-retention,
+    self-write, random.
+    """
+    given = Given(text, file, ids, image, max_tokens)
+    options = method_options(option)
+    check_writable(out)
+
+    from ssmscope.interp.explaining import explain as explained
+    from ssmscope.models.load import load
+
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype="float32")  # gradients need the digits
+    batch = given.encoded(loaded)
+    result = explained(
+        loaded,
+        batch,
+        methods=names(methods),
+        target=target,
+        contrast=contrast,
+        top=top,
+        seed=seed,
+        options=options,
+    )
+    answer(result, out, json)
+
+
+@app.command()
+def fidelity(
+    model: MODEL,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="DATA", help="sst2, imdb, … or a file; else what MODEL learnt from."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="NAME", help="Of a known data set; by default the one to test on.")
+    ] = None,
+    methods: METHODS = "self-retention,self-write,ig,gradxinput,gradcam",
+    limit: Annotated[
+        int | None, typer.Option("--limit", parser=whole, metavar="N", help="Only so many texts, drawn by the seed.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", parser=whole, metavar="N", help="Leave out longer texts.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", metavar="replace|delete", help="What is done with a token that is hidden.")
+    ] = "replace",
+    replacement: Annotated[
+        str, typer.Option("--replacement", metavar="mean|zero|pad|TOKEN", help="By which embedding it is replaced.")
+    ] = "mean",
+    value: Annotated[
+        str, typer.Option("--value", metavar="probability|logit", help="Of the class that is predicted.")
+    ] = "probability",
+    steps: Annotated[
+        int, typer.Option("--steps", parser=whole, metavar="N", help="Into how many the share of tokens is divided.")
+    ] = 20,
+    random_rankings: Annotated[
+        int, typer.Option("--random-rankings", parser=whole, metavar="N", help="To compare with; 20 or more.")
+    ] = 20,
+    option: METHOD_OPTION = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", parser=whole, metavar="N", help="Copies that are run together.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", parser=whole, metavar="N", help="Draws texts, rankings and resamples.")
+    ] = 0,
+    out: OUT = None,
+    json: JSON = False,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+) -> None:
+    """Can explanations be trusted? The fidelity AUC of methods over a data set, beside random rankings.
+
+    The methods are those of `analyze explain`.
+    """
+    options = method_options(option)
+    check_writable(out)
+
+    from ssmscope.interp.fidelity import fidelity_auc
+    from ssmscope.models.load import load, trained_on
+    from ssmscope.tasks.text import SOURCES, load_text
+
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype="float32")  # gradients need the digits
+    name = data if data is not None else trained_on(model)
+    if name is None or (data is None and name not in SOURCES):
+        raise InputError(f"no data; give --data, one of {', '.join(SOURCES)}, or a file with text and label")
+    result = fidelity_auc(
+        loaded,
+        load_text(name, split, label_names=loaded.labels),
+        methods=names(methods),
+        options=options,
+        limit=limit,
+        max_tokens=max_tokens,
+        mode=mode,
+        replacement=replacement,
+        value=value,
+        steps=steps,
+        random_rankings=random_rankings,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    answer(result, out, json)
 
 
 @app.command()
@@ -264,7 +374,7 @@ def position(
         batch_size=batch_size,
         seed=seed,
     )
-    _answer(result, out, json)
+    answer(result, out, json)
 
 
 @app.command()
@@ -291,9 +401,9 @@ def train(
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
-    command = shlex.join(["analyze", *_given])
+    line = shlex.join(["analyze", *command.given])
     try:
-        train_model(architecture, data, out, **options, command=command)
+        train_model(architecture, data, out, **options, command=line)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
     record = (out / "training.json").read_text(encoding="utf-8")
@@ -359,98 +469,9 @@ def _accuracy(measured: Mapping[str, Any]) -> str:
     return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} examples)"
 
 
-class _Given:
-    """The texts, ids or images of a command line, checked before a model is loaded."""
-
-    def __init__(
-        self,
-        text: list[str] | None,
-        file: str | None,
-        ids: list[str] | None,
-        image: list[str] | None,
-        max_tokens: int,
-    ) -> None:
-        if ids and (text or file is not None):
-            raise InputError("--ids cannot be combined with --text or --file; give one of them")
-        if image and (text or file is not None or ids):
-            raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
-        if max_tokens < 1:
-            raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
-        self.rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
-        self.texts = texts_of(text, file) if self.rows is None and not image else None
-        self.image, self.max_tokens = image, max_tokens
-
-    def encoded(self, model: Model) -> Batch:
-        """As a batch of the model."""
-        values = None
-        if self.image and model.channels is not None:
-            from ssmscope.tasks.pixels import read_images
-
-            values = read_images(self.image, model.channels, model.config.image_size)
-        elif self.image:
-            raise InputError(f"{model.name} reads tokens, not pixels: give --text, --file or --ids instead of --image")
-        return model.encode(self.texts, ids=self.rows, values=values, max_tokens=self.max_tokens)
-
-
-def _numbers(value: str, option: str, example: str) -> str | list[int]:
-    """A list of numbers where there are any in it, else the word that it is."""
-    return whole_numbers(value, option, example) if set(value) & set("0123456789,") else value
-
-
-def _answer(result: Result, out: Path | None, json: bool) -> None:
-    """Write the files if they are wanted, then show the result as a person or a program reads it."""
-    files = result.save(out, result.kind) if out is not None else {}
-    if json:
-        print(result.to_json())
-    else:
-        from rich.console import Console
-
-        Console().print(result)
-    if files:
-        print("\nFiles:", *files.values(), sep="\n  ", file=sys.stderr if json else sys.stdout)
-
-
-_given: list[str] = []
-"""The command line that runs, for the model card."""
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    _given[:] = arguments
-    command = typer.main.get_command(app)
-    try:
-        with command.make_context("analyze", list(arguments) or ["--help"]) as context:
-            command.invoke(context)
-        sys.stdout.flush()
-    except typer.Exit as end:
-        return end.exit_code
-    except InputError as error:
-        return _refuse(str(error))
-    except _CLICK_ERROR as error:
-        return _refuse(_usage_message(error, arguments))
-    except (KeyboardInterrupt, typer.Abort) as end:
-        print("; ".join(["analyze: interrupted", *map(str, end.args)]), file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `analyze … | head` has read enough; nothing may be flushed into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0
-
-
-def _refuse(message: str) -> int:
-    line = " ".join(message.split())
-    print("analyze:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
-    return 2
-
-
-def _usage_message(error: Any, arguments: Sequence[str]) -> str:
-    """What a usage error says, with the nearest options and with where to read more."""
-    message = str(error.format_message()).strip()
-    if message.startswith("No such option") and error.ctx is not None:
-        options = [name for parameter in error.ctx.command.params for name in parameter.opts if name[:1] == "-"]
-        message = f"no option {error.option_name}{did_you_mean(error.option_name, [*options, '--help'])}"
-    verb = arguments[0] if arguments and arguments[0].isidentifier() else ""
-    return f"{message[:1].lower()}{message[1:].rstrip('.')} (see {' '.join(filter(None, ('analyze', verb)))} --help)"
+    return command.run(app, arguments)
 
 
 def main() -> None:

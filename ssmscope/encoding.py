@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# What acts on a terminal, or ends a string. The upper control characters stay: real texts have them where Windows' own
+# quotation marks and dashes were read as Latin-1.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass(frozen=True, eq=False)

@@ -399,9 +399,26 @@ class Model:
         arguments = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
         if self.is_classifier:
             return self.module(**arguments).logits
+        return self._language_logits(arguments, batch.last if last_only else None)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """The embeddings of a batch's tokens, (batch, length, width); of a pixel classifier with the class token's."""
+        if batch.values is not None:
+            return self.module.embed_values(batch.values)
+        return self.module.get_input_embeddings()(batch.input_ids)
+
+    def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
+        """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
+        arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
+        if self.is_classifier:
+            return self.module(**arguments).logits
+        return self._language_logits(arguments, mask.sum(1) - 1 if last_only else None)
+
+    def _language_logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
+        """At every position, or at one of each row."""
         hidden = self.module.base_model(**arguments, use_cache=False).last_hidden_state
-        if last_only:
-            hidden = hidden[torch.arange(len(hidden), device=hidden.device), batch.last]
+        if at is not None:
+            hidden = hidden[torch.arange(len(hidden), device=hidden.device), at]
         head = self.module.get_output_embeddings()
         return head(hidden.to(head.weight.dtype))
 

@@ -17,6 +17,7 @@ ROOMS = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
     "errors": set(),
     "results": {"errors"},
+    "bootstrap": set(),
     "tasks": {"errors"},
     "scans": {"errors"},
     "matrices": {"errors", "scans"},
@@ -26,14 +27,15 @@ MAY_IMPORT = {
     "encoding": {"errors"},
     "model": CORE - {"models", "model"},
     "models": CORE - {"models"},
-    "interp": CORE | {"results", "tasks"},
-    "probes": CORE | {"results", "tasks", "interp"},
-    "attacks": CORE | {"results", "tasks", "interp"},
-    "training": CORE | {"results", "tasks"},
-    "reports": CORE | ROOMS | {"results", "tasks", "training"},
+    "interp": CORE | {"results", "bootstrap", "tasks"},
+    "probes": CORE | {"results", "bootstrap", "tasks", "interp"},
+    "attacks": CORE | {"results", "bootstrap", "tasks", "interp"},
+    "training": CORE | {"results", "bootstrap", "tasks"},
+    "reports": CORE | ROOMS | {"results", "bootstrap", "tasks", "training"},
     "inputs": {"errors"},
     "options": {"errors", "inputs"},
-    "cli": CORE | ROOMS | {"results", "tasks", "training", "reports", "inputs", "options"},
+    "command": CORE | {"results", "tasks", "inputs", "options"},
+    "cli": CORE | ROOMS | {"results", "tasks", "training", "reports", "inputs", "options", "command"},
 }
 ENTRANCES = {"__init__", "__main__", "_auto"}
 """The package's own face, which names everything lazily."""
@@ -120,7 +122,19 @@ def test_transformers_is_not_imported_below_models(name: str) -> None:
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
 
 
-QUICK = ["__init__", "_auto", "cli", "errors", "inputs", "options", "results", "tasks", "tasks.text", "training"]
+QUICK = [
+    "__init__",
+    "_auto",
+    "cli",
+    "command",
+    "errors",
+    "inputs",
+    "options",
+    "results",
+    "tasks",
+    "tasks.text",
+    "training",
+]
 
 
 @pytest.mark.parametrize("name", QUICK)

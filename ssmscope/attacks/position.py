@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.attacks.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.attacks.regions import Given, Region, regions_of, windows_of
 from ssmscope.attacks.replaced import LEFT_OUT, Pixels, Tokens, draw_donors
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.pixels import PixelData

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ssmscope.attacks.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate
 from ssmscope.interp.views.tokens import shorten, visible
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 Row = Mapping[str, Any]
 
+Spans = tuple[tuple[int, int], ...]
+"""Characters of a text: from a start to the one after the last, in order and apart from one another."""
+
 
 @dataclass(frozen=True)
 class TextData:
@@ -38,7 +42,9 @@ class TextData:
         texts: one string an example.
         labels: one class id an example, an index into `label_names`.
         label_names: what the ids mean.
-        fingerprint: 16 hex digits of the SHA-256 of texts, labels and label names.
+        fingerprint: 16 hex digits of the SHA-256 of texts, labels, label names and, where there are any, rationales.
+        rationales: per text what people marked as the reason for its label, as spans of characters (start, end), or
+            None for a text that nobody marked; None where no text has any.
     """
 
     name: str
@@ -47,6 +53,7 @@ class TextData:
     labels: tuple[int, ...]
     label_names: tuple[str, ...]
     fingerprint: str
+    rationales: tuple[Spans | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -54,7 +61,8 @@ class TextData:
     def take(self, indices: Sequence[int], *, split: str | None = None) -> TextData:
         """The examples at `indices`, in that order, under a new fingerprint."""
         texts, labels = [self.texts[i] for i in indices], [self.labels[i] for i in indices]
-        return text_data(self.name, split or self.split, texts, labels, self.label_names)
+        rationales = None if self.rationales is None else [self.rationales[i] for i in indices]
+        return text_data(self.name, split or self.split, texts, labels, self.label_names, rationales)
 
     def sample(self, n: int, *, seed: int = 0) -> TextData:
         """At most `n` examples drawn without replacement, in their source order."""
@@ -135,14 +143,19 @@ LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
 
 
 def text_data(
-    name: str, split: str, texts: Sequence[str], labels: Sequence[int], label_names: Sequence[str]
+    name: str,
+    split: str,
+    texts: Sequence[str],
+    labels: Sequence[int],
+    label_names: Sequence[str],
+    rationales: Sequence[Spans | None] | None = None,
 ) -> TextData:
-    """Texts and class ids of any origin as `TextData`, with their fingerprint."""
-    content = json.dumps([list(texts), list(labels), list(label_names)], ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    """Texts and class ids of any origin, and rationales where there are any, as `TextData`, with their fingerprint."""
+    marked = None if rationales is None or not any(rationales) else tuple(spans or None for spans in rationales)
+    parts = [list(texts), list(labels), list(label_names), *([marked] if marked is not None else [])]
+    content = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return TextData(name, split, tuple(texts), tuple(labels), tuple(label_names), digest)
+    return TextData(name, split, tuple(texts), tuple(labels), tuple(label_names), digest, marked)
 
 
 def load_text(data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None) -> TextData:
@@ -150,7 +163,8 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
 
     Args:
         data: `sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or the path of a file with the columns `text`
-            and `label`. Pairs of sentences become one text, joined by `PAIR_SEPARATOR`.
+            and `label`. Pairs of sentences become one text, joined by `PAIR_SEPARATOR`. A file's column `rationale`
+            holds what people marked in a text, in one of the forms that `rationale_spans` reads.
         split: of a known data set; by default the one to evaluate on (`test`; `validation` for wnli, whose
             test split has no labels). A file has no splits.
         label_names: the classes of a model or of another file. A label of the file is then one of these names
@@ -158,7 +172,7 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
 
     Raises:
         InputError: an unknown name or split, a file that cannot be read, a missing column, no row, an empty
-            text, a missing or unknown label.
+            text, a missing or unknown label, a rationale that does not fit its text.
     """
     if isinstance(data, str) and data in SOURCES:
         return load_known(data, split)
@@ -183,7 +197,8 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
         if label not in ids:
             allowed = ", ".join(names)
             raise InputError(f"row {number} of {path} has the label '{label}'; allowed are {allowed}")
-    return text_data(path.stem, "all", texts, [ids[label] for label in raw], names)
+    rationales = [rationale_spans(row, number, path) for number, row in enumerate(rows, 1)]
+    return text_data(path.stem, "all", texts, [ids[label] for label in raw], names, rationales)
 
 
 def load_known(name: str, split: str | None) -> TextData:
@@ -333,6 +348,87 @@ def checked_label(row: Row, number: int, place: str | Path) -> str:
     if not label:
         raise InputError(f"row {number} of {place} has no label; every row needs one")
     return label
+
+
+def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
+    """What the column `rationale` marks in the row's text, as characters of the text without its outer spaces; None
+    where it is absent or empty.
+
+    It holds spans of characters, [[0, 4], [10, 17]] (start, and the one after the last); a 0 or 1 for every word
+    between spaces, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of
+    which stands in the text once. In a csv or tsv file lists are written as JSON.
+
+    Raises:
+        InputError: another form, a span outside the text, another number of words, or words that are not in the text or
+            in it several times.
+    """
+    given = row.get("rationale")
+    whole = row["text"]
+    if isinstance(given, str):
+        given = _parsed_rationale(given, len(whole.split()))
+    if given is None or given != given or given == []:
+        return None
+    which = f"the rationale of row {number} of {place}"
+    if not isinstance(given, list):
+        raise InputError(f"{which} is {given!r}; allowed are {RATIONALES}")
+    if all(isinstance(item, str) for item in given):
+        spans = [_found(words, whole, which) for words in given]
+    elif all(isinstance(item, list) for item in given):
+        spans = [_checked_span(item, len(whole), which) for item in given]
+    elif all(item in (0, 1) for item in given):
+        words = [match.span() for match in re.finditer(r"\S+", whole)]
+        if len(given) != len(words):
+            raise InputError(f"{which} has {len(given)} numbers for {len(words)} words; give a 0 or 1 for every word")
+        spans = [span for span, marked in zip(words, given) if marked]
+    else:
+        raise InputError(f"{which} is {given!r:.60}; allowed are {RATIONALES}")
+    return _joined_spans(spans, whole)
+
+
+RATIONALES = "spans [[start, end], …], a 0 or 1 for every word, or words of the text"
+
+
+def _parsed_rationale(given: str, words: int) -> Any:
+    """A string's list, its numbers, or the string itself as the one thing that is marked."""
+    given = given.strip()
+    if not given:
+        return None
+    if re.fullmatch(r"[01](\s+[01])*", given) and len(given.split()) == words:
+        return [int(digit) for digit in given.split()]
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else [given]
+
+
+def _found(words: str, whole: str, which: str) -> tuple[int, int]:
+    times = whole.count(words) if words else 0
+    if not times:
+        raise InputError(f"{which}, {words!r:.60}, is not in its text; rename the column if it holds something else")
+    if times > 1:
+        raise InputError(f"{which}, {words!r:.60}, is in its text {times} times; give spans [[start, end], …] instead")
+    start = whole.index(words)
+    return start, start + len(words)
+
+
+def _checked_span(span: Sequence[Any], length: int, which: str) -> tuple[int, int]:
+    whole = len(span) == 2 and all(isinstance(end, int) and not isinstance(end, bool) for end in span)
+    if not whole or not 0 <= span[0] < span[1] <= length:
+        raise InputError(f"{which} has the span {span!r:.60}; allowed are [start, end] within 0 to {length}")
+    return span[0], span[1]
+
+
+def _joined_spans(spans: Iterable[tuple[int, int]], whole: str) -> Spans | None:
+    """In order, those that overlap or touch as one, counted from the first character that is no space."""
+    before, end = len(whole) - len(whole.lstrip()), len(whole.strip())
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted((max(a - before, 0), min(b - before, end)) for a, b in spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        elif start < stop:
+            joined.append((start, stop))
+    return tuple(joined) or None
 
 
 def first_line(error: Exception) -> str:

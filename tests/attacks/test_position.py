@@ -23,10 +23,10 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.attacks.bootstrap import Estimate
 from ssmscope.attacks.position import PAPER, averages, class_ids, measure, position_bias
 from ssmscope.attacks.regions import Region
 from ssmscope.attacks.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
+from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.models import architectures
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification

@@ -62,3 +62,13 @@ def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
         return Estimate(float(rows[0]), math.nan, math.nan)
     low, high = np.quantile(spread, [0.025, 0.975])
     return Estimate(float(rows[0]), float(low), float(high))
+
+
+def resampled_means(
+    columns: Float[np.ndarray, "examples columns"], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Float[np.ndarray, "rows columns"]:
+    """As `resampled_sums`, but means over the examples at which a column is not NaN."""
+    defined = ~np.isnan(columns)
+    both = np.concatenate([np.where(defined, columns, 0.0), defined], axis=1)
+    sums = resampled_sums(both, resamples=resamples, seed=seed)
+    return ratio(*np.split(sums, 2, axis=1))

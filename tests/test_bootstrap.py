@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ssmscope.attacks.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_means, resampled_sums
 
 CLEAN = np.array([1.0, 1.0, 1.0, 0.0, 1.0])
 ATTACKED = np.array([1.0, 0.0, 0.0, 0.0, 1.0])
@@ -45,7 +45,7 @@ def test_sums_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     columns = np.random.default_rng(0).integers(0, 2, (7, 3)).astype(float)
     whole = resampled_sums(columns, resamples=50, seed=3)
     assert whole.shape == (51, 3) and (whole[0] == columns.sum(0)).all()
-    monkeypatch.setattr("ssmscope.attacks.bootstrap.AT_ONCE", 20)
+    monkeypatch.setattr("ssmscope.bootstrap.AT_ONCE", 20)
     assert (resampled_sums(columns, resamples=50, seed=3) == whole).all()
     assert (resampled_sums(columns, resamples=50, seed=4) != whole).any()
     assert (resampled_sums(np.ones((7, 1)), resamples=50) == 7).all()
@@ -67,3 +67,14 @@ def test_what_is_not_defined():
     assert some.value == 0.5 and 0.4 < some.low < some.high < 0.6
     assert estimate(np.array([9.0, 0.0, 1.0])).high < 1  # the value is no resample
     assert str(Estimate(0.5, 0.25, 1.0)) == "0.500 [0.250, 1.000]" and Estimate(0.5, 0.25, 1.0).times(100).low == 25
+
+
+def test_means_are_of_what_is_defined():
+    columns = np.array([[1.0, 2.0], [3.0, math.nan], [8.0, 4.0], [0.0, math.nan]])
+    means = resampled_means(columns, resamples=400, seed=2)
+    assert means.shape == (401, 2) and means[0].tolist() == [3.0, 3.0]
+    sums = resampled_sums(columns[:, :1], resamples=400, seed=2)
+    assert (means[:, 0] == sums[:, 0] / 4).all()  # the resamples are those of the sums
+    alone = means[1:, 1]
+    assert set(np.unique(alone[~np.isnan(alone)]).round(9)) <= {2, 4, 3, round(8 / 3, 9), round(10 / 3, 9), 2.5, 3.5}
+    assert np.isnan(alone).mean() == pytest.approx(0.5**4, abs=0.04)

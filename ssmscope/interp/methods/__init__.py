@@ -1,0 +1,76 @@
+"""The methods of explanation by name: each a function of an `Objective` and keyword options that gives `Scores`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ssmscope.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from ssmscope.interp.attribution import Method, Scores
+
+
+class _Methods(Mapping[str, "Callable[..., Scores]"]):
+    """Names, and functions that are imported when they are asked for."""
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = dict(homes)
+
+    def __getitem__(self, name: str) -> Callable[..., Scores]:
+        module, _, function = self._homes[name].partition(":")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), function)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
+    {
+        "ig": "gradients:ig",
+        "gradxinput": "gradients:gradxinput",
+        "smoothgrad": "gradients:smoothgrad",
+        "gradcam": "gradients:gradcam",
+        "lrp": "lrp:lrp",
+        "occlusion": "occlusion:occlusion",
+        "attention-rollout": "attention:attention_rollout",
+        "attention-gradient": "attention:attention_gradient",
+        "self-retention": "selection:self_retention",
+        "self-write": "selection:self_write",
+        "random": "random:random",
+    }
+)
+"""Every method by name."""
+
+
+def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
+    """A method with its options settled.
+
+    Args:
+        options: of the method, by their names.
+        seed: of methods that draw, unless it is among the options.
+
+    Raises:
+        InputError: for an unknown method or option.
+    """
+    if name not in METHODS:
+        raise InputError(f"unknown method {name!r}; allowed are {', '.join(METHODS)}{did_you_mean(str(name), METHODS)}")
+    function = METHODS[name]
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given = dict(options or {})
+    for option in given:
+        if option not in known:
+            allowed = f"allowed are {', '.join(known)}" if known else "it has none"
+            raise InputError(f"{name} has no option {option!r}; {allowed}{did_you_mean(str(option), known)}")
+    if "seed" in known:
+        given.setdefault("seed", seed)
+    return partial(function, **given)

@@ -1,0 +1,74 @@
+"""Methods that read the implicit attention of the layers: rollout, and attention × gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.errors import InputError
+from ssmscope.interp.attending import implicit_attention
+from ssmscope.interp.attribution import Scores
+from ssmscope.interp.methods.gradients import output_gradients
+
+if TYPE_CHECKING:
+    from ssmscope.frozen import FrozenLayer
+    from ssmscope.interp.objective import Objective
+
+
+def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
+    """Attention rollout (Abnar & Zuidema, 2020) of the layers' implicit attention: score_t is the entry at t of the
+    last row of Π_layers (residual · I + (1 − residual) · A), A the absolute map with rows that sum to 1.
+
+    It is of the text alone, whatever the target, and needs whole maps: of at most 8192 tokens.
+
+    Args:
+        residual: the share of the residual stream, from 0 to 1.
+
+    Raises:
+        InputError: for a share out of range, or a text that is too long.
+    """
+    scores = torch.zeros(objective.batch.mask.shape)
+    for chosen in objective.batches(range(len(objective))):
+        trace = objective.model.trace(objective.batch.rows(chosen))
+        found = implicit_attention(trace, rollout=True, residual=residual, rows="last")
+        for text, each in zip(chosen, found, strict=True):
+            scores[text, : len(each)] = torch.from_numpy(each.maps[0].values[0])
+    return Scores(scores)
+
+
+def attention_gradient(objective: Objective) -> Scores:
+    """Attention × gradient: score_s = Σ_layers Σ_t Σ_channels g[t] M[t, s] x[s], M a layer's block-level matrix, x its
+    input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention_gradient` (after
+    Chefer et al., 2021), with their signs. No map is made: a column's sum is x[s] (gᵀ M)[s].
+
+    Raises:
+        InputError: for a continuation, whose own tokens are in the maps too.
+    """
+    if objective.continues:
+        raise InputError("attention-gradient explains one token: a continuation of several is in its maps itself")
+    embeddings = objective.embeddings()
+    model = objective.model
+    scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
+    for chosen in objective.batches(range(len(objective)), gradients=True):
+        longest = max(objective.lengths[text] for text in chosen)
+        found = output_gradients(objective, embeddings[chosen, :longest], chosen, model.mixers)
+        trace = model.trace(objective.batch.rows(chosen))
+        for frozen, (_, gradient) in zip(trace.frozen, found, strict=True):
+            scores[chosen, :longest] += column_sums(frozen, gradient.to(frozen.u)).to(scores)
+    return Scores(scores.masked_fill(~objective.batch.mask, 0))
+
+
+def column_sums(frozen: FrozenLayer, gradient: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length"]:
+    """What every position contributes to Σ gradient ⊙ output through the layer: the sums of the columns, and over
+    channels, of the maps of `frozen.contributions(gradient)`, in the time of a backward pass."""
+    total = torch.zeros_like(gradient[..., 0])
+    for path in frozen.paths:
+        with torch.enable_grad():
+            source = path.entry.source.detach().requires_grad_()
+            output = path.finish(path.read(path.entry.values(source, False), False))
+            (pulled,) = torch.autograd.grad(output, source, gradient)
+        total = total + (pulled * source.detach()).sum(-1)
+    return total

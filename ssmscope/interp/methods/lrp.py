@@ -1,0 +1,279 @@
+"""Layer-wise relevance propagation for state-space models (Jafari et al., MambaLRP, 2024).
+
+The relevance of a token is gradient × input of a network of the same value in which whatever bends is frozen, so that
+it is linear in its input and in its constants:
+
+    activations: act(c) is c [act(c) / c], that is c [σ(c)] for SiLU,
+    recurrences: decays, steps, B and C are frozen, and y is linear in x,
+    output gates: y ⊙ SiLU(z) is ½ y ⊙ [SiLU(z)] + ½ [y] ⊙ z ⊙ [σ(z)], half of the relevance through each,
+    norms: the scale is frozen; a mean that is subtracted is linear,
+
+[·] being frozen: MambaLRP's three rules, and that of the norms (Ali et al., XAI for Transformers, 2022). The half rule
+is for gates that are a product with z, of mixers and of SwiGLU feed-forward blocks. RWKV's receptances σ(z), a
+DeltaNet's β and GLA's and Baleen's gates of the memory are none and are frozen, as are a GroupMamba's attention weights
+and all that makes queries and keys. With biases, learnt initial states and the like as the constants,
+
+    f(x) = Σ_t relevance_t + the relevance of the constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, silu
+from transformers import PreTrainedModel
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBlock, FalconMambaRMSNorm
+from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
+
+from ssmscope.errors import InputError
+from ssmscope.frozen import FrozenLayer, Path, as_diagonal
+from ssmscope.interp.attribution import Scores
+from ssmscope.interp.objective import Objective
+from ssmscope.model import TOKENS_AT_ONCE, mixers, reader_of
+from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
+from ssmscope.models.linear_attention import Block, FeedForward
+from ssmscope.models.parts import at_least_float32, rms_factor
+
+TOLERANCE = 1e-4  # of `Scores.delta`
+
+RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
+BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block)
+LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential)
+"""What is linear, or only adds and passes on what its parts give."""
+MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
+"""Where the models are defined whose own forward passes are known to add nothing."""
+
+
+def lrp(objective: Objective, *, half: bool = True) -> Scores:
+    """The relevance of every token of an objective's texts (MambaLRP; see the module's text for the rules).
+
+    `delta` is |Σ relevance + the constants' relevance − f(x)| / |f(x)|, with f(x) from the model itself: rounding, as
+    long as the rules hold for the model. Probabilities and continuations are no logits: their relevance is that of the
+    logits weighted by the gradient of f by them; it adds up to no value, and the batch has no `delta`.
+
+    Args:
+        half: the half rule at output gates; else they are frozen, and all of the relevance goes through y.
+
+    Raises:
+        InputError: for a model with a module whose rule is not known.
+    """
+    scores, constants = _propagated(objective, half)
+    if objective.probability or any(len(target) > 1 for target in objective.targets):
+        return Scores(scores)
+    embeddings, value = objective.embeddings(), torch.zeros_like(constants)
+    with torch.no_grad():
+        for texts, longest in _runs(objective.lengths):
+            value[texts] = objective(embeddings[texts, :longest], texts).to(value)
+    missing = (scores.sum(1) + constants - value).abs()
+    delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
+    return Scores(scores, delta=delta, converged=delta <= TOLERANCE)
+
+
+def bias_relevance(objective: Objective, *, half: bool = True) -> Float[Tensor, " texts"]:
+    """The summed relevance of everything that is constant in `lrp`'s network: of every bias of a convolution,
+    projection, norm or head, and of learnt initial states, gradient × value. (Not of a continuation's own tokens.)
+
+    Raises:
+        InputError: as `lrp`.
+    """
+    return _propagated(objective, half)[1]
+
+
+def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts length"], Float[Tensor, " texts"]]:
+    """The tokens' relevance and the constants'.
+
+    Every constant is multiplied by a 1 that the text has of its own: the derivative of f by it is the sum of
+    gradient × value over the constants.
+    """
+    embeddings = objective.embeddings()
+    wide = at_least_float32(embeddings)
+    scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
+    for texts, longest in _runs(objective.lengths):
+        x = embeddings[texts, :longest].requires_grad_()
+        one = wide.new_ones(len(texts)).requires_grad_()
+        with torch.enable_grad(), relevance_rules(objective.model.module, one, half=half):
+            total = objective(x, texts).sum()
+        by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # a network may have no constants
+        if by_x is not None:
+            scores[texts, :longest] = at_least_float32(by_x * x.detach()).sum(-1)
+        if by_one is not None:
+            constants[texts] = by_one
+    return scores.masked_fill(~objective.batch.mask, 0), constants
+
+
+def _runs(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """Texts that are run together, of alike length and together of at most `TOKENS_AT_ONCE` tokens, and the longest's
+    length."""
+    chosen: list[int] = []
+    for text in sorted(range(len(lengths)), key=lambda text: lengths[text]):
+        if chosen and lengths[text] * (len(chosen) + 1) > TOKENS_AT_ONCE:
+            yield chosen, lengths[chosen[-1]]
+            chosen = []
+        chosen.append(text)
+    if chosen:
+        yield chosen, lengths[chosen[-1]]
+
+
+# ---- the rules
+
+
+def through_layer(
+    layer: FrozenLayer, u: Float[Tensor, "batch length width"], one: Float[Tensor, " batch"], half: bool
+) -> Float[Tensor, "batch length width"]:
+    """A state-space layer's output with relevance as derivative, constants multiplied by `one`.
+
+    Its paths are linear as they are (`FrozenLayer.matvec`). Under the half rule half of an output
+    project(shown(y) ⊙ opened) comes through y and half through the gate, with shown(y) frozen (MambaLRP, the rule of
+    multiplicative gates).
+    """
+    constant = one.view(-1, 1, 1)
+    nothing = torch.zeros_like(layer.u)
+    exits: dict[int, list[Path]] = {}
+    for path in layer.paths:  # those with one exit meet before it
+        exits.setdefault(id(path.exit), []).append(path)
+    rest = layer.rest
+    outputs = []
+    for paths in exits.values():
+        with torch.no_grad():
+            unmoved = sum(_read(path, nothing, True) for path in paths)
+        y = sum(_read(path, u, False) for path in paths) + constant * unmoved
+        path, leaving = paths[0], paths[0].exit
+        output = path.finish(y)
+        if half and leaving.opening is not None:
+            with torch.no_grad():
+                shut = leaving.opening(nothing, True)
+                shown = path.shown(y.detach())
+            opened = leaving.opening(u, False) + constant * shut
+            output = (output + leaving.project(shown * opened)) / 2
+            if leaving.shift is not None and rest is not None:  # half of what the norm adds goes with the gate
+                rest = rest - leaving.project(leaving.shift * opened.detach()) / 2
+        outputs.append(output)
+    total = torch.stack(outputs).sum(0)
+    if layer.beside is not None:
+        with torch.no_grad():
+            added = layer.beside(nothing, torch.zeros_like(total), True)
+        return total + layer.beside(u, total, False) + constant * added
+    return total if rest is None else total + constant * rest
+
+
+def _read(path: Path, u: Tensor, biased: bool) -> Tensor:
+    return path.read(path.entry.values(path.entry.enter(u, biased), biased), biased)
+
+
+def through_rms_norm(norm: Any, x: Tensor) -> Tensor:
+    """A root-mean-square norm with its scale frozen (XAI for Transformers)."""
+    wide = at_least_float32(x)
+    eps = norm.eps if isinstance(norm, nn.RMSNorm) else norm.variance_epsilon
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    y = (wide * rms_factor(wide.detach(), eps)).to(x.dtype)
+    return y if norm.weight is None else y * norm.weight
+
+
+def through_layer_norm(norm: nn.LayerNorm, x: Tensor, one: Tensor) -> Tensor:
+    """A layer norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`."""
+    wide = at_least_float32(x)
+    centred = wide - wide.mean(-1, keepdim=True)
+    y = (centred * rms_factor(centred.detach(), norm.eps)).to(x.dtype)
+    y = y if norm.weight is None else y * norm.weight
+    return y if norm.bias is None else y + _beside(one, y) * norm.bias
+
+
+def through_linear(layer: nn.Linear, x: Tensor, one: Tensor) -> Tensor:
+    """A linear layer, its bias multiplied by `one`."""
+    y = linear(x, layer.weight)
+    return y if layer.bias is None else y + _beside(one, y) * layer.bias
+
+
+def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
+    """W₃ (SiLU(g) ⊙ h) with the half rule (MambaLRP), or W₂ (h [gelu(h) / h])."""
+    h = block.up(x)
+    if block.gate is None:
+        return block.down(h * as_diagonal(gelu, h.detach()))
+    g = block.gate(x)
+    inner = h * silu(g.detach())
+    if half:
+        inner = (inner + h.detach() * g * torch.sigmoid(g.detach())) / 2
+    return block.down(inner)
+
+
+def _beside(one: Tensor, y: Tensor) -> Tensor:
+    return one.to(y).view(-1, *[1] * (y.ndim - 1))
+
+
+# ---- a network that follows them
+
+
+@contextmanager
+def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bool = True) -> Iterator[None]:
+    """Within the context `module` computes what it always does, and its derivatives are relevance: by the input's
+    embeddings, and by `one` (a 1 per row), by which every constant is multiplied. On leaving it is as before.
+
+    Raises:
+        InputError: for a module whose rule is not known.
+    """
+    found = mixers(module)
+    rules = _rules(module, {id(mixer) for mixer in found}, one, half)
+    readers = {type(mixer): reader_of(mixer) for mixer in found}
+    # A mixer is of another class within: it is no longer one whose forward `fast_scan` replaces.
+    classes = {own: type(own.__name__, (own,), {"forward": _mixer_forward(readers[own], one, half)}) for own in readers}
+    own_classes = [type(mixer) for mixer in found]
+    around = ExitStack()
+    try:
+        for reader in dict.fromkeys(readers.values()):
+            if hasattr(reader, "reading"):
+                around.enter_context(reader.reading(module))
+        for mixer in found:
+            mixer.__class__ = classes[type(mixer)]
+        for part, rule in rules:
+            part.forward = rule  # an instance attribute hides the method until it is deleted
+        yield
+    finally:
+        for part, _ in rules:
+            part.__dict__.pop("forward", None)
+        for mixer, own in zip(found, own_classes):
+            mixer.__class__ = own
+        around.close()
+
+
+def _mixer_forward(reader: Any, one: Tensor, half: bool) -> Callable[..., Any]:
+    def forward(mixer, u, *args, attention_mask=None, **kwargs):
+        with torch.no_grad():
+            layer = reader.frozen(mixer, reader.quantities(mixer, u.detach(), attention_mask))
+        result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
+        return reader.returned(result) if hasattr(reader, "returned") else result
+
+    return forward
+
+
+def _rules(
+    module: nn.Module, found: set[int], one: Tensor, half: bool
+) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """The parts outside of the mixers that have a rule, with it.
+
+    Raises:
+        InputError: for a part whose rule is not known.
+    """
+    if id(module) in found:
+        return []
+    kind = type(module)
+    rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+    if kind is nn.Linear:
+        rules.append((module, lambda x: through_linear(module, x, one)))
+    elif kind is nn.LayerNorm:
+        rules.append((module, lambda x: through_layer_norm(module, x, one)))
+    elif kind in RMS_NORMS:
+        rules.append((module, lambda x: through_rms_norm(module, x)))
+    elif kind is FeedForward:
+        rules.append((module, lambda x: through_feed_forward(module, x, half)))
+    elif kind not in LINEAR and not (issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODELS)):
+        known = ", ".join(sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR)))
+        raise InputError(f"lrp has no rule for {kind.__name__}, which may bend what passes it; it has for {known}")
+    for part in module.children():
+        rules += _rules(part, found, one, half)
+    return rules

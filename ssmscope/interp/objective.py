@@ -1,0 +1,384 @@
+"""What is explained: one number per text, as a function of the embeddings of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.model import TOKENS_AT_ONCE, Model, fast_scan
+
+NUMBERS_AT_ONCE = 2**29
+"""How many numbers a backward pass may keep: 2 GiB of float32."""
+KEPT = 40
+"""How many numbers it keeps of each token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
+
+Target = int | str | Sequence[int]
+"""A class, a token, a text of several tokens, or the ids of several tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """f of every text of a batch: the logit of a class, of a next token or of the difference of two, or the summed
+    log-probability of a continuation. Made by `objective`.
+
+    Attributes:
+        model: what is explained.
+        batch: the texts.
+        targets: per text the ids of the class, of the next token, or of a continuation's tokens.
+        contrasts: per text the id whose logit is subtracted; None without one.
+        names: per text what f is of, in words.
+        probability: f is the probability (of a class or token, or of the whole continuation) instead.
+    """
+
+    model: Model
+    batch: Batch
+    targets: tuple[tuple[int, ...], ...]
+    contrasts: tuple[int, ...] | None
+    names: tuple[str, ...]
+    probability: bool = False
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of every text; of a pixel classifier the class token counts."""
+        return self.batch.lengths
+
+    @property
+    def continues(self) -> bool:
+        """Whether any text's target is a continuation of several tokens."""
+        return any(len(ids) > 1 for ids in self.targets)
+
+    def embeddings(self) -> Float[Tensor, "texts length width"]:
+        """The embeddings of the texts' tokens, without gradients; zeros at padding."""
+        with torch.no_grad():
+            found = self.model.embed(self.batch)
+        return found.masked_fill(~self.batch.mask.unsqueeze(-1), 0)
+
+    def __call__(
+        self,
+        embeddings: Float[Tensor, "runs length width"],
+        texts: Sequence[int],
+        mask: Bool[Tensor, "runs length"] | None = None,
+    ) -> Float[Tensor, " runs"]:
+        """f of embeddings, with gradients where they are on.
+
+        Args:
+            embeddings: padded on the right; as many runs as suit the device at a time, see `batches`.
+            texts: which text each run is a copy of: it has its target.
+            mask: True at real positions, at least one of each run; by default that of the texts. Shorter where tokens
+                were deleted.
+        """
+        index = torch.as_tensor(list(texts), device=embeddings.device)
+        if mask is None:
+            mask = self.batch.mask[index][:, : embeddings.shape[1]]
+        ids = [self.targets[text] for text in texts]
+        if max(map(len, ids)) == 1:
+            with fast_scan(self.model.module, mask=mask):
+                logits = _precise(self.model.forward_embeddings(embeddings, mask))
+            return self._of_last(logits, texts)
+        last = (mask.sum(1) - 1).tolist()
+        embeddings, mask = self._continued(embeddings, mask, ids)
+        with fast_scan(self.model.module, mask=mask):
+            logits = self.model.forward_embeddings(embeddings, mask, last_only=False)
+        return torch.stack([self._of_continuation(logits[run], last[run], text) for run, text in enumerate(texts)])
+
+    def values(self, embeddings: Float[Tensor, "texts length width"] | None = None) -> Float[Tensor, " texts"]:
+        """f of every text, without gradients; of other embeddings of the same texts where they are given."""
+        embeddings = self.embeddings() if embeddings is None else embeddings
+        found = embeddings.new_empty(len(self), dtype=torch.promote_types(embeddings.dtype, torch.float32))
+        for chosen in self.batches(range(len(self))):
+            longest = max(self.lengths[text] for text in chosen)
+            with torch.no_grad():
+                found[chosen] = self(embeddings[chosen, :longest], chosen).to(found)
+        return found
+
+    def gradient(
+        self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]
+    ) -> Float[Tensor, "runs length width"]:
+        """∂f/∂embeddings of every run."""
+        with weights_frozen(self.model.module), torch.enable_grad():
+            inputs = embeddings.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self(inputs, texts).sum(), inputs)
+        return found
+
+    def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
+        """The places of `texts` in batches of runs of alike length that suit the device.
+
+        Args:
+            texts: which text each run is a copy of.
+            gradients: whether there will be a backward pass, which keeps what every layer did.
+        """
+        most = TOKENS_AT_ONCE
+        if gradients:
+            width = self.model.module.get_input_embeddings().weight.shape[1]
+            most = min(most, NUMBERS_AT_ONCE // (KEPT * self.model.num_layers * width))
+        if self.continues:  # the logits of every position
+            most = min(most, NUMBERS_AT_ONCE // (4 * self.model.vocabulary))
+        sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
+        chosen: list[int] = []
+        for place in sorted(range(len(texts)), key=lambda place: (sizes[texts[place]], place)):
+            if chosen and sizes[texts[place]] * (len(chosen) + 1) > most:
+                yield chosen
+                chosen = []
+            chosen.append(place)
+        if chosen:
+            yield chosen
+
+    def rows(self, chosen: Sequence[int]) -> Objective:
+        """The same of the chosen texts, padded to the longest of them."""
+        return replace(
+            self,
+            batch=self.batch.rows(chosen),
+            targets=tuple(self.targets[row] for row in chosen),
+            contrasts=None if self.contrasts is None else tuple(self.contrasts[row] for row in chosen),
+            names=tuple(self.names[row] for row in chosen),
+        )
+
+    def with_probability(self, probability: bool = True) -> Objective:
+        """The same, of probabilities or of logits. A contrast has no probability: that of its target is taken."""
+        if probability and self.contrasts is not None:
+            names = tuple(_name(self.model, ids) for ids in self.targets)
+            return replace(self, contrasts=None, names=names, probability=True)
+        return replace(self, probability=probability)
+
+    def _of_last(self, logits: Float[Tensor, "runs vocabulary"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
+        """f of runs whose targets are one id each."""
+
+        def at(ids: list[int]) -> Tensor:
+            return logits.gather(-1, torch.tensor(ids, device=logits.device).unsqueeze(-1)).squeeze(-1)
+
+        wanted = at([self.targets[text][0] for text in texts])
+        if self.probability:
+            return (wanted - logits.logsumexp(-1)).exp()
+        return wanted if self.contrasts is None else wanted - at([self.contrasts[text] for text in texts])
+
+    def _of_continuation(self, logits: Float[Tensor, "length vocabulary"], last: int, text: int) -> Tensor:
+        """f of one run; the logits at `last` are those of the first target."""
+        targets = torch.tensor(self.targets[text], device=logits.device)
+        if len(targets) == 1:
+            return self._of_last(_precise(logits[last : last + 1]), [text])[0]
+        follow = _precise(logits[last : last + len(targets)]).log_softmax(-1)
+        total = follow.gather(-1, targets.unsqueeze(-1)).sum()
+        return total.exp() if self.probability else total
+
+    def _continued(self, embeddings: Tensor, mask: Tensor, ids: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+        """Every run followed by the embeddings of its targets but the last, which nothing is asked after."""
+        table = self.model.module.get_input_embeddings()
+        rows = []
+        for run, targets in enumerate(ids):
+            follow = table(torch.tensor(targets[:-1], dtype=torch.long, device=embeddings.device))
+            rows.append(torch.cat([embeddings[run][mask[run]], follow.to(embeddings)]))
+        lengths = torch.tensor([len(row) for row in rows], device=embeddings.device)
+        padded = pad_sequence(rows, batch_first=True)
+        return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@contextmanager
+def weights_frozen(module: nn.Module) -> Iterator[None]:
+    """Within the context no weight asks for a gradient: the backward pass is shorter by theirs."""
+    asking = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        for parameter in asking:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
+def objective(
+    model: Model,
+    batch: Batch,
+    *,
+    target: Target | Sequence[Target] | None = None,
+    contrast: int | str | None = None,
+    probability: bool = False,
+) -> Objective:
+    """What to explain of every text of a batch.
+
+    Args:
+        target: a class's number or name (a classifier); a token's id or a text (a language model: of one token its
+            logit, of several, as a continuation, the sum of their log-probabilities); one for all texts, or a list with
+            one for each, in which a continuation may be a list of ids. By default what the model predicts.
+        contrast: a class, or one token, whose logit is subtracted.
+        probability: the probability instead of the logit.
+
+    Raises:
+        InputError: for a target that the model does not have, a contrast of several tokens or beside a continuation or
+            a probability, or another number of targets than of texts.
+    """
+    count = len(batch.tokens)
+    if target is None:
+        target = last_logits(model, batch).argmax(-1).tolist()
+    given: list[Any] = [target] * count if isinstance(target, int | str | np.integer) else list(target or ())
+    if len(given) != count:
+        raise InputError(f"{len(given)} targets for {count} texts: give one for all, or one for each")
+    targets = [_ids(model, each) for each in given]
+    names = [_name(model, ids) for ids in targets]
+    contrasts = None
+    if contrast is not None:
+        (against, *more) = _ids(model, contrast)
+        if more or any(len(ids) > 1 for ids in targets) or probability:
+            raise InputError("a contrast is the difference of two logits: give one token as target, one as contrast")
+        contrasts = (against,) * count
+        names = [f"{name} − {_name(model, (against,))}" for name in names]
+    return Objective(model, batch, tuple(targets), contrasts, tuple(names), probability)
+
+
+def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
+    """A classifier's logits, or a language model's at every text's last position, without gradients."""
+    size = 1 if model.is_classifier else model.vocabulary
+    most = min(TOKENS_AT_ONCE, NUMBERS_AT_ONCE // size)
+    found: list[Tensor] = [torch.empty(0)] * len(batch.tokens)
+    lengths = batch.lengths
+    chosen: list[int] = []
+
+    def run() -> None:
+        part = batch.rows(chosen)
+        with torch.no_grad(), fast_scan(model.module, mask=part.mask):
+            for row, logits in zip(chosen, _precise(model.forward(part, last_only=True)), strict=True):
+                found[row] = logits
+
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if chosen and lengths[row] * (len(chosen) + 1) > most:
+            run()
+            chosen = []
+        chosen.append(row)
+    run()
+    return torch.stack(found)
+
+
+GREY = 0.5
+"""The pixel that the baseline "mean" of an image has everywhere."""
+
+
+def baseline_embeddings(
+    objective: Objective, baseline: str | int | float = "mean"
+) -> Float[Tensor, "texts length width"]:
+    """The embeddings of texts that say nothing, token by token; zeros at padding. Special tokens are replaced too.
+
+    Args:
+        baseline: "mean", the mean over the embedding table, which lies among the embeddings that the model knows;
+            "zero", at which RMSNorm is singular, so that what integrates up to it converges slowly; a token's id, or a
+            token (a special one by its role too: "pad", "unk", "mask"). Of a pixel classifier "mean" is a pixel of 0.5
+            in every channel, a number from 0 to 1 another grey, and the class token stays.
+
+    Raises:
+        InputError: for a baseline that is none of these.
+    """
+    model, batch = objective.model, objective.batch
+    table = model.module.get_input_embeddings().weight.detach()
+    width = table.shape[1]
+    if isinstance(baseline, str) and baseline == "zero":
+        return table.new_zeros(*batch.mask.shape, width)
+    if batch.values is not None:
+        grey = torch.full_like(batch.values, _grey(model, baseline))
+        with torch.no_grad():
+            found = model.embed(replace(batch, values=grey))
+    elif baseline == "mean":
+        found = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table.dtype)
+    else:
+        found = table[_token(model, baseline)]
+    return found.expand(*batch.mask.shape, width).masked_fill(~batch.mask.unsqueeze(-1), 0)
+
+
+def _grey(model: Model, baseline: str | int | float) -> float:
+    if baseline == "mean":
+        return GREY
+    try:
+        grey = float(baseline)
+    except ValueError:
+        grey = -1.0
+    if not 0 <= grey <= 1:
+        allowed = "allowed are 'mean' (0.5), 'zero' and a grey from 0 to 1"
+        hint = did_you_mean(str(baseline), ("mean", "zero"))
+        raise InputError(f"unknown baseline {baseline!r} for the pixels of {model.name}; {allowed}{hint}")
+    return grey
+
+
+ROLES = ("pad", "unk", "mask", "bos", "eos", "cls", "sep")
+
+
+def _token(model: Model, baseline: str | int | float) -> int:
+    """The id of the token that stands for nothing."""
+    tokenizer = model.tokenizer
+    allowed = "allowed are 'mean', 'zero', a token's id" + (" and a token" if tokenizer is not None else "")
+    if isinstance(baseline, str) and tokenizer is not None:
+        if baseline in ROLES:
+            found = getattr(tokenizer, f"{baseline}_token_id", None)
+            if found is None:
+                raise InputError(f"the tokenizer of {model.name} has no {baseline} token; {allowed}")
+            return int(found)
+        vocabulary = tokenizer.get_vocab()
+        if baseline in vocabulary:
+            return int(vocabulary[baseline])
+    if isinstance(baseline, str) and baseline.isdecimal():
+        baseline = int(baseline)
+    if isinstance(baseline, bool) or not isinstance(baseline, int | np.integer):
+        raise InputError(
+            f"unknown baseline {baseline!r}; {allowed}{did_you_mean(str(baseline), ('mean', 'zero', *ROLES))}"
+        )
+    if not 0 <= baseline < model.vocabulary:
+        raise InputError(f"there is no token {baseline} for a baseline; ids are 0 to {model.vocabulary - 1}")
+    return int(baseline)
+
+
+def _ids(model: Model, target: Target) -> tuple[int, ...]:
+    labels = model.labels
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        if labels is not None or not target:
+            what = (
+                "a classifier's target is one class" if labels is not None else "a continuation has at least one token"
+            )
+            raise InputError(f"the target {list(target)!r} cannot be explained: {what}")
+        return tuple(found for each in target for found in _ids(model, each))
+    if isinstance(target, str):
+        if labels is not None and target in labels:
+            return (labels.index(target),)
+        if labels is None and model.tokenizer is not None:
+            return _tokenized(model, target)
+        if not target.isdecimal():
+            what = f"its classes are {', '.join(labels)}" if labels else "it has no tokenizer: give a token's id"
+            raise InputError(f"{model.name} has no target {target!r}; {what}{did_you_mean(target, labels or [])}")
+        target = int(target)
+    most = len(labels) if labels is not None else model.vocabulary
+    if isinstance(target, bool) or not isinstance(target, int | np.integer) or not 0 <= target < most:
+        raise InputError(f"there is no target {target!r}; allowed are 0 to {most - 1}")
+    return (int(target),)
+
+
+def _tokenized(model: Model, target: str) -> tuple[int, ...]:
+    try:
+        found = tuple(model.tokenizer(target, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # a tokenizer of whole words without an unknown token raises a plain Exception
+        raise InputError(f"the target {target!r} has a word that {model.name} does not know") from error
+    if not found:
+        raise InputError(f"the target {target!r} has no token")
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    if unknown is not None and unknown in found and target != model.tokenizer.unk_token:
+        raise InputError(f"the target {target!r} has a word that {model.name} does not know")
+    if max(found) >= model.vocabulary:
+        raise InputError(f"the target {target!r} has the id {max(found)}, outside the vocabulary of {model.name}")
+    return found
+
+
+def _name(model: Model, ids: tuple[int, ...]) -> str:
+    if model.labels is not None:
+        return model.labels[ids[0]]
+    return model.tokenizer.decode(list(ids)) if model.tokenizer is not None else ",".join(map(str, ids))

@@ -1,0 +1,247 @@
+"""Explanations: tables, round trips, and views that stay readable and safe at any size."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from rich.console import Console
+
+from ssmscope.errors import InputError
+from ssmscope.interp.attribution import Attribution, ExplainedText, Explanation
+from ssmscope.interp.views import explained, signed
+from ssmscope.interp.views.tokens import BLUES, SHADES, ramp
+from ssmscope.results import Result, record_provenance
+
+WORDS = (
+    "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()
+)
+HOSTILE = ("<script>alert('x')</script>", " $x$", "\n", "\x1b[31m", " 電影", "😀", "\u202eevil", "[bold]no", "&amp;")
+SEVEN = ("ig", "gradxinput", "smoothgrad", "gradcam", "occlusion", "attention-gradient", "self-write")
+
+
+def sentence(length: int) -> tuple[str, ...]:
+    return ("<s>", *(" " + word for word in itertools.islice(itertools.cycle(WORDS), length - 1)))
+
+
+def make(
+    lengths=(9,), methods=("ig",), *, tokens=None, top=3, seed=0, answer="positive", target="positive", pixels=None
+):
+    """An explanation with random scores, the first token of each text a special one."""
+    rng = np.random.default_rng(seed)
+    texts = []
+    for length in lengths:
+        own = tokens or sentence(length)
+        attributions = []
+        for method in methods:
+            scores = rng.normal(size=len(own)).astype(np.float32)
+            whole = method == "ig"
+            attributions.append(
+                Attribution(
+                    method,
+                    scores if method not in ("gradcam", "self-write") else np.abs(scores),
+                    0.25 if whole else None,
+                    512 if whole else None,
+                    False if whole else None,
+                )
+            )
+        words = (None, *range(len(own) - 1))
+        texts.append(ExplainedText(own, words, answer, 0.75, target, -1.25, tuple(attributions), pixels))
+    provenance = record_provenance({"model": "demo/test"}, options={"top": top}, seed=seed)
+    return Explanation(provenance=provenance, texts=tuple(texts), methods=tuple(methods), top=top)
+
+
+def test_tables():
+    result = make((9, 5), SEVEN)
+    frame = result.to_frame()
+    assert list(frame) == ["text", "position", "token", "word", "method", "score", "in_top"]
+    assert len(frame) == 7 * (9 + 5) and frame["word"].isna().sum() == 7 * 2
+    for (number, method), part in frame.groupby(["text", "method"]):
+        scores = result.attribution(number, method).scores
+        np.testing.assert_array_equal(part["score"], scores)
+        ordinary = part[part["word"].notna()].sort_values("score", ascending=False)
+        assert set(part[part["in_top"]]["position"]) == set(ordinary["position"][:3])
+    summary = result.summary()
+    assert list(summary) == ["text", "target", "value", "method", "delta", "steps", "converged"] and len(summary) == 14
+    first = summary.iloc[0]
+    assert (first.delta, first.steps, first.converged) == (0.25, 512, False) and summary["delta"].isna().sum() == 12
+    best = result.highest(2)
+    assert best["rank"].tolist() == [1, 2] * 14 and result.highest()["rank"].max() == 3
+    one = best[(best["text"] == 1) & (best["method"] == "occlusion")]
+    scores = result.attribution(1, "occlusion").scores
+    assert one["position"].tolist() == (np.argsort(-scores[1:])[:2] + 1).tolist()
+    assert one["score"].tolist() == [float(scores[p]) for p in one["position"]]
+
+
+def test_a_text_or_method_that_is_not_there():
+    result = make((9,), SEVEN)
+    assert result.attribution().method == "ig"
+    with pytest.raises(InputError, match="no method 'occlusions'.*did you mean 'occlusion'"):
+        result.attribution(0, "occlusions")
+    with pytest.raises(InputError, match="no text 1"):
+        result.attribution(1)
+    with pytest.raises(InputError, match="no text 1 to start"):
+        result.figure(start=1)
+
+
+def test_it_comes_back_as_it_was(tmp_path):
+    result = make((9, 5), SEVEN)
+    paths = result.save(tmp_path, "explain")
+    again = Result.load(paths["json"])
+    assert type(again) is Explanation and again == result
+    assert pd.read_csv(paths["csv"])["method"].nunique() == 7
+
+
+def shade(scores, method="ig", words=None):
+    own = Attribution(method, np.array(scores, dtype=np.float32), None, None, None)
+    words = words if words is not None else tuple(range(len(scores)))
+    text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
+    return explained.levels(own, text).tolist(), explained.limits(own, text)
+
+
+def test_shades_are_around_zero_where_a_method_is_signed():
+    assert shade([-1, 0, 0.5, 2]) == ([-8, 0, 4, 16], "±2")
+    assert shade([0, 1, 2], "gradcam") == ([0, 16, 31], "0.000–2.000")
+    assert shade([0.5, 0.5], "gradcam")[0] == [16, 16] and shade([0, 0])[0] == [0, 0]
+    # A special token is outside the range of the colours, and takes the shade of its end.
+    assert shade([100, 1, -2], words=(None, 0, 1)) == ([16, 8, -16], "±2")
+    assert shade([-100, 1, 2], "gradcam", (None, 0, 1)) == ([0, 0, 31], "1.000–2.000")
+    assert shade([3, -3], words=(None, None)) == ([16, -16], "±3")
+
+
+def render(result, **options) -> str:
+    console = Console(file=io.StringIO(), width=100, force_jupyter=False, **options)
+    console.print(result)
+    return console.file.getvalue()
+
+
+def test_terminal():
+    result = make((9,), ("ig", "gradcam"))
+    plain, coloured = str(result), render(result, force_terminal=True, color_system="truecolor", no_color=False)
+    for shown in (plain, coloured):
+        assert "positive" in shown and "f = −1.25" in shown and "misses 25.0%" in shown
+        position = result[0].top(result[0].attributions[0], 1)[0]
+        assert signed.brief(float(result[0].attributions[0].scores[position])) in shown
+    assert "38;2" not in plain and "\x1b[1;4;38;2;" in coloured
+    long = render(make((2000,)), force_terminal=True, color_system="truecolor", no_color=False)
+    assert "48;2" not in long.split("underlined")[1]  # too long to be written out
+
+
+def test_hostile_tokens_are_harmless_everywhere():
+    result = make(methods=("ig", "<i>own"), tokens=("<s>", *HOSTILE), top=20, answer="<i>bad\x1b", target="<b>\x1b[1m")
+    for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor", "no_color": False}):
+        shown = render(result, **options)
+        assert "\x1b[31m" not in shown and "␛[31m" in shown and "[bold]no" in shown and "\u202e" not in shown
+    page = result.to_html()
+    assert "<script" not in page and "&lt;script&gt;" in page and "<i>bad" not in page and "<i>own" not in page
+    assert not re.search(r"https?://|src=|@import|url\(", page) and "<b>\x1b" not in page
+    assert not {character for character in page if ord(character) < 32} - {"\n"} and "\u202e" not in page
+    result.figure()
+
+
+def test_every_token_of_the_page_shows_its_scores():
+    result = make((9, 5), SEVEN)
+    page = result.to_html()
+    assert page.count("title=") == 7 * (9 + 5) and "prefers-color-scheme: dark" in page
+    for text in result:
+        for position in range(len(text)):
+            lines = "&#10;".join(
+                f"{each.method}: {each.scores[position]:.6g}"
+                + (f" (rank {text.top(each, 3).index(position) + 1})" if position in text.top(each, 3) else "")
+                for each in text.attributions
+            )
+            assert page.count(lines) == 7
+    assert "512 steps" in page and "misses 25.0% of f(x) − f(baseline)" in page
+    long = make((2100,)).to_html()
+    assert long.count("title=") == 2000 and "the first 2000 of 2100 tokens" in long
+
+
+def drawn(result, **options):
+    """The figure's texts with the boxes that the Agg renderer gives them; any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = result.figure(**options)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+    texts = [text for axes in figure.axes for text in axes.texts]
+    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
+    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
+    return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 60, 61, 300, 1200])
+@pytest.mark.parametrize("methods", [("ig",), ("gradcam",), SEVEN])
+def test_nothing_overlaps_in_the_figure(length, methods):
+    long = {"answer": "w" * 60, "target": "t" * 90} if length == 8 else {}
+    figure, texts = drawn(make((length, 3), methods, **long))
+    for (one, a), (other, b) in itertools.combinations(texts, 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
+        assert apart, (one, other)
+    for text, box in texts:
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
+    shown = " ".join(text for text, _ in texts)
+    assert all(word.strip() in shown for word in sentence(min(length, 1000)))
+    assert all(method in shown for method in methods) and (("misses 25.0%" in shown) == ("ig" in methods))
+
+
+def test_boxes_and_strips_have_the_colours_of_the_scores():
+    around, upward = signed.shades(), ramp(BLUES)
+    short = make((6,), ("ig", "gradcam"))
+    text = short[0]
+    expected = [around[level + signed.STEPS] for level in explained.levels(text.attributions[0], text)]
+    expected_other = [upward[level] for level in explained.levels(text.attributions[1], text)]
+    patches = short.figure().axes[0].collections
+    faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
+    assert faces == [expected, expected_other]
+    assert len(patches[0].get_facecolor()) == 6 + 3  # three are underlined
+    long = make((100,), ("ig", "gradcam"))
+    text = long[0]
+    images = [image for axes in long.figure().axes for image in axes.get_images()]
+    for image, each, colours, shift in zip(images, text.attributions, (around, upward), (signed.STEPS, 0), strict=True):
+        found = [to_hex(colour) for colour in image.get_array()[0]]
+        assert found == [colours[level + shift] for level in explained.levels(each, text)]
+    assert SHADES == len(upward)
+
+
+def test_images_have_a_map_per_method():
+    names = tuple(f"{at // 4},{at % 4}" for at in range(12))
+    pixels = np.random.default_rng(0).random((3, 4, 3)).astype(np.float32)
+    result = make((13,), SEVEN, tokens=(*names, "[class]"), pixels=pixels)
+    text = result[0]
+    words = (*range(12), None)
+    result = Explanation(
+        provenance=result.provenance,
+        texts=(ExplainedText(**{**vars(text), "words": words}),) * 10,
+        methods=SEVEN,
+        top=3,
+    )
+    figure, texts = drawn(result)
+    images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
+    assert len(images) == 8 * 8 and any("texts 1–8 of 10" in shown for shown, _ in texts)
+    np.testing.assert_allclose(images[0], pixels)
+    levels = explained.levels(result[0].attributions[0], result[0])
+    expected = [signed.shades()[level + signed.STEPS] for level in levels[:12]]
+    assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
+    for (one, a), (other, b) in itertools.combinations(texts, 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
+        assert apart, (one, other)
+    assert "data:image/png;base64" in result.to_html() and result.of_images
+
+
+def test_the_figure_leaves_no_global_state():
+    import matplotlib.pyplot as plt
+
+    before = plt.get_fignums()
+    make().figure()
+    assert plt.get_fignums() == before

@@ -1,0 +1,567 @@
+"""Fidelity AUC: closed forms on bags of words, a slow reference on a state-space model, planted truths, views."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from bags import bag, by_position, by_word, texts
+from loud import loud
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from transformers import Mamba2Config
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.interp import perturbed
+from ssmscope.interp.attribution import Scores
+from ssmscope.interp.fidelity import MEASURES, Fidelity, fidelity_auc, fidelity_table, measures, trapezoid
+from ssmscope.interp.objective import objective
+from ssmscope.interp.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.results import Result
+from ssmscope.tasks.text import text_data
+
+WORDS = ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
+GRID = [Fraction(i, 20) for i in range(21)]
+LOGIT = dict(value="logit", replacement="zero")
+
+
+def estimates(found: Fidelity, method: str) -> list[float]:
+    return [found.estimate(method, measure).value for measure in MEASURES]
+
+
+def random_scores(goal) -> Scores:
+    scores = torch.zeros(goal.batch.mask.shape)
+    for row, ids in enumerate(goal.batch.input_ids):
+        own = goal.batch.lengths[row]
+        scores[row, :own] = torch.rand(own, generator=torch.Generator().manual_seed(int(ids[:own].sum())))
+    return Scores(scores)
+
+
+class TestClosedForms:
+    def test_a_constant_output_has_nothing_to_explain(self):
+        model = bag(dict.fromkeys(WORDS, 1.0), link=lambda total: 0 * total + 1.5)
+        found = fidelity_auc(model, texts("a b c d", "e f g h i j"), methods={"own": by_position})
+        f = 1 / (1 + np.exp(-1.5))
+        for row in ("own", "random"):
+            assert estimates(found, row) == pytest.approx([0, f, f, 0, 0], abs=1e-7)
+        assert found.clean == pytest.approx([f, f])
+
+    @pytest.mark.parametrize("mode", ["replace", "delete"])
+    def test_the_share_of_kept_tokens(self, mode):
+        model = bag(dict.fromkeys(WORDS, 0.1))
+        found = fidelity_auc(model, texts(" ".join(WORDS)), methods={"own": by_position}, mode=mode, **LOGIT)
+        # of 10 tokens are hidden 0, 0, 1, 2, 2, 2, 3, 4, …: the even number where q n ends in .5
+        hidden = [0, 0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10]
+        for row in ("own", "random"):
+            assert estimates(found, row) == pytest.approx([0, 0.5, 0.5, 0.2, 0.8], abs=1e-6)
+            for order in ("MoRF", "LeRF"):
+                curve = found.curves().query(f"method == {row!r} and ranking == {order!r}")
+                assert curve["mean"].to_numpy() == pytest.approx(1 - np.array(hidden) / 10, abs=1e-6)
+
+    def test_areas_by_hand(self):
+        weights = {"a": 0.3, "b": 0.1, "c": 0.4, "d": 0.2}
+        model, data = bag(weights), texts("a b c d")
+        toys = {"true": by_word(weights), "wrong": by_word({word: -w for word, w in weights.items()})}
+        found = fidelity_auc(model, data, methods=toys, steps=4, **LOGIT)
+        # most relevant first f is 1, .6, .3, .1, 0, and least relevant first 1, .9, .7, .4, 0
+        morf, lerf = (0.5 + 0.6 + 0.3 + 0.1) / 4, (0.5 + 0.9 + 0.7 + 0.4) / 4
+        top = (0 + 0 + 0.4 + 0.7) / 4  # of 4 tokens the shares .05, .1, .2, .5 are 0, 0, 1, 2
+        assert estimates(found, "true") == pytest.approx([lerf - morf, morf, lerf, top, 1 - top], abs=1e-6)
+        bottom = (0 + 0 + 0.1 + 0.3) / 4
+        assert estimates(found, "wrong") == pytest.approx([morf - lerf, lerf, morf, bottom, 1 - bottom], abs=1e-6)
+
+    def test_halves_are_rounded_to_the_even_number_and_no_float_decides(self):
+        assert counts(GRID, 10).tolist() == [0, 0, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10, 10]
+        assert counts([Fraction(11, 20)], 50)[0] == 28 and round(0.15 * 30) == counts([Fraction(3, 20)], 30)[0] == 4
+        assert counts(SHARES, 20).tolist() == [1, 2, 4, 10]
+
+    def test_the_trapezoid(self):
+        assert trapezoid(np.array([1.0, 0.0])) == 0.5 and trapezoid(np.array([4.0, 1.0, 0.0])) == 1.5
+        line = np.linspace(0, 1, 11)
+        assert trapezoid(line**2) == pytest.approx(1 / 3 + 1 / 600)  # its error on x²: h² / 6
+
+    def test_measures_are_of_the_axes_they_name(self):
+        curve = np.array([[[1.0, 0.2, 0.0], [1.0, 0.8, 0.0]]])
+        found = measures(curve, np.array([[0.7, 0.5]]), np.array([[0.1, 0.3]]))
+        assert found[0] == pytest.approx([0.3, 0.35, 0.65, 0.4, 0.8])
+
+
+class TestRankings:
+    def test_signed_scores_from_the_highest_on_ties_by_position(self):
+        scores = np.array([[0.5, -2.0, 3.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+        assert ranking(scores).tolist() == [[1, 4, 0, 2, 3], [0, 1, 2, 3, 4]]
+
+    def test_sets_are_those_of_the_definition(self):
+        places = ranking(np.random.default_rng(0).integers(0, 3, (4, 7)).astype(float))
+        found = hidden_sets(places, GRID)
+        for row, own in enumerate(places):
+            order = np.argsort(own)
+            for point, share in enumerate(GRID):
+                k = round(share * 7)
+                for direction, chosen in enumerate((order[:k], order[::-1][:k])):
+                    assert set(np.flatnonzero(found.sets[found.asked[row, direction, point]])) == set(chosen)
+            for point, share in enumerate(SHARES):
+                top = set(order[: round(share * 7)])
+                assert set(np.flatnonzero(found.sets[found.without[row, point]])) == top
+                assert set(np.flatnonzero(found.sets[found.only[row, point]])) == set(range(7)) - top
+        assert len(np.unique(found.sets, axis=0)) == len(found.sets)
+
+    def test_every_set_is_run_once(self):
+        model = bag(dict.fromkeys(WORDS, 0.1))
+        data = texts("a b c d e f g h i j")
+        fidelity_auc(model, data, methods={"own": by_position, "same": by_position}, random_rankings=30)
+        asked = {
+            frozenset(order[:k].tolist())
+            for scores in (-np.arange(10.0)[None], np.random.default_rng([0, 0]).random((30, 10)))
+            for own in ranking(scores)
+            for order in (np.argsort(own), np.argsort(-own))
+            for k in range(11)
+        }
+        assert model.module.calls == len(asked)
+
+    def test_special_tokens_stay_and_never_rank(self):
+        model = bag(dict.fromkeys(WORDS, 0.1), ending=5.0)
+        toys = {"own": by_word({})}  # [CLS] gets as much as the words, at the end
+        found = fidelity_auc(model, texts("a b c", "d e"), methods=toys, value="logit", replacement="zero")
+        assert found.curve[:, :, -1, 0] == pytest.approx(5.0) and found.curve[:, :, 0, 0] == pytest.approx(5.25)
+
+
+def reader(hidden: int = 12, labels: int = 3) -> ssmscope.Model:
+    """A random classifier in which every position matters."""
+    from bags import tokenizer
+
+    torch.manual_seed(0)
+    keys = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    sizes = dict(hidden_size=hidden, state_size=4, num_heads=4, head_dim=hidden // 2, n_groups=1, expand=2)
+    backbone = Mamba2Config(vocab_size=3 + len(WORDS), num_hidden_layers=2, **sizes, **keys)
+    config = SSMClassifierConfig(backbone, num_labels=labels, id2label={i: f"class {i}" for i in range(labels)})
+    return ssmscope.load(loud(SSMForSequenceClassification(config)), tokenizer=tokenizer(WORDS))
+
+
+def lines(n: int, seed: int = 0, shortest: int = 1, longest: int = 9) -> list[str]:
+    draw = np.random.default_rng(seed)
+    return [" ".join(draw.choice(WORDS, draw.integers(shortest, longest + 1))) for _ in range(n)]
+
+
+def slow(model, text, places, mode, value, known):
+    """All measures of one ranking of one text, a run at a time, without padding; `known` remembers runs."""
+    batch = model.encode([text])
+    embeddings = model.embed(batch).detach()[0]
+    table = model.module.get_input_embeddings().weight.detach()
+    fill = table.mean(0)
+    target = int(model.logits(batch)[0].argmax())
+    own = [at for at, word in enumerate(batch.words[0]) if word is not None]
+    order = [own[at] for at in np.argsort(places)]
+
+    def f(hidden):
+        if frozenset(hidden) not in known:
+            known[frozenset(hidden)] = run(hidden)
+        return known[frozenset(hidden)]
+
+    def run(hidden):
+        rows = [
+            fill if at in hidden else row for at, row in enumerate(embeddings) if mode == "replace" or at not in hidden
+        ]
+        copy = torch.stack(rows).unsqueeze(0)
+        with torch.no_grad():
+            logits = model.module(inputs_embeds=copy, attention_mask=torch.ones(1, len(rows))).logits[0].double()
+        return float(logits.softmax(-1)[target] if value == "probability" else logits[target])
+
+    n = len(order)
+    morf, lerf = ([f(set(o[: round(Fraction(i, 20) * n)])) for i in range(21)] for o in (order, order[::-1]))
+    areas = [sum((c[i] + c[i + 1]) / 2 / 20 for i in range(20)) for c in (morf, lerf)]
+    tops = [set(order[: round(Fraction(share) * n)]) for share in SHARES]
+    without = sum(morf[0] - f(top) for top in tops) / 4
+    only = sum(morf[0] - f(set(order) - top) for top in tops) / 4
+    return [areas[1] - areas[0], *areas, without, only]
+
+
+class TestReference:
+    @pytest.mark.parametrize(("mode", "value"), [("replace", "probability"), ("delete", "logit")])
+    def test_is_the_slow_one(self, mode, value):
+        model, data = reader(), texts(*lines(5, shortest=2, longest=5))
+        found = fidelity_auc(model, data, methods={"own": random_scores}, mode=mode, value=value)
+        for line, text in enumerate(data.texts):
+            batch = model.encode([text])
+            n = batch.lengths[0] - 1
+            known = {}
+            scores = random_scores(objective(model, batch)).scores[:, :n].double().numpy()
+            expected = slow(model, text, ranking(scores)[0], mode, value, known)
+            assert found.values[0, line] == pytest.approx(expected, abs=2e-5)
+            drawn = ranking(np.random.default_rng([0, line]).random((20, n)))
+            expected = np.mean([slow(model, text, places, mode, value, known) for places in drawn], axis=0)
+            assert found.random[line] == pytest.approx(expected, abs=2e-5)
+
+    def test_batches_and_the_order_of_texts_change_nothing(self):
+        model, data = reader(), texts(*lines(12))
+        toys = {"own": random_scores, "other": by_position}
+        whole = fidelity_auc(model, data, methods=toys)
+        for size in (1, 5):
+            found = fidelity_auc(model, data, methods=toys, batch_size=size)
+            assert found.values == pytest.approx(whole.values, abs=1e-5)
+            assert found.curve == pytest.approx(whole.curve, abs=1e-5)
+            assert found.paired == pytest.approx(whole.paired, abs=1e-5)
+        backwards = fidelity_auc(model, texts(*data.texts[::-1]), methods=toys)
+        assert backwards.values == pytest.approx(whole.values[:, ::-1], abs=1e-5)
+
+    def test_running_each_set_once_changes_nothing(self, monkeypatch):
+        model, data = reader(), texts(*lines(4))
+        whole = fidelity_auc(model, data, methods={"own": random_scores})
+        monkeypatch.setattr(perturbed, "distinct", lambda sets: (list(range(len(sets))), np.arange(len(sets))))
+        again = fidelity_auc(model, data, methods={"own": random_scores})
+        assert again.values == pytest.approx(whole.values, abs=1e-5)
+        assert again.random == pytest.approx(whole.random, abs=1e-5)
+
+    def test_distinct_sets(self):
+        sets = np.random.default_rng(0).random((200, 3)) < 0.5
+        chosen, inverse = distinct(sets)
+        assert (sets[chosen][inverse] == sets).all() and len(chosen) == len(np.unique(sets, axis=0)) == 8
+
+    def test_the_seed_draws_rankings_and_resamples(self):
+        model, data = reader(), texts(*lines(12))
+        first, again, other = (fidelity_auc(model, data, methods={"own": by_position}, seed=seed) for seed in (3, 3, 4))
+        assert (first.random == again.random).all() and (first.estimates == again.estimates).all()
+        assert (first.random != other.random).any()
+        assert other.values == pytest.approx(first.values, abs=1e-5)
+        assert not np.allclose(first.estimates[0, :, 1:], other.estimates[0, :, 1:], atol=1e-4)
+
+    def test_a_probability_and_a_logit(self):
+        model = bag({"a": 2.0, "b": -0.5})
+        logit, share = (
+            fidelity_auc(model, texts("a b"), methods={"own": by_position}, value=value, replacement="zero")
+            for value in ("logit", "probability")
+        )
+        assert logit.clean == pytest.approx([1.5]) and share.clean == pytest.approx([1 / (1 + np.exp(-1.5))])
+        assert share.curve[0, 0, -1, 0] == pytest.approx(0.5)
+
+    def test_the_class_is_the_one_predicted(self):
+        found = fidelity_auc(bag({"a": -2.0, "b": 1.0}), texts("a a", "b b"), methods={"own": by_position})
+        assert found.predicted.tolist() == [0, 1]
+        assert found.clean == pytest.approx([1 / (1 + np.exp(-4)), 1 / (1 + np.exp(-2))])
+
+
+class TestHiding:
+    def run(self, model, text, sets, **options):
+        batch = model.encode([text])
+        fill = fill_of(model, options.pop("replacement", "zero"))
+        return run_hidden(model, batch, [1], [np.array(sets, dtype=bool)], fill=fill, value="logit", **options)[0]
+
+    def test_what_tokens_become(self):
+        model = bag({"a": 0.1, "b": 0.9, "c": 2.0}, ending=0.0)
+        sets = [[0, 0], [1, 0], [1, 1]]
+        for replacement, put in (("zero", 0.0), ("mean", 0.5), ("pad", 0.0), ("c", 2.0), ("[UNK]", 0.0)):
+            found = self.run(model, "a b", sets, replacement=replacement)
+            assert found == pytest.approx([1.0, 0.9 + put, 2 * put], abs=1e-6)
+
+    def test_deletion_is_replacement_by_nothing_in_a_sum(self):
+        model = bag({"a": 0.1, "b": 0.9, "c": 2.0}, ending=0.25)
+        sets = list(itertools.product([0, 1], repeat=3))
+        gone, zero = (self.run(model, "a b c", sets, mode=mode) for mode in ("delete", "replace"))
+        assert gone == pytest.approx(zero, abs=1e-6) and zero[0] == pytest.approx(3.25)
+        mean = self.run(model, "a b c", sets, replacement="mean")
+        assert not np.allclose(gone, mean)
+
+    def test_deleted_tokens_close_up(self):
+        model = reader()
+        sets = [[1, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+        found = self.run(model, "a b c d e", sets, mode="delete")
+        for value, left in zip(found, ("b c e", "a b c d", "a b c d e")):
+            assert value == pytest.approx(float(model.logits(model.encode([left]))[0, 1]), abs=1e-4)
+
+    def test_nothing_left_is_one_token_of_the_replacement(self):
+        model = bag({"a": 0.1, "b": 0.9}, ending=None)
+        assert self.run(model, "a b", [[1, 1], [1, 0]], mode="delete", replacement="b") == pytest.approx([0.9, 0.9])
+        batch, both = model.encode(["a b a", "a b"]), [np.ones((1, 3), dtype=bool), np.ones((1, 2), dtype=bool)]
+        found = run_hidden(model, batch, [1, 1], both, fill=fill_of(model, "b"), mode="delete", value="logit")
+        assert found == [pytest.approx([0.9]), pytest.approx([0.9])]  # beside a longer text too
+        kept = bag({"a": 0.1, "b": 0.9}, ending=0.25)
+        assert self.run(kept, "a b", [[1, 1]], mode="delete", replacement="b") == pytest.approx([0.25])
+
+    @pytest.mark.parametrize(
+        ("replacement", "says"),
+        [("maen", "did you mean 'mean'"), ("a b", "is no token of bag"), ("", "replacement is ''")],
+    )
+    def test_refuses_what_is_no_token(self, replacement, says):
+        with pytest.raises(InputError, match=says):
+            fill_of(bag({"a": 0.1, "b": 0.2}), replacement)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A state-space classifier that finds one of two words among others, and its texts."""
+    draw = np.random.default_rng(0)
+
+    def examples(n):
+        labels = draw.integers(0, 2, n)
+        words = draw.choice(WORDS[2:], (n, 8))
+        words[np.arange(n), draw.integers(0, 8, n)] = np.array(WORDS[:2])[labels]
+        return [" ".join(row) for row in words], labels
+
+    model = reader(labels=2)
+    rows, labels = examples(256)
+    batch = model.encode(rows)
+    optimizer = torch.optim.Adam(model.module.parameters(), 1e-2)
+    with ssmscope.fast_scan(model.module):
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model.forward(batch), torch.from_numpy(labels))
+            loss.backward()
+            optimizer.step()
+    rows, labels = examples(60)
+    accuracy = (model.logits(model.encode(rows)).argmax(-1).numpy() == labels).mean()
+    assert accuracy > 0.95
+    return model, text_data("planted", "test", rows, labels.tolist(), ("class 0", "class 1"))
+
+
+class TestPlanted:
+    def test_the_true_ranking_beats_every_other(self):
+        weights = {"a": 1.5, "b": -0.7, "c": 0.9, "d": 0.2, "e": -1.2}
+        model = bag(weights)
+        batch = model.encode(["a b c d e"])
+        rankings = np.array(list(itertools.permutations(range(5))))
+        hidden = hidden_sets(rankings, GRID)
+        (values,) = run_hidden(model, batch, [1], [hidden.sets], fill=fill_of(model, "zero"))
+        assert len(hidden.sets) == 2**5
+        delta, morf, lerf, comprehensive, sufficient = measures(
+            values[hidden.asked], values[hidden.without], values[hidden.only]
+        ).T
+        true = rankings.tolist().index(ranking(np.array([list(weights.values())]))[0].tolist())
+        wrong = rankings.tolist().index((4 - rankings[true]).tolist())
+        assert delta.argmax() == true and np.sort(delta)[-2] < delta[true] - 1e-3
+        assert delta.argmin() == wrong and delta[wrong] == pytest.approx(-delta[true])
+        assert morf.argmin() == lerf.argmax() == true
+        assert comprehensive[true] == comprehensive.max() and sufficient[true] == sufficient.min()
+
+    def test_a_state_space_model_is_explained_by_its_planted_word(self, trained):
+        model, data = trained
+        planted = {word: float(word in WORDS[:2]) for word in WORDS}
+        toys = {
+            "oracle": by_word(planted),
+            "reversed": by_word({word: -score for word, score in planted.items()}),
+        }
+        found = fidelity_auc(model, data, methods=toys)
+        assert found.estimate("oracle").low > 0.1 and found.difference("oracle").low > 0.1
+        assert found.estimate("reversed").high < -0.1 and found.best("delta") == ("oracle",)
+        chance = found.estimate("random")
+        assert chance.low < 0 < chance.high and found.rankings[:, 0].min() < 0 < found.rankings[:, 0].max()
+        assert (found.estimate("oracle").value > found.rankings[:, 0]).all()
+
+
+@pytest.fixture(scope="module")
+def found() -> Fidelity:
+    toys = {"own": random_scores, "first_$x$": by_position, "tied": by_word(dict.fromkeys(WORDS, 1.0))}
+    return fidelity_auc(reader(), texts(*lines(15, seed=1), "a"), methods=toys)
+
+
+class TestResult:
+    def test_intervals_and_differences_are_paired(self, found):
+        for a, b in found.pairs:
+            for place, measure in enumerate(found.measures):
+                own = [found.random if name == "random" else found.values[found.methods.index(name)] for name in (a, b)]
+                apart = (own[0] - own[1])[:, place]
+                e = found.difference(a, b, measure)
+                assert e.value == pytest.approx(apart.mean()) and e.low <= e.value <= e.high
+                back = found.difference(b, a, measure)
+                assert (back.value, back.low, back.high) == (-e.value, -e.high, -e.low)
+                assert (e.high - e.low) == pytest.approx(4 * apart.std() / len(apart) ** 0.5, rel=0.35, abs=1e-9)
+        assert found.difference("own", "own").value == 0
+
+    def test_one_token_has_no_ranking(self, found):
+        short = [at for at, text in enumerate([*lines(15, seed=1), "a"]) if len(text.split()) == 1]
+        assert found.texts.tolist() == [at for at in range(16) if at not in short] and len(short) > 1
+        assert found.notes[0] == f"{len(short)} of 16 texts have a single token and are left out"
+        with pytest.raises(InputError, match="no text of toy .test. has two tokens"):
+            fidelity_auc(reader(), texts("a", "b"), methods={"own": by_position})
+
+    def test_ties_are_counted(self, found):
+        assert [note for note in found.notes if "position decides" in note][-1].startswith("tied gives 100 %")
+        assert not any(note.startswith("first") for note in found.notes)
+
+    def test_the_frames(self, found):
+        frame = found.to_frame()
+        assert list(frame) == ["method", "measure", "value", "low", "high", "texts", "spread"]
+        assert len(frame) == 4 * 5 and set(frame["texts"]) == {len(found.texts)}
+        alone = frame.query("method == 'random'")
+        assert alone["spread"].to_numpy() == pytest.approx(found.rankings.std(0, ddof=1))
+        assert alone["value"].to_numpy() == pytest.approx(found.rankings.mean(0))
+        assert frame.query("method != 'random'")["spread"].isna().all()
+        curves = found.curves()
+        assert len(curves) == 4 * 2 * 21 and (curves["low"] <= curves["mean"]).all()
+        assert set(curves["ranking"]) == {"MoRF", "LeRF"} and sorted(set(curves["q"])) == [i / 20 for i in range(21)]
+        for method in found.rows:
+            for order, measure in (("MoRF", "morf"), ("LeRF", "lerf")):
+                mean = curves.query(f"method == {method!r} and ranking == {order!r}")["mean"].to_numpy()
+                assert trapezoid(mean) == pytest.approx(found.estimate(method, measure).value)
+        assert len(found.differences()) == 6 * 5
+        each = found.per_text()
+        assert each.groupby("method")["delta"].mean()["own"] == pytest.approx(found.estimate("own").value)
+
+    def test_round_trip(self, found, tmp_path):
+        again = Result.load(found.save(tmp_path, "fidelity")["json"])
+        assert isinstance(again, Fidelity) and again == found and again.values.tobytes() == found.values.tobytes()
+        assert again.pairs == found.pairs
+
+    def test_the_terminal_view_says_what_was_done(self, found):
+        shown = str(found)
+        assert "best ΔA" in shown and "replaced by the mean embedding" in " ".join(shown.split())
+        assert "20 random rankings" in " ".join(shown.split()) and "minus random" in shown
+        assert max(map(len, shown.splitlines())) <= 100
+
+    def test_the_figure_has_no_overlaps(self, found):
+        figure = found.figure()
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        drawn = [text for text in figure.findobj(lambda each: hasattr(each, "get_text")) if text.get_text().strip()]
+        boxes = [
+            (text.get_text(), text.get_window_extent(canvas.get_renderer()))
+            for text in drawn
+            if text.get_visible() and (text.axes is None or text.get_window_extent().width > 0)
+        ]
+        width, height = figure.get_size_inches() * figure.dpi
+        shown = {}
+        for name, box in boxes:
+            shown[name, round(box.x0), round(box.y0)] = box
+        assert len(shown) > 20
+        for (name, *_), box in shown.items():
+            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, name
+        titles = [(name, box) for (name, *_), box in shown.items() if not re.fullmatch(r"[−.\d]+", name)]
+        for (a, first), (b, second) in itertools.combinations(titles, 2):
+            assert not first.overlaps(second), (a, b)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"mode": "remove"}, "unknown mode 'remove'; allowed are replace, delete"),
+            ({"value": "logits"}, "did you mean 'logit'"),
+            ({"replacement": "maen"}, "did you mean 'mean'"),
+            ({"steps": 0}, "steps is 0; allowed is a whole number from 1 on"),
+            ({"random_rankings": 19}, "random_rankings is 19; allowed is a whole number from 20 on"),
+            ({"batch_size": 0}, "batch_size is 0"),
+            ({"seed": -1}, "seed is -1"),
+            ({"limit": 0}, "a sample of 0 examples"),
+            ({"methods": []}, "no method was given"),
+            ({"methods": ["igg"]}, "unknown method 'igg'"),
+            ({"methods": {"random": by_position}}, "'random' is always there"),
+            ({"methods": ["ig", "ig"]}, "'ig' is there twice"),
+            ({"options": {"owm": {}}}, "options of 'owm' were given, which is no method here"),
+            ({"methods": {"own": lambda goal: Scores(torch.zeros(1, 2))}}, "gives scores of shape (1, 2)"),
+            ({"methods": {"own": lambda goal: Scores(goal.batch.mask / 0.0)}}, "own are not finite"),
+        ],
+    )
+    def test_refuses(self, options, says):
+        with pytest.raises(InputError, match=re.escape(says)) as raised:
+            fidelity_auc(
+                bag(dict.fromkeys(WORDS, 0.1)), texts("a b", "c d"), **({"methods": {"own": by_position}} | options)
+            )
+        assert "\n" not in str(raised.value)
+
+    def test_refuses_texts_that_cannot_be_read_and_other_models(self):
+        model = bag(dict.fromkeys(WORDS, 0.1))
+        with pytest.raises(InputError, match="row 2 of toy .test.: the text has only characters"):
+            fidelity_auc(model, texts("a b", "z"), methods={"own": by_position})
+        with pytest.raises(InputError, match="has no tokenizer"):
+            fidelity_auc(ssmscope.Model(model.module), texts("a b"), methods={"own": by_position})
+        broken = bag(dict.fromkeys(WORDS, 0.1), link=lambda total: total / 0)
+        with pytest.raises(InputError, match="logits are not finite"):
+            fidelity_auc(broken, texts("a b"), methods={"own": by_position})
+
+    def test_our_methods_by_name(self):
+        model, data = reader(), texts(*lines(3, shortest=3))
+        named = fidelity_auc(model, data, methods=["gradxinput", "self-write"])
+        assert named.methods == ("gradxinput", "self-write") and np.isfinite(named.values).all()
+
+
+class TestRationales:
+    def test_plausibility_stands_beside(self):
+        weights = dict(zip(WORDS, np.linspace(1, 0.1, 10)))
+        marked = [((0, 1),), None, ((2, 3), (4, 5))]
+        data = texts("a b c d", "b c d", "j a b i", rationales=marked)
+        found = fidelity_auc(
+            bag(weights), data, methods={"own": by_word(weights), "last": by_word({w: -v for w, v in weights.items()})}
+        )
+        assert found.measures == (*MEASURES, "token_f1", "iou_f1", "auprc") and found.marked == 0.375
+        # 37.5 % of 4 tokens are 1.5, rounded to 2: a, b of the first text, and what is marked of the third
+        assert found.estimate("own", "token_f1").value == pytest.approx((2 / 3 + 1) / 2)
+        assert found.estimate("own", "auprc").value == 1 and found.best("auprc") == ("own",)
+        assert found.estimate("last", "auprc").value < 0.6
+        assert np.isnan(found.values[:, 1, 5:]).all() and np.isfinite(found.values[:, 1, :5]).all()
+        assert "1 of 3 texts have no rationale; plausibility leaves them out" in found.notes
+        assert found.rankings.shape == (20, 8) and np.isfinite(found.rankings).all()
+        frame = found.to_frame().set_index(["method", "measure"])["texts"]
+        assert frame["own", "auprc"] == 2 and frame["own", "delta"] == 3
+        assert "token F1" in str(found) and found.figure() is not None
+
+
+class TestTables:
+    def test_measures(self, found):
+        rows = found.table().splitlines()
+        assert rows[0] == "| Method | ΔA ↑ | A\\_MoRF ↓ | A\\_LeRF ↑ | comprehensiveness ↑ | sufficiency ↓ |"
+        assert len(rows) == 2 + 4 and all(row.count(" | ") == 5 for row in rows)
+        best = found.best("delta")[0]
+        place = found.rows.index(best) + 2
+        assert [at for at, row in enumerate(rows) if row.split(" | ")[1].startswith("**")] == [place]
+        assert "first\\_$x$" in rows[3] and "**" not in rows[-1]
+        latex = found.table(style="latex")
+        assert (
+            latex.count(r"\\") == 5
+            and latex.count(r"\textbf") == sum(len(found.best(name)) for name in MEASURES)
+            and r"first\_\$x\$" in latex
+        )
+        assert latex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\nMethod & $\\Delta$A $\\uparrow$")
+        table = list(csv.DictReader(io.StringIO(found.table(style="csv"))))
+        for row in table:
+            e = found.estimate(row["method"], "lerf")
+            assert [float(row[f"lerf{end}"]) for end in ("", "_low", "_high")] == [e.value, e.low, e.high]
+            assert ("delta" in row["best_in"].split(";")) == (row["method"] == best)
+
+    def test_the_best_has_the_least_where_less_is_better(self, found):
+        means = {method: found.estimate(method, "morf").value for method in found.methods}
+        assert found.best("morf") == (min(means, key=means.get),)
+        means = {method: found.estimate(method, "comprehensiveness").value for method in found.methods}
+        assert found.best("comprehensiveness") == (max(means, key=means.get),)
+
+    @pytest.fixture
+    def several(self, found):
+        def of(model, data, factor=1.0, methods=None):
+            provenance = {**found.provenance, "model": model, "data": {**found.provenance["data"], "name": data}}
+            changed = dataclasses.replace(found, provenance=provenance, estimates=found.estimates * factor)
+            return dataclasses.replace(changed, methods=methods) if methods else changed
+
+        return of
+
+    def test_data_sets_and_models(self, found, several):
+        results = [several("m|1", "sst2"), several("m|1", "imdb", -1.0), several("m_2", "sst2", 2.0)]
+        rows = fidelity_table(results).splitlines()
+        assert rows[0] == "| Model | Method | sst2 | imdb | average |" and len(rows) == 2 + 8
+        assert rows[2].startswith("| m\\|1 | own | ") and rows[6].endswith(" | – | – |")  # m_2 has no imdb, no average
+        assert " 0.000 |" in rows[2].replace("**", "").replace("−", "")[-9:]  # the average of x and −x
+        means = {name: found.estimate(name).value for name in found.methods}
+        for column, wanted in ((2, max(means.values())), (3, -min(means.values()))):
+            marked = [row.split(" | ")[column] for row in rows[2:6] if row.split(" | ")[column].startswith("**")]
+            assert marked and all(cell.startswith(f"**{wanted:.3f}**".replace("-", "−")) for cell in marked)
+        one = fidelity_table(results[:1], style="latex")
+        assert "Model" not in one and "average" not in one and "sst2" in one
+        two = fidelity_table(results, style="latex")
+        assert two.count("\\midrule") == 2 and r"m\_2" in two
+        table = list(csv.DictReader(io.StringIO(fidelity_table(results, measure="morf", style="csv"))))
+        assert [row["model"] for row in table] == ["m|1"] * 4 + ["m_2"] * 4
+        assert float(table[0]["average"]) == pytest.approx(0) and table[0]["average_low"] == table[4]["imdb"] == ""
+
+    def test_refuses(self, several):
+        one = several("m", "sst2")
+        with pytest.raises(InputError, match="two results are of m on sst2"):
+            fidelity_table([one, one])
+        with pytest.raises(InputError, match="no result was given"):
+            fidelity_table([])
+        with pytest.raises(InputError, match="there is no measure 'detla'.*did you mean 'delta'"):
+            fidelity_table([one], measure="detla")
+        with pytest.raises(InputError, match="unknown style 'tex'"):
+            one.table(style="tex")
