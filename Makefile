@@ -8,7 +8,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # One thread a test worker: more of them fight for the cores.
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Nothing of transformers is in these.
-SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py \
+SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/test_bootstrap.py \
+    tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
+    tests/interp/test_readouts.py tests/interp/test_attention_views.py tests/interp/test_plausibility.py \
     $(filter-out %/test_language.py %/test_tokenizer.py,$(wildcard tests/tasks/test_*.py))
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 

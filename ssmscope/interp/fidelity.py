@@ -97,7 +97,7 @@ def fidelity_auc(
         model: a classifier of texts.
         data: texts; their labels are not used.
         methods: names of `ssmscope.interp.methods.METHODS`, or functions of your own by name: each gets the
-            objective of a batch of texts and gives their `Scores`.
+            objective of a batch of texts and gives their `Scores`. The random rankings are there in any case.
         options: per method its own options, such as {"ig": {"steps": 64}}.
         limit: only so many texts, drawn by the seed.
         max_tokens: leave out the longer ones among them.
@@ -274,13 +274,16 @@ def settled(
     """The methods by name, with their options settled; methods of ours that draw get the seed.
 
     Raises:
-        InputError: no method, an unknown one, one named twice or "random", or options of another method.
+        InputError: no method, an unknown one, one named twice, a function of one's own named "random", or options of
+            another method. The name "random" among names asks for what is there in any case.
     """
     from ssmscope.interp.methods import METHODS, method
 
     own = methods if isinstance(methods, Mapping) else None
     known: Mapping[str, Any] = METHODS if own is None else own
     asked = [methods] if isinstance(methods, str) else list(methods)
+    if own is None:
+        asked = [name for name in asked if name != RANDOM]
     allowed = ", ".join(name for name in known if name != RANDOM)
     if not asked:
         raise InputError(f"no method was given; allowed are {allowed or 'names and functions'}")
