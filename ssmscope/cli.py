@@ -30,6 +30,7 @@ from ssmscope.command import (
     METHODS,
     MODEL,
     OUT,
+    SPLIT,
     TEXT,
     TOKENIZER,
     Given,
@@ -240,9 +241,7 @@ def fidelity(
         str | None,
         typer.Option("--data", metavar="DATA", help="sst2, imdb, … or a file; else what MODEL learnt from."),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="Of a known data set; by default the one to test on.")
-    ] = None,
+    split: SPLIT = None,
     methods: METHODS = "self-retention,self-write,ig,gradxinput,gradcam",
     limit: Annotated[
         int | None, typer.Option("--limit", parser=whole, metavar="N", help="Only so many texts, drawn by the seed.")
@@ -317,9 +316,7 @@ def position(
         str | None,
         typer.Option("--data", metavar="DATA", help="cifar10, digits, sst2, … or a file; else what MODEL learnt from."),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="Of a known data set; by default the one to test on.")
-    ] = None,
+    split: SPLIT = None,
     regions: Annotated[
         str | None,
         typer.Option(

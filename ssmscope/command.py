@@ -53,6 +53,9 @@ IMAGE = Annotated[
     list[str] | None,
     typer.Option("--image", metavar="FILE", help="A PNG or JPEG, for a model of pixels; may be repeated."),
 ]
+SPLIT = Annotated[
+    str | None, typer.Option("--split", metavar="NAME", help="Of a known data set; by default the one to test on.")
+]
 METHODS = Annotated[
     str, typer.Option("--methods", metavar="A,B,…", help="Methods of explanation, with commas between them.")
 ]
