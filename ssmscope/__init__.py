@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.attending import implicit_attention as implicit_attention
     from ssmscope.interp.explaining import explain as explain
     from ssmscope.interp.fidelity import fidelity_auc as fidelity_auc
-    from ssmscope.interp.fidelity import fidelity_table as fidelity_table
+    from ssmscope.interp.fidelity_result import fidelity_table as fidelity_table
     from ssmscope.interp.sanity import cascading_randomisation as cascading_randomisation
     from ssmscope.interp.selection import selection_heatmap as selection_heatmap
     from ssmscope.model import Model as Model
@@ -52,7 +52,7 @@ _HOMES = {
     "explain": "interp.explaining",
     "fast_scan": "model",
     "fidelity_auc": "interp.fidelity",
-    "fidelity_table": "interp.fidelity",
+    "fidelity_table": "interp.fidelity_result",
     "implicit_attention": "interp.attending",
     "load": "models.load",
     "position_bias": "attacks.position",

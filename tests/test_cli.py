@@ -177,7 +177,8 @@ class TestFidelity:
         table = tmp_path / "reviews.csv"
         rows = ["a gripping and funny film,positive", "a dull and lifeless mess,negative", "moving and fine,positive"]
         table.write_text("text,label\n" + "\n".join(rows) + "\n")
-        given = ("fidelity", "demo/sst2-mamba2", "--data", table, "--methods", "lrp,self-retention,random", "--steps", "5")
+        methods = ("--methods", "lrp,self-retention,random", "--steps", "5")
+        given = ("fidelity", "demo/sst2-mamba2", "--data", table, *methods)
         answer = analyze(*given, "--out", tmp_path / "out")
         assert answer.code == 0 and "ΔA" in answer.out and "random" in answer.out
         assert len(list((tmp_path / "out").iterdir())) == 4

@@ -21,7 +21,8 @@ import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp import perturbed
 from ssmscope.interp.attribution import Scores
-from ssmscope.interp.fidelity import MEASURES, Fidelity, fidelity_auc, fidelity_table, measures, trapezoid
+from ssmscope.interp.fidelity import fidelity_auc, measures, trapezoid
+from ssmscope.interp.fidelity_result import MEASURES, Fidelity, fidelity_table
 from ssmscope.interp.objective import objective
 from ssmscope.interp.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification

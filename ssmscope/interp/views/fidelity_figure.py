@@ -19,7 +19,7 @@ from ssmscope.interp.views.tokens import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ssmscope.interp.fidelity import Fidelity
+    from ssmscope.interp.fidelity_result import Fidelity
     from ssmscope.interp.plausibility import Plausibility
     from ssmscope.interp.sanity import SanityCheck
 

@@ -13,7 +13,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.views.tokens import visible
 
 if TYPE_CHECKING:
-    from ssmscope.interp.fidelity import Fidelity
+    from ssmscope.interp.fidelity_result import Fidelity
 
 STYLES = ("markdown", "latex", "csv")
 
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 def measure_table(result: Fidelity, style: str) -> str:
     """Methods × measures of one result."""
-    from ssmscope.interp.fidelity import more_is_better, name_of
+    from ssmscope.interp.fidelity_result import more_is_better, name_of
 
     _check(style)
     rows = [([method], [_cell(result, method, measure) for measure in result.measures]) for method in result.rows]
@@ -46,7 +46,7 @@ def measure_table(result: Fidelity, style: str) -> str:
 
 def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
     """Methods × data sets of one measure, for one or several models."""
-    from ssmscope.interp.fidelity import more_is_better
+    from ssmscope.interp.fidelity_result import more_is_better
 
     _check(style)
     if not results:
