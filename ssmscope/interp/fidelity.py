@@ -35,7 +35,6 @@ from ssmscope.results import record_provenance
 from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
-
     from ssmscope.encoding import Batch
     from ssmscope.model import Model
 
