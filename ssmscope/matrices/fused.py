@@ -330,9 +330,14 @@ def _hopper(index: int) -> ModuleType | None:
         plan, out = _plan(one, one[..., 0], 1), one.new_empty(1, 1, 2 * TILE, 2 * TILE)
         with _on(one):
             _make(out, plan, one, one, one[..., 0], one[0, :1, 0], None, None, "tf32", fused_hopper)
-    except Exception:
+    except _faults(ImportError, AttributeError, TypeError, ValueError, AssertionError):
         return None
     return fused_hopper
+
+
+def _faults(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What goes wrong where triton cannot compile or launch a kernel."""
+    return (_loaded().triton.errors.TritonError, RuntimeError, OSError, subprocess.SubprocessError, *others)
 
 
 def _on(t: Tensor):
@@ -364,6 +369,6 @@ def _tried(index: int) -> str | None:
     one = torch.ones(1, 2 * TILE, 1, 1, device=device)
     try:
         mean(one, one, one[..., 0], one[0, :1, 0])
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+    except _faults() as error:
         return " ".join(f"triton cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
     return None
