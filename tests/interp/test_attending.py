@@ -208,6 +208,13 @@ def test_long_texts_are_shown_in_cells():
     assert whole.shape == (1025, 1025)
     edge = pooled.edges
     close(pooled.maps[0].values[400, 7], whole[edge[400] : edge[401], edge[7] : edge[8]].mean(), 1e-4)
+    remark = "with cells of 3 tokens, nothing nearer"
+    for view in (
+        " ".join(str(implicit_attention(trace, layers=1)).split()),
+        implicit_attention(trace, layers=1).to_html(),
+    ):
+        assert remark in view
+    assert "cells of" not in str(implicit_attention(trace, layers=1, rows="last"))
     with pytest.raises(ValueError, match="layer 0"):
         trace.frozen[0]
     with pytest.raises(InputError, match="no layer 9"):

@@ -25,6 +25,7 @@ from ssmscope.interp.views.signed import (
     STEPS,
     brief,
     causal,
+    coarse,
     heads_name,
     limit,
     shades,
@@ -249,6 +250,7 @@ def _readouts(text: AttendedText) -> str:
         cells = "".join(f"<td>{'' if math.isnan(value) else brief(value)}</td>" for value in found)
         rows.append(f"<tr><td>{escape(title(map_))}</td>{cells}</tr>")
     rest = f"<p>{TABLE_ROWS} of {len(text.maps)} maps</p>" if len(text.maps) > TABLE_ROWS else ""
+    rest += f"<p>{escape(remark)}</p>" if (remark := coarse([text])) else ""
     return (
         f"<details><summary>Readouts: how far back, and on what</summary>"
         f"<table><tr><th>map</th>{head}</tr>{''.join(rows)}</table>{rest}</details>"

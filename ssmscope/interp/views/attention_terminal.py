@@ -12,6 +12,7 @@ from rich.text import Text
 from ssmscope.interp.views.signed import (
     STEPS,
     brief,
+    coarse,
     heads_name,
     levels,
     limit,
@@ -47,6 +48,8 @@ def terminal_view(result: ImplicitAttention, *, coloured: bool) -> Iterator[Rend
         f" on the first {result.top} and the state before them; outside, off the marked tokens. Distance in tokens.",
         style="dim",
     )
+    if remark := coarse(result):
+        yield Text(remark, style="dim")
     for number, text in enumerate(result, start=1):
         yield Text("")
         heading = Text.assemble((f"{number}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,3 +97,14 @@ def span_name(text: AttendedText) -> str:
         return ""
     first, last = text.span[0], text.span[1] - 1
     return f"marked: token {first}" if first == last else f"marked: tokens {first}–{last}"
+
+
+def coarse(texts: Iterable[AttendedText]) -> str:
+    """What is to be said of readouts that come from cells; nothing where every map has single tokens."""
+    sizes = [int(np.diff(text.edges).max()) for text in texts if text.edges is not None]
+    if not sizes:
+        return ""
+    return (
+        f"Of maps in cells the readouts take a cell's mass as spread evenly: with cells of {max(sizes)} tokens, "
+        "nothing nearer than that is told apart. Single rows (--rows) are exact."
+    )
