@@ -307,13 +307,14 @@ def trained():
         return [" ".join(row) for row in words], labels
 
     model = reader(labels=2)
-    rows, labels = examples(256)
-    batch = model.encode(rows)
     optimizer = torch.optim.Adam(model.module.parameters(), 1e-2)
     with ssmscope.fast_scan(model.module):
-        for _ in range(60):
+        for _ in range(400):
+            rows, labels = examples(256)  # new ones at every step: nothing can be learnt by heart
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model.forward(batch), torch.from_numpy(labels))
+            loss = torch.nn.functional.cross_entropy(model.forward(model.encode(rows)), torch.from_numpy(labels))
+            if loss < 0.02:
+                break
             loss.backward()
             optimizer.step()
     rows, labels = examples(60)
@@ -351,8 +352,8 @@ class TestPlanted:
         found = fidelity_auc(model, data, methods=toys)
         assert found.estimate("oracle").low > 0.1 and found.difference("oracle").low > 0.1
         assert found.estimate("reversed").high < -0.1 and found.best("delta") == ("oracle",)
-        chance = found.estimate("random")
-        assert chance.low < 0 < chance.high and found.rankings[:, 0].min() < 0 < found.rankings[:, 0].max()
+        each = found.rankings[:, 0]  # of mean 0, as a ranking and its reverse are as likely
+        assert abs(each.mean()) < 4 * each.std(ddof=1) / len(each) ** 0.5 and each.min() < 0 < each.max()
         assert (found.estimate("oracle").value > found.rankings[:, 0]).all()
 
 
