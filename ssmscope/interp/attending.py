@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import LEVELS, FrozenLayer
 from ssmscope.interp.attention import AttendedText, AttentionMap, ImplicitAttention
+from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.readouts import read
 from ssmscope.interp.views.tokens import written
 from ssmscope.matrices.pooled import causal_pairs, edges
@@ -445,32 +445,17 @@ def row_normalised(weights: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 # ---- gradients
 
 
-@contextmanager
-def _kept_outputs(model: Model, chosen: Sequence[int], kept: dict[int, Tensor]) -> Iterator[None]:
-    handles = []
-    try:
-        for index in chosen:
-
-            def keep(module: Any, inputs: Any, output: Any, index: int = index) -> None:
-                kept[index] = output[0] if isinstance(output, tuple) else output
-
-            handles.append(model.mixers[index].register_forward_hook(keep))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _gradients(
     model: Model, batch: Batch, target: int | None, chosen: Sequence[int]
 ) -> tuple[dict[int, Tensor], list[str]]:
     """The gradient of each text's target logit at the output of each layer, (batch, length, width), and the targets."""
     kept: dict[int, Tensor] = {}
-    with torch.enable_grad(), fast_scan(model.module, mask=batch.mask), _kept_outputs(model, chosen, kept):
+    layers = [model.mixers[index] for index in chosen]
+    with torch.enable_grad(), fast_scan(model.module, mask=batch.mask), outputs_kept(layers, kept):
         logits = model.forward(batch, last_only=True)
     best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
     wanted = logits.gather(-1, best.unsqueeze(-1)).sum()
-    found = torch.autograd.grad(wanted, [kept[index] for index in chosen])
+    found = torch.autograd.grad(wanted, [kept[place] for place in range(len(layers))])
     labels = model.labels
     names = [labels[i] if labels is not None else str(i) for i in best.tolist()]
     return dict(zip(chosen, found)), names

@@ -253,7 +253,7 @@ def output_gradients(
 ) -> list[tuple[Tensor, Tensor]]:
     """The output of each of these layers and the gradient of f there, (runs, length, width) each."""
     kept: dict[int, Tensor] = {}
-    with weights_frozen(objective.model.module), torch.enable_grad(), _outputs_kept(layers, kept):
+    with weights_frozen(objective.model.module), torch.enable_grad(), outputs_kept(layers, kept):
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [kept[index] for index in range(len(layers))]
         gradients = torch.autograd.grad(values.sum(), outputs)
@@ -261,7 +261,7 @@ def output_gradients(
 
 
 @contextmanager
-def _outputs_kept(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
+def outputs_kept(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
     handles = []
     try:
         for index, layer in enumerate(layers):
