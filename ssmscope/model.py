@@ -150,8 +150,8 @@ def _forward(own_forward, mixer, index, mask, state, retention, visit, /, u, cac
 
 
 class Run(NamedTuple):
-    """Logits at every position, (batch, length, vocabulary) (a classifier's: (batch, classes)), and the state from
-    which `Model.run` continues."""
+    """Logits at every position, (batch, length, vocabulary) (a classifier's, or those at each text's last position:
+    (batch, classes)), and the state from which `Model.run` continues."""
 
     logits: Tensor
     states: tuple[LayerState, ...]
@@ -291,11 +291,12 @@ class Model:
         with torch.no_grad(), fast_scan(self.module, mask=batch.mask):
             return self.forward(batch)
 
-    def run(self, batch: Batch, states: Sequence[LayerState] | None = None) -> Run:
+    def run(self, batch: Batch, states: Sequence[LayerState] | None = None, *, last_only: bool = False) -> Run:
         """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
 
         A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a
-        padded batch every row continues from its own last real position.
+        padded batch every row continues from its own last real position. With `last_only` a language model's logits
+        are those at each text's last position.
         """
         after: list[LayerState] = []
 
@@ -304,7 +305,7 @@ class Model:
             after.append(reader_of(mixer).state_after(mixer, layer, scans))
 
         with torch.no_grad(), fast_scan(self.module, mask=batch.mask, states=states, visit=keep):
-            logits = self.forward(batch)
+            logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
     def trace(

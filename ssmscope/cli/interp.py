@@ -1,24 +1,12 @@
-"""The command `analyze`: one verb per question about a trained state-space model.
-
-Exit codes: 0, the answer is on stdout; 2, the input cannot be used, and one line on stderr says why; 130,
-interrupted. Anything else is a fault of ours and shows a traceback. The verbs import what they need when they run.
-"""
+"""The verbs that look into a model: heatmap, attention, explain, fidelity."""
 
 from __future__ import annotations
 
-import json as json_module
-import math
-import os
-import shlex
-import sys
-import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ssmscope import __version__, command
+from ssmscope.cli.app import app
 from ssmscope.command import (
     DEVICE,
     FILE,
@@ -34,7 +22,6 @@ from ssmscope.command import (
     TEXT,
     TOKENIZER,
     Given,
-    Verbs,
     answer,
     method_options,
     names,
@@ -42,31 +29,7 @@ from ssmscope.command import (
 )
 from ssmscope.errors import InputError
 from ssmscope.inputs import check_writable
-from ssmscope.options import keyword_options, number, taking, whole
-from ssmscope.training import ARCHITECTURES, train_model
-
-app = typer.Typer(
-    cls=Verbs,
-    help="Interpret trained state-space models: Mamba, Mamba-2, Falcon-Mamba, Baleen.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"ssmscope {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def analyze(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Options that need no verb."""
+from ssmscope.options import number, whole
 
 
 @app.command()
@@ -307,177 +270,3 @@ def fidelity(
         seed=seed,
     )
     answer(result, out, json)
-
-
-@app.command()
-def position(
-    model: MODEL,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="DATA", help="cifar10, digits, sst2, … or a file; else what MODEL learnt from."),
-    ] = None,
-    split: SPLIT = None,
-    regions: Annotated[
-        str | None,
-        typer.Option(
-            "--regions",
-            metavar="A:B,…",
-            help="Tokens 0:32,992:1024 or shares 0%:10%; by default the paper's, or the first and last 10 % and 25 %.",
-        ),
-    ] = None,
-    replacement: Annotated[
-        str, typer.Option("--replacement", metavar="noise|zeros|mean|other", help="other: tokens of another class.")
-    ] = "noise",
-    window: Annotated[
-        str | None, typer.Option("--window", metavar="N|P%", help="Also slide a window so wide along the sequence.")
-    ] = None,
-    stride: Annotated[
-        str | None, typer.Option("--stride", metavar="N|P%", help="How far apart the windows are; else their width.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", parser=whole, metavar="N", help="Only so many examples, drawn by the seed.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", parser=whole, metavar="N", help="Examples that are run together.")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", parser=whole, metavar="N", help="Draws examples, noise, donors and resamples.")
-    ] = 0,
-    out: OUT = None,
-    json: JSON = False,
-    tokenizer: TOKENIZER = None,
-    device: DEVICE = "cpu",
-) -> None:
-    """How much a classifier's accuracy drops when tokens at one place are spoiled: the position-bias attack."""
-    check_writable(out)
-
-    from ssmscope.attacks.position import position_bias
-    from ssmscope.models.load import load, trained_on
-    from ssmscope.tasks.labelled import KNOWN, load_labelled
-
-    loaded = load(model, tokenizer=tokenizer, device=device)
-    name = data if data is not None else trained_on(model)
-    if name is None or (data is None and name not in KNOWN):
-        raise InputError(f"no data; give --data, one of {', '.join(KNOWN)}, or a file with text and label")
-    examples = load_labelled(name, split, label_names=loaded.labels)
-    result = position_bias(
-        loaded,
-        examples,
-        regions=regions,
-        replacement=replacement,
-        window=window,
-        stride=stride,
-        limit=limit,
-        batch_size=batch_size,
-        seed=seed,
-    )
-    answer(result, out, json)
-
-
-@app.command()
-@taking(keyword_options(train_model, without=("command",)))
-def train(
-    architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
-    data: Annotated[
-        str,
-        typer.Option("--data", "--task", metavar="NAME", help="A data set, a generated task, or a file; see below."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Where the model is written, by default runs/NAME-ARCH."),
-    ] = None,
-    json: JSON = False,
-    **options: Any,
-) -> None:
-    """Fit a model to a task, or turn a trained Mamba or Mamba-2 into a Baleen. A killed run continues.
-
-    NAME is sst2, imdb, rotten_tomatoes, snli, wnli or a csv, tsv, jsonl or parquet file with text and label
-    (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
-    fuzzy-recall, noisy-recall, selective-copying, compression, memorization or qa1 to qa5 (tokens that are asked for);
-    wikitext2 or a .txt file (language models).
-    """
-    out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
-    check_writable(out)
-    line = shlex.join(["analyze", *command.given])
-    try:
-        train_model(architecture, data, out, **options, command=line)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
-    record = (out / "training.json").read_text(encoding="utf-8")
-    if json:
-        print(record, end="")
-        return
-    measured = json_module.loads(record)
-    for split in ("train", "validation", "test"):
-        if measured.get(split) is not None:
-            print(f"{split} accuracy {_accuracy(measured[split])}")
-            if measured["kind"] == "language":
-                print(f"{split} perplexity {math.exp(measured[split]['cross_entropy']):.2f}")
-    first, last = measured["history"][0], measured["history"][-1]
-    for name in ("spectral_abscissa", "mean_lambda"):
-        if name in last:
-            print(f"{name.replace('_', ' ')} {first[name]:.4f} after one epoch, {last[name]:.4f} after all")
-    print(f"Saved in {out}{_next_step(out, measured['kind'])}")
-
-
-def _next_step(out: Path, kind: str) -> str:
-    if kind == "pixels":
-        return f"; try: analyze position {shlex.quote(str(out))}"
-    if kind in ("text", "language"):
-        return f'; try: analyze heatmap {shlex.quote(str(out))} --text "…"'
-    return f"; try: analyze heatmap {shlex.quote(str(out))} --ids 0,1,1,0"
-
-
-@app.command()
-def models(json: JSON = False) -> None:
-    """The shipped models with their accuracy, and what can be loaded."""
-    from ssmscope.models.load import demos, readable_types
-
-    records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
-    if json:
-        shown = ("architecture", "parameters", "data", "validation", "test")
-        listed = [{"name": name, **{key: record[key] for key in shown}} for name, record in records.items()]
-        print(json_module.dumps({"models": listed, "architectures": readable_types()}, indent=2))
-        return
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "architecture", "trained on", "test accuracy", "size", box=None, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap = True
-    for name, record in records.items():
-        tested = "–"
-        if record["test"] is not None:
-            tested = "{:.3f} ({:.3f}–{:.3f})".format(record["test"]["accuracy"], *record["test"]["interval"])
-        learnt = record["data"]["train"]["name"]
-        table.add_row(name, record["architecture"], learnt, tested, f"{record['parameters']:,}")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
-        "\nIn brackets 95 % intervals over the test examples; size is the number of parameters.\n"
-        "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
-        f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
-    )
-
-
-def _accuracy(measured: Mapping[str, Any]) -> str:
-    low, high = measured["interval"]
-    return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} examples)"
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
-    return command.run(app, arguments)
-
-
-def main() -> None:
-    """The entry point of the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    # A refusal is one line: what libraries have to say while they load would bury it.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")
-    sys.exit(run(sys.argv[1:]))

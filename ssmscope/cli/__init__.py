@@ -1,0 +1,39 @@
+"""The command `analyze`: one verb per question about a trained state-space model.
+
+Exit codes: 0, the answer is on stdout; 2, the input cannot be used, and one line on stderr says why; 130,
+interrupted. Anything else is a fault of ours and shows a traceback. The verbs import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+# isort: off
+from ssmscope import command
+from ssmscope.cli.app import app as app
+
+# The order of the verbs in --help is that of these lines.
+from ssmscope.cli.interp import heatmap as heatmap, attention as attention, explain as explain, fidelity as fidelity
+from ssmscope.cli.attacks import position as position
+from ssmscope.cli.training import train as train, models as models
+# isort: on
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    return command.run(app, arguments)
+
+
+def main() -> None:
+    """The entry point of the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    # A refusal is one line: what libraries have to say while they load would bury it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""The verbs that make models and list them: train, models."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ssmscope import command
+from ssmscope.cli.app import app
+from ssmscope.command import (
+    JSON,
+)
+from ssmscope.inputs import check_writable
+from ssmscope.options import keyword_options, taking
+from ssmscope.training import ARCHITECTURES, train_model
+
+
+@app.command()
+@taking(keyword_options(train_model, without=("command",)))
+def train(
+    architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
+    data: Annotated[
+        str,
+        typer.Option("--data", "--task", metavar="NAME", help="A data set, a generated task, or a file; see below."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where the model is written, by default runs/NAME-ARCH."),
+    ] = None,
+    json: JSON = False,
+    **options: Any,
+) -> None:
+    """Fit a model to a task, or turn a trained Mamba or Mamba-2 into a Baleen. A killed run continues.
+
+    NAME is sst2, imdb, rotten_tomatoes, snli, wnli or a csv, tsv, jsonl or parquet file with text and label
+    (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
+    fuzzy-recall, noisy-recall, selective-copying, compression, memorization or qa1 to qa5 (tokens that are asked for);
+    wikitext2 or a .txt file (language models).
+    """
+    out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
+    check_writable(out)
+    line = shlex.join(["analyze", *command.given])
+    try:
+        train_model(architecture, data, out, **options, command=line)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
+    record = (out / "training.json").read_text(encoding="utf-8")
+    if json:
+        print(record, end="")
+        return
+    measured = json_module.loads(record)
+    for split in ("train", "validation", "test"):
+        if measured.get(split) is not None:
+            print(f"{split} accuracy {_accuracy(measured[split])}")
+            if measured["kind"] == "language":
+                print(f"{split} perplexity {math.exp(measured[split]['cross_entropy']):.2f}")
+    first, last = measured["history"][0], measured["history"][-1]
+    for name in ("spectral_abscissa", "mean_lambda"):
+        if name in last:
+            print(f"{name.replace('_', ' ')} {first[name]:.4f} after one epoch, {last[name]:.4f} after all")
+    print(f"Saved in {out}{_next_step(out, measured['kind'])}")
+
+
+def _next_step(out: Path, kind: str) -> str:
+    if kind == "pixels":
+        return f"; try: analyze position {shlex.quote(str(out))}"
+    if kind in ("text", "language"):
+        return f'; try: analyze heatmap {shlex.quote(str(out))} --text "…"'
+    return f"; try: analyze heatmap {shlex.quote(str(out))} --ids 0,1,1,0"
+
+
+@app.command()
+def models(json: JSON = False) -> None:
+    """The shipped models with their accuracy, and what can be loaded."""
+    from ssmscope.models.load import demos, readable_types
+
+    records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
+    if json:
+        shown = ("architecture", "parameters", "data", "validation", "test")
+        listed = [{"name": name, **{key: record[key] for key in shown}} for name, record in records.items()]
+        print(json_module.dumps({"models": listed, "architectures": readable_types()}, indent=2))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "architecture", "trained on", "test accuracy", "size", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
+    for name, record in records.items():
+        tested = "–"
+        if record["test"] is not None:
+            tested = "{:.3f} ({:.3f}–{:.3f})".format(record["test"]["accuracy"], *record["test"]["interval"])
+        learnt = record["data"]["train"]["name"]
+        table.add_row(name, record["architecture"], learnt, tested, f"{record['parameters']:,}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "\nIn brackets 95 % intervals over the test examples; size is the number of parameters.\n"
+        "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
+        f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
+    )
+
+
+def _accuracy(measured: Mapping[str, Any]) -> str:
+    low, high = measured["interval"]
+    return f"{measured['accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, {measured['examples']:,} examples)"
