@@ -12,6 +12,8 @@ SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/t
     tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
     tests/interp/test_readouts.py tests/interp/test_attention_views.py tests/interp/test_plausibility.py \
     $(filter-out %/test_language.py %/test_tokenizer.py,$(wildcard tests/tasks/test_*.py))
+# Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
+PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
 .PHONY: demo setup test lint types pytest test-transformers5 clean
@@ -38,7 +40,8 @@ test-transformers5: $(VENV)-transformers5/.dev
 	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) $(SAME_ON_5:%=--ignore=%)
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev,attacks]"
+	$(VENV)/bin/pip install --quiet --no-deps $(PROMPTBENCH)
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
