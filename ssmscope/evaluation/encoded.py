@@ -1,0 +1,56 @@
+"""Many texts as rows of token ids at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from ssmscope.errors import InputError
+from ssmscope.tasks.language import check_symbols
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+
+
+def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:
+    """The token ids of every text, as the model is to read them.
+
+    The tokenizer's special tokens are among them; for a language model not those that it puts at the end, which would
+    stand between the text and what is said next. With `blank` a text may have no token of its own.
+
+    Raises:
+        InputError: for a model without a tokenizer, a text without a token, a symbol that the tokenizer does not have,
+            or an id outside the model's vocabulary.
+    """
+    if model.tokenizer is None:
+        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    if not texts:
+        return []
+    check_symbols(texts, model.tokenizer)
+    found = model.tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False, verbose=False)
+    rows: list[list[int]] = found["input_ids"]
+    longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+    start, end = _added(model, texts[longest])
+    for number, row in enumerate(rows, 1):
+        if len(row) <= start + end and not blank:
+            which = f"text {number}" if len(rows) > 1 else "the text"
+            raise InputError(
+                f"{which} ({texts[number - 1][:40]!r}) has no token that the tokenizer of {model.name} knows: give at "
+                "least one word"
+            )
+    if end and not model.is_classifier:
+        rows = [row[:-end] for row in rows]
+    beyond = max((max(row) for row in rows if row), default=0)
+    if beyond >= model.vocabulary:
+        raise InputError(
+            f"the tokenizer gives id {beyond}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
+        )
+    return rows
+
+
+def _added(model: Model, text: str) -> tuple[int, int]:
+    """How many special tokens the tokenizer puts before a text and after it; as many as for any other."""
+    special = model.tokenizer(text, return_special_tokens_mask=True, verbose=False)["special_tokens_mask"]
+    start = len(list(takewhile(bool, special)))
+    return start, len(list(takewhile(bool, reversed(special[start:]))))

@@ -1,0 +1,72 @@
+"""What a language model goes on to say, greedily, for many texts side by side."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.running import run_batch
+from ssmscope.evaluation.states import States, gathered
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+
+
+class Speaker:
+    """Continues texts by the likeliest token, again and again, at most `new_tokens` times.
+
+    An answer stops at the tokenizer's end token, and at a line break once something was said. Of equally likely tokens
+    the one with the lowest id counts.
+    """
+
+    def __init__(self, model: Model, new_tokens: int) -> None:
+        self.model, self.new_tokens = model, new_tokens
+        self.end = getattr(model.tokenizer, "eos_token_id", None)
+        self._breaks = lru_cache(maxsize=None)(lambda token: "\n" in model.tokenizer.decode([token]))
+
+    def answers(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
+        """What is said after these rows.
+
+        Args:
+            logits: after the rows, (ends, vocabulary).
+            states: after the rows; without, every step runs whole rows.
+        """
+        said: list[list[int]] = [[] for _ in chosen]
+        going = list(range(len(chosen)))
+        for step in range(self.new_tokens):
+            tokens = logits.argmax(-1).tolist()
+            for at, token in zip(going, tokens):
+                said[at].append(token)
+            places = [place for place, at in enumerate(going) if not self._finished(said[at])]
+            going = [going[place] for place in places]
+            if step + 1 == self.new_tokens or not going:
+                break
+            if states:
+                if len(places) < len(tokens):
+                    states = gathered(states, torch.tensor(places, device=logits.device))
+                ids = np.array([[said[at][-1]] for at in going])
+                found = run_batch(self.model, ids, np.ones_like(ids, dtype=bool), states, keep=True)
+                logits, states = found.logits, found.states
+            else:
+                whole = [[*rows.ids[rows.starts[chosen[at]] : rows.starts[chosen[at] + 1]], *said[at]] for at in going]
+                longer = Rows(np.concatenate(whole), np.cumsum([0, *map(len, whole)]))
+                every = np.arange(len(longer))
+                logits = run_batch(self.model, *longer.padded(every, np.zeros_like(every), longer.lengths)).logits
+        ended = [ids[:-1] if ids[-1] == self.end else ids for ids in said]
+        return [self._answer(ids) for ids in ended]
+
+    def _answer(self, ids: list[int]) -> str:
+        return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip().partition("\n")[0]
+
+    def _finished(self, ids: list[int]) -> bool:
+        if ids[-1] == self.end:
+            return True
+        if not self._breaks(ids[-1]):
+            return False
+        return "\n" in self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()

@@ -1,0 +1,160 @@
+"""Rows through a model in full batches, shared beginnings once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ssmscope import ssm
+from ssmscope.encoding import Batch
+from ssmscope.evaluation.forking import Pieces, Rows
+from ssmscope.evaluation.states import States, alone, gathered, joined, size
+from ssmscope.model import Model, Run, fast_scan, reader_of
+from ssmscope.trace import LayerState, LayerTrace
+
+NUMBERS_AT_ONCE = 2**19
+"""How many numbers, tokens times the model's width, are in a batch on a CPU: more fall out of its caches."""
+TOKENS_AT_ONCE = 512, 2048
+"""The fewest and the most tokens of a batch there."""
+ON_A_GPU = 32
+"""How many times as many run together there."""
+LOGITS_AT_ONCE = 2**26
+"""How many numbers the logits of a batch have: 256 MiB of float32."""
+STATES_AT_ONCE = 2**29
+"""How many bytes the states of a batch have on a CPU; on a GPU a sixteenth of its memory."""
+
+TRIED = 8, 64
+"""How long the rows are, at least and at most, with which it is tried whether a model continues from its states."""
+
+Read = Callable[[Int[np.ndarray, " ends"], Tensor, States], None]
+"""Called with the numbers of rows, their logits (rows, …) and, where they are asked for, the states after them."""
+
+
+def tokens_together(model: Model) -> int:
+    """How many tokens suit the model's device at a time."""
+    width = model.module.get_input_embeddings().weight.shape[1]
+    fewest, most = TOKENS_AT_ONCE
+    return min(max(fewest, NUMBERS_AT_ONCE // width), most) * (1 if model.device.type == "cpu" else ON_A_GPU)
+
+
+def states_together(model: Model, size: int) -> int:
+    """How many rows' states may be held at a time, of so many bytes each."""
+    if model.device.type != "cuda":
+        return max(1, STATES_AT_ONCE // max(1, size))
+    return max(1, torch.cuda.get_device_properties(model.device).total_memory // 16 // max(1, size))
+
+
+def run_pieces(
+    model: Model,
+    rows: Rows,
+    pieces: Pieces,
+    read: Read,
+    *,
+    tokens_at_once: int,
+    states_at_once: int,
+    states: bool = False,
+) -> None:
+    """Run every piece once, level after level, and read the logits where a row ends.
+
+    Args:
+        read: called with the rows that end in a batch; see `Read`.
+        tokens_at_once: how many tokens are run together, padding included.
+        states_at_once: how many rows are run together where they begin with states, or these are kept.
+        states: whether `read` is given the states.
+    """
+    lengths = pieces.stop - pieces.start
+    before: States = ()
+    places = np.empty(len(lengths), dtype=np.int64)  # of a level's pieces among its states
+    for level in range(int(pieces.level.max(initial=-1)) + 1):
+        after: list[States] = []
+        count = 0
+        for kept in (True, False):
+            chosen = np.flatnonzero((pieces.level == level) & (pieces.kept == kept))
+            chosen = chosen[np.argsort(lengths[chosen], kind="stable")]
+            most = _rows_together(model, states_at_once if level or kept or states else None)
+            for part in _batches(lengths[chosen], tokens_at_once, most):
+                batch = chosen[part]
+                ids, mask = rows.padded(pieces.row[batch], pieces.start[batch], pieces.stop[batch])
+                start = gathered(before, _index(places[pieces.above[batch]], model)) if level else None
+                logits, ended = run_batch(model, ids, mask, start, keep=kept or states)
+                if kept:
+                    places[batch] = np.arange(count, count + len(batch))
+                    count += len(batch)
+                    after.append(ended)
+                ends = np.flatnonzero(pieces.ends[batch])
+                if len(ends) == len(batch):
+                    read(pieces.row[batch], logits, ended)
+                elif len(ends):
+                    at = _index(ends, model)
+                    read(pieces.row[batch[ends]], logits[at], gathered(ended, at))
+        before = joined(after)
+
+
+def _rows_together(model: Model, states_at_once: int | None) -> int:
+    numbers = len(model.labels) if model.labels is not None else model.vocabulary
+    most = max(1, LOGITS_AT_ONCE // numbers)
+    return most if states_at_once is None else min(most, states_at_once)
+
+
+def _batches(lengths: Int[np.ndarray, " pieces"], tokens: int, rows: int) -> list[slice]:
+    """Neighbours in batches of at most so many tokens, padding included, and rows; `lengths` ascend."""
+    found, first = [], 0
+    for at, length in enumerate(lengths.tolist()):
+        if at > first and (length * (at + 1 - first) > tokens or at - first >= rows):
+            found.append(slice(first, at))
+            first = at
+    if first < len(lengths):
+        found.append(slice(first, len(lengths)))
+    return found
+
+
+def run_batch(
+    model: Model,
+    ids: Int[np.ndarray, "rows length"],
+    mask: np.ndarray,
+    states: States | None = None,
+    *,
+    keep: bool = False,
+) -> Run:
+    """The logits at each row's last token, (rows, …), and with `keep` the states after it."""
+    device = model.device
+    batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
+    after: list[LayerState] = []
+    mixers = model.mixers
+
+    def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        after.append(alone(reader_of(mixers[index]).state_after(mixers[index], layer, scans)))
+
+    with torch.no_grad(), fast_scan(model.module, mask=batch.mask, states=states, visit=visit if keep else None):
+        logits = model.forward(batch, last_only=True)
+    return Run(logits, tuple(after))
+
+
+def continues(model: Model, rows: Rows) -> tuple[bool, int]:
+    """Whether a run in two parts is the whole run, as it is where nothing but the state-space layers looks back, and
+    how many bytes a row's states have.
+
+    Tried with a few of the rows: long ones are cut, short ones repeated.
+    """
+    ascending = np.argsort(rows.lengths, kind="stable")
+    chosen = np.unique(ascending[np.linspace(0, len(rows) - 1, 3).astype(np.int64)])
+    parts = [rows.ids[rows.starts[row] : rows.starts[row + 1]] for row in chosen]
+    parts = [np.resize(ids, min(max(len(ids), TRIED[0]), TRIED[1])) for ids in parts]
+    tried = Rows(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
+    everything, none = np.arange(len(tried)), np.zeros(len(tried), dtype=np.int64)
+    half = tried.lengths // 2
+    expected = run_batch(model, *tried.padded(everything, none, tried.lengths)).logits
+    first = run_batch(model, *tried.padded(everything, none, half), keep=True)
+    found = run_batch(model, *tried.padded(everything, half, tried.lengths), first.states).logits
+    expected, found = expected.double(), found.double()
+    spread = (expected - expected.mean(-1, keepdim=True)).abs().amax(-1)
+    allowed = max(1e-3, 16 * torch.finfo(next(model.module.parameters()).dtype).eps)
+    return bool(((found - expected).abs().amax(-1) <= allowed * spread).all()), size(first.states) // len(tried)
+
+
+def _index(places: Int[np.ndarray, " rows"], model: Model) -> Tensor:
+    return torch.from_numpy(places).to(model.device)

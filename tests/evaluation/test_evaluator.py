@@ -1,0 +1,276 @@
+"""Scores: forked as unforked, as slow loops over texts and classes, and as its users meet them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from evaluation.slow import (
+    CONTENTS,
+    FILLING,
+    LABELS,
+    MANY,
+    ONE,
+    TEMPLATES,
+    TEXTS,
+    labels_of,
+    language_model,
+    slow_likelihoods,
+)
+from loud import TrueFloat64
+from torch import nn
+from transformers import MambaConfig, MambaForCausalLM
+from transformers.models.mamba.modeling_mamba import MambaMixer
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.evaluation import Evaluator, Template
+from ssmscope.evaluation.encoded import token_rows
+from ssmscope.model import Model
+from ssmscope.tasks.language import symbol_tokenizer
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_likelihoods_are_those_of_the_models_own_forward(name, normalise):
+    model = language_model(name, torch.float64)
+    texts = TEXTS[::4]
+    with TrueFloat64(), torch.no_grad():
+        found = Evaluator(model, words=MANY, normalise=normalise).scores(texts)
+        slow = slow_likelihoods(
+            lambda row: model.module(torch.tensor([row])).logits[0],
+            token_rows(model, texts),
+            labels_of(model, MANY),
+            normalise,
+        )
+    np.testing.assert_allclose(found, slow, rtol=1e-9)
+    assert (found < 0).all() and np.ptp(found) > 1
+
+
+def test_likelihoods_of_all_next_tokens_sum_to_one():
+    model = language_model("mamba2")
+    scores = Evaluator(model, words=[*FILLING, *LABELS]).scores(TEXTS[:3])
+    np.testing.assert_allclose(np.exp(scores).sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 33, None])
+def test_scores_are_in_the_order_of_the_call(tokens_at_once):
+    model = language_model("mamba2")
+    evaluator = Evaluator(model, words=MANY, tokens_at_once=tokens_at_once)
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    shuffled = evaluator.scores([TEXTS[at] for at in order] + TEXTS[:3])
+    assert (evaluator.asked, evaluator.run) == (len(TEXTS) + 3, len(set(TEXTS)))
+    found = evaluator.grid(TEMPLATES, CONTENTS)
+    assert found.shape == (len(TEMPLATES), len(CONTENTS), len(MANY)) and found.dtype == np.float64
+    assert evaluator.run == len(set(TEXTS)) and evaluator.asked == 2 * len(TEXTS) + 3
+    assert (found.reshape(len(TEXTS), -1)[order] == shuffled[: len(TEXTS)]).all()
+    alone = [Evaluator(model, words=MANY).scores([text])[0] for text in TEXTS[::5]]
+    np.testing.assert_allclose(found.reshape(len(TEXTS), -1)[::5], alone, rtol=1e-5, atol=1e-5)
+    assert evaluator.scores([]).shape == (0, len(MANY)) and evaluator.grid([], CONTENTS).shape == (
+        0,
+        len(CONTENTS),
+        len(MANY),
+    )
+
+
+def test_shared_beginnings_are_run_once(tokens_run):
+    model = language_model("mamba")
+    start = " ".join(FILLING[:20])
+    texts = [f"{start} w{30 + number} w40 :" for number in range(5)]
+
+    def run(evaluator: Evaluator, texts: list[str]) -> int:
+        tokens_run.clear()
+        evaluator.scores(texts)
+        return sum(tokens_run)
+
+    one, several = Evaluator(model, words=ONE), Evaluator(model, words=MANY)
+    for evaluator in (one, several):
+        run(evaluator, ["w80"])  # finds out whether it forks
+    assert run(one, texts) == 20 + 5 * 3
+    assert run(one, [*texts, f"{start} w50"]) == 21  # one is new
+    assert run(one, texts[::-1]) == 0
+    # "not", "not so", "very", "very bad" and "very bad is" stand before the last tokens of labels
+    assert run(several, texts) == 20 + 5 * 3 + 5 * 5
+
+
+def test_a_text_that_ends_in_what_a_label_says(tokens_run):
+    model = language_model("mamba2")
+    start = " ".join(FILLING[:9])
+    texts = [start, f"{start} not", f"{start} not bad"]
+    evaluator = Evaluator(model, words=["not bad", "bad"])
+    evaluator.scores(["w80"])
+    tokens_run.clear()
+    found = evaluator.scores(texts)
+    assert sum(tokens_run) == 9 + 4  # … not, … not bad, … not not, … not bad not
+    for text, scores in zip(texts, found):
+        np.testing.assert_allclose(Evaluator(model, words=["not bad", "bad"]).scores([text])[0], scores, rtol=1e-5)
+
+
+class TestGenerated:
+    @pytest.mark.parametrize(
+        "name, fork", [("mamba", True), ("mamba2", True), ("rwkv", True), ("gfssm", True), ("mamba2", False)]
+    )
+    def test_answers_are_those_of_a_slow_loop(self, name, fork):
+        model = language_model(name)
+        words = FILLING[::5]
+        said = [slow_answer(model, row, 5) for row in token_rows(model, TEXTS)]
+        expected = [first_of(words, tokens) for tokens in said]
+        assert len({tuple(tokens) for tokens in said}) > 5 and -1 in expected and len(set(expected)) > 3
+        evaluator = Evaluator(model, words=words, scoring="generated", new_tokens=5, fork=fork, tokens_at_once=150)
+        scores = evaluator.scores(TEXTS)
+        assert evaluator.forks == fork
+        assert evaluator.answers(scores).tolist() == expected
+        assert (scores.sum(1) == (np.array(expected) >= 0)).all() and set(scores.flat) == {0.0, 1.0}
+
+    def test_fewer_tokens_say_less(self):
+        model = language_model("mamba2")
+        said = {
+            number: Evaluator(model, words=FILLING[::9], scoring="generated", new_tokens=number).scores(TEXTS)
+            for number in (1, 4)
+        }
+        assert said[1].sum() < said[4].sum() and (said[4][said[1].any(1)] == said[1][said[1].any(1)]).all()
+
+
+def slow_answer(model: Model, row: list[int], new_tokens: int) -> list[str]:
+    row = list(row)
+    for _ in range(new_tokens):
+        row.append(int(model.logits(model.encode(ids=row))[0, -1].argmax()))
+    return model.tokenizer.convert_ids_to_tokens(row[-new_tokens:])
+
+
+def first_of(words, tokens) -> int:
+    return next((words.index(token) for token in tokens if token in words), -1)
+
+
+class Around(nn.Module):
+    """A Mamba mixer and self-attention beside it."""
+
+    def __init__(self, mixer: MambaMixer, width: int) -> None:
+        super().__init__()
+        self.mixer, self.attention = mixer, nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, hidden, *args, **kwargs):
+        future = torch.ones(hidden.shape[1], hidden.shape[1], dtype=torch.bool).triu(1)
+        attended, _ = self.attention(hidden, hidden, hidden, attn_mask=future, need_weights=False)
+        return self.mixer(hidden, *args, **kwargs) + attended
+
+
+@pytest.fixture
+def hybrid() -> Model:
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=97, hidden_size=24, state_size=5, num_hidden_layers=2, time_step_rank=3)
+    module = MambaForCausalLM(MambaConfig(**sizes))
+    module.backbone.layers[1].mixer = Around(module.backbone.layers[1].mixer, 24)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3 if parameter.ndim > 1 else 1)
+    return Model(module, symbol_tokenizer([*FILLING, *LABELS]), "hybrid")
+
+
+class TestHybrids:
+    @pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+    def test_are_run_as_a_whole(self, hybrid, words):
+        evaluator = Evaluator(hybrid, words=words)
+        assert evaluator.forks
+        found = evaluator.scores(TEXTS)
+        assert not evaluator.forks
+        with torch.no_grad():
+            slow = slow_likelihoods(
+                lambda row: hybrid.module(torch.tensor([row])).logits[0],
+                token_rows(hybrid, TEXTS[:12]),
+                labels_of(hybrid, words),
+            )
+        np.testing.assert_allclose(found[:12], slow, rtol=1e-4, atol=1e-4)
+
+    def test_say_what_they_say(self, hybrid):
+        words = FILLING[::2]
+        expected = [first_of(words, slow_answer(hybrid, row, 3)) for row in token_rows(hybrid, TEXTS[:12])]
+        evaluator = Evaluator(hybrid, words=words, scoring="generated", new_tokens=3)
+        assert evaluator.answers(evaluator.scores(TEXTS[:12])).tolist() == expected and not evaluator.forks
+
+    def test_are_told_from_others_by_short_texts_too(self, hybrid):
+        for text in ("w1", "w1 w2 w3", CONTENTS[3]):
+            evaluator = Evaluator(hybrid, words=MANY)
+            evaluator.scores([text])
+            assert not evaluator.forks
+
+
+class TestClassifiers:
+    def test_scores_are_the_logits(self):
+        model = ssmscope.load("demo/sst2-mamba2")
+        texts = [
+            "a gripping film .",
+            "a dull film .",
+            "a gripping film , and a dull one , and a dull one , and so on .",
+        ]
+        evaluator = Evaluator(model)
+        found = evaluator.grid([Template("the critic wrote that it was {content}"), Template("{content}")], texts)
+        expected = [
+            [model.trace(f"{start}{text}").logits[0] for text in texts]
+            for start in ("the critic wrote that it was ", "")
+        ]
+        np.testing.assert_allclose(found, torch.stack([torch.stack(row) for row in expected]), rtol=1e-4, atol=1e-5)
+        assert (evaluator.answers(found) == found.argmax(-1)).all() and evaluator.answers(found).shape == (2, 3)
+
+    @pytest.mark.parametrize("name", ["selective-ssm", "selective-ssm-classes"])
+    def test_of_token_ids(self, name):
+        model = language_model(name)
+        texts = [text for text in TEXTS if text]
+        forked = Evaluator(model, tokens_at_once=100)
+        expected = Evaluator(model, fork=False).scores(texts)
+        np.testing.assert_allclose(forked.scores(texts), expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+        assert forked.forks
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "options, words",
+        [
+            ({}, "mamba2 is a language model: give the word that it says for each class"),
+            (dict(words=ONE, scoring="likelyhood"), r"unknown scoring 'likelyhood'.*did you mean 'likelihood'\?"),
+            (dict(words=ONE, new_tokens=0), "new_tokens is 0; allowed is a whole number from 1 on"),
+            (dict(words=ONE, tokens_at_once=0), "tokens_at_once is 0"),
+            (dict(words=[]), "give a list with one word for each class"),
+            (dict(words=ONE, scoring="generated", normalise=True), "only a likelihood is divided"),
+            (dict(words=["Good", "good"], scoring="generated"), "two classes have the label word 'good'"),
+        ],
+    )
+    def test_options_of_a_language_model(self, options, words):
+        with pytest.raises(InputError, match=words):
+            Evaluator(language_model("mamba2"), **options)
+
+    @pytest.mark.parametrize(
+        "options, words",
+        [
+            (dict(words=ONE), "label words is for language models"),
+            (dict(scoring="generated"), "the scoring 'generated' is for language models"),
+            (dict(normalise=True), "only a likelihood is divided"),
+        ],
+    )
+    def test_options_of_a_classifier(self, options, words):
+        with pytest.raises(InputError, match=words):
+            Evaluator(language_model("selective-ssm"), **options)
+
+    def test_models_that_read_no_texts(self):
+        with pytest.raises(InputError, match="reads pixels; give a model of texts"):
+            Evaluator(ssmscope.load("demo/cifar10-mamba2"))
+        with pytest.raises(InputError, match="has no tokenizer"):
+            Evaluator(Model(language_model("mamba2").module), words=ONE)
+
+    def test_texts(self):
+        evaluator = Evaluator(language_model("mamba2"), words=ONE)
+        with pytest.raises(InputError, match=r"text 2 \(' '\) has no token"):
+            evaluator.scores(["w1", " "])
+        with pytest.raises(InputError, match="one text was given; give a list of texts"):
+            evaluator.scores("w1")
+        assert evaluator.run == 0
+
+    def test_a_damaged_model(self):
+        model = language_model("mamba2")
+        with torch.no_grad():
+            model.mixers[0].D.fill_(torch.nan)
+        for fork in (True, False):
+            with pytest.raises(InputError, match=re.escape("the scores of mamba2 are not finite")):
+                Evaluator(model, words=ONE, fork=fork).scores(["w1 w2", "w3"])

@@ -1,0 +1,34 @@
+"""Runs from states of shared beginnings are the whole runs, for every architecture."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from evaluation.slow import LANGUAGE, MANY, ONE, TEXTS, labels_of, language_model, slow_likelihoods
+from loud import TrueFloat64
+
+from ssmscope.evaluation import Evaluator
+from ssmscope.evaluation.encoded import token_rows
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+@pytest.mark.parametrize(
+    "dtype, words, tolerance", [(torch.float64, MANY, 1e-9), (torch.float32, ONE, 2e-5)], ids=["float64", "float32"]
+)
+def test_forked_is_unforked_is_one_by_one(name, dtype, words, tolerance, tokens_run):
+    model = language_model(name, dtype)
+    with TrueFloat64() if dtype == torch.float64 else nullcontext():
+        forked, plain = (Evaluator(model, words=words, fork=fork, tokens_at_once=500) for fork in (True, False))
+        found = forked.scores(TEXTS)
+        some = sum(tokens_run)
+        expected = plain.scores(TEXTS)
+        assert forked.forks and not plain.forks
+        assert some < 0.9 * (sum(tokens_run) - some)
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+        chosen = [4]
+        rows = token_rows(model, [TEXTS[at] for at in chosen])
+        slow = slow_likelihoods(lambda row: model.logits(model.encode(ids=row))[0], rows, labels_of(model, words))
+    np.testing.assert_allclose(found[chosen], slow, rtol=tolerance, atol=tolerance)

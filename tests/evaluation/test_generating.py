@@ -1,0 +1,76 @@
+"""When an answer ends, and that every text goes on from its own state: with what is said next written down."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ssmscope.evaluation import generating
+from ssmscope.evaluation.forking import Rows, as_bytes
+from ssmscope.evaluation.generating import Speaker
+from ssmscope.model import Run
+from ssmscope.tasks.language import byte_tokenizer
+from ssmscope.trace import LayerState
+
+SCRIPTS = ["good film", "\n\n bad\nnever said", " \n \nso", "", "no\n", "and on and on"]
+END = 200
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[int]:
+    """Each step's number of rows; the model says the next letter of the script whose number, and how far it has come,
+    are its state."""
+    rows: list[int] = []
+
+    def run_batch(model, ids, mask, states=None, *, keep=False):
+        assert mask.shape == ids.shape
+        if states is None:  # whole rows: their first token is the script's number
+            assert not keep
+            script, at = torch.from_numpy(ids[:, 0]), torch.from_numpy(mask.sum(1) - 1)
+        else:
+            assert keep and ids.shape[1] == 1 and mask.all()
+            script, at = states[0].ssm[0][:, 0], states[0].ssm[0][:, 1] + 1
+            for which, place, token in zip(script.tolist(), at.tolist(), ids[:, 0].tolist()):
+                assert next_byte(which, place - 1) == token  # every row goes on from what it has said itself
+        rows.append(len(ids))
+        return Run(logits_of(script, at), (LayerState(None, (torch.stack([script, at], 1),)),))
+
+    monkeypatch.setattr(generating, "run_batch", run_batch)
+    return rows
+
+
+def next_byte(script: int, at: int) -> int:
+    said = SCRIPTS[script].encode()
+    return said[at] if at < len(said) else END
+
+
+def logits_of(script: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    logits = torch.zeros(len(script), 256)
+    for row, (which, place) in enumerate(zip(script.tolist(), at.tolist())):
+        logits[row, next_byte(which, place)] = 1
+    return logits
+
+
+@pytest.mark.parametrize("from_states", [True, False])
+@pytest.mark.parametrize("new_tokens", [1, 4, 30])
+def test_answers_end_where_they_should(steps, from_states, new_tokens):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": tokenizer.convert_ids_to_tokens(END)})
+    assert tokenizer.eos_token_id == END
+    speaker = Speaker(SimpleNamespace(tokenizer=tokenizer), new_tokens)
+    chosen = np.array([5, 0, 3, 1, 2, 4])
+    rows = Rows.of(as_bytes([[number] for number in range(6)]))
+    start = torch.zeros(6, dtype=torch.long)
+    states = (LayerState(None, (torch.stack([torch.from_numpy(chosen), start], 1),)),) if from_states else ()
+    found = speaker.answers(rows, chosen, logits_of(torch.from_numpy(chosen), start), states)
+    expected = {
+        1: ["a", "g", "", "", "", "n"],
+        4: ["and ", "good", "", "b", "", "no"],
+        30: ["and on and on", "good film", "", "bad", "so", "no"],
+    }
+    assert found == expected[new_tokens]
+    lengths = [min(length, new_tokens) for length in (10, 7, 7, 1, 3, 14)]  # "…film" and the end; "…bad", line break; …
+    assert steps == [sum(length > step for length in lengths) for step in range(1, max(lengths))]

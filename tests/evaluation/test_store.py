@@ -1,0 +1,260 @@
+"""The cache: nothing is run twice, a killed run goes on to the same bits, and no other file is taken for one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
+
+from ssmscope.errors import InputError
+from ssmscope.evaluation import Evaluator, evaluator, store
+from ssmscope.evaluation.store import Store
+
+SMALL = dict(words=MANY, tokens_at_once=45)
+MORE = [f"{start} {end}" for start in sentences(5, 9, 9, seed=1) for end in sentences(6, 1, 9, seed=2)]
+WAVES = (MORE[::4], TEXTS + MORE, MORE + [" ".join(FILLING[at : at + 12]) for at in range(0, 40, 5)])
+"""The second knows some rows from the first, the third from both."""
+HERE = Path(__file__).resolve().parent
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def small_chunks(monkeypatch) -> None:
+    monkeypatch.setattr(evaluator, "BATCHES", 2)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """`watched(evaluator)` is the list that each chunk's rows are written to as it is run; with `most`, the chunk after
+    so many raises."""
+
+    def watch(asked: Evaluator, most: int | None = None) -> list[list[bytes]]:
+        run, found = asked._scores, []
+
+        def scores(rows):
+            if len(found) == most:
+                raise Stopped
+            found.append([row for row, _ in rows])
+            return run(rows)
+
+        monkeypatch.setattr(asked, "_scores", scores)
+        return found
+
+    return watch
+
+
+@pytest.mark.parametrize("chunks, fork", [(0, True), (1, True), (3, True), (2, False)])
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, watched, small_chunks, chunks, fork):
+    model = language_model("mamba2")
+    unbroken = Evaluator(model, cache=tmp_path / "unbroken", fork=fork, **SMALL)
+    expected = [unbroken.scores(WAVES[0])]
+    second = watched(unbroken)
+    expected.append(unbroken.scores(WAVES[1]))
+    assert len(second) > 4
+    expected.append(unbroken.scores(WAVES[2]))
+
+    broken = Evaluator(model, cache=tmp_path / "broken", fork=fork, **SMALL)
+    broken.scores(WAVES[0])
+    watched(broken, chunks)
+    with pytest.raises(Stopped):
+        broken.scores(WAVES[1])
+
+    again = Evaluator(model, cache=tmp_path / "broken", fork=fork, **SMALL)
+    rest = watched(again)
+    for wave, scores in zip(WAVES, expected):
+        assert (again.scores(wave) == scores).all()
+    assert rest == second[chunks:]  # the same chunks, and only those that were missing
+    assert again.run + broken.run == unbroken.run == len({*WAVES[0], *WAVES[1], *WAVES[2]})
+    assert again.seconds > broken.seconds > 0
+
+
+def test_a_stopped_wave_goes_on_in_the_same_process(watched, small_chunks):
+    model = language_model("mamba2")
+    expected = Evaluator(model, **SMALL).scores(TEXTS)
+    asked = Evaluator(model, **SMALL)
+    own = asked._scores
+    watched(asked, 2)
+    with pytest.raises(Stopped):
+        asked.scores(TEXTS)
+    asked._scores = own
+    assert (asked.scores(TEXTS) == expected).all() and asked.run == len(TEXTS)
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+sys.path[:0] = [{tests!r}]
+from evaluation.slow import language_model
+from evaluation.test_store import SMALL, WAVES
+from ssmscope.evaluation import Evaluator, evaluator, store
+
+evaluator.BATCHES = 2
+asked = Evaluator(language_model("mamba2"), cache={cache!r}, **SMALL)
+asked.scores(WAVES[0])
+transaction, chunks = store._transaction, []
+
+@store.contextmanager
+def killed(connection):
+    with transaction(connection):
+        yield
+        chunks.append(None)
+        if len(chunks) == 3:  # written, and not committed
+            os.kill(os.getpid(), signal.SIGKILL)
+
+store._transaction = killed
+asked.scores(WAVES[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system kills otherwise")
+def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks):
+    cache = tmp_path / "scores.sqlite"
+    root = HERE.parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    script = KILLED.format(tests=str(HERE.parent), cache=str(cache))
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+    model = language_model("mamba2")
+    unbroken = Evaluator(model, **SMALL)
+    expected = [unbroken.scores(WAVES[0])]
+    second = watched(unbroken)
+    expected.append(unbroken.scores(WAVES[1]))
+    again = Evaluator(model, cache=cache, **SMALL)
+    rest = watched(again)
+    assert all((again.scores(wave) == scores).all() for wave, scores in zip(WAVES, expected))
+    assert rest == second[2:]
+    connection = sqlite3.connect(cache)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+class TestCache:
+    @pytest.mark.parametrize("scoring", ["likelihood", "generated"])
+    def test_nothing_is_run_twice(self, tmp_path, scoring):
+        model, options = language_model("mamba"), dict(words=MANY, scoring=scoring, cache=tmp_path / "scores")
+        first = Evaluator(model, **options)
+        expected = first.scores(TEXTS[:9])
+        again = Evaluator(model, **options)
+        assert (again.scores(TEXTS[:9][::-1]) == expected[::-1]).all()
+        assert (again.run, again.asked, first.run) == (0, 9, 9)
+        assert again.seconds == pytest.approx(first.seconds)  # what it once took
+        assert (again.scores(TEXTS[3:12])[:6] == expected[3:]).all() and again.run == 3
+        more = Evaluator(model, tokens_at_once=7, fork=False, **options)  # rows are rows, however they were run
+        more.scores(TEXTS[:12])
+        assert more.run == 0
+
+    def test_evaluators_that_differ_do_not_mix(self, tmp_path):
+        mamba, mamba2, double = language_model("mamba"), language_model("mamba2"), language_model("mamba2")
+        double.module.double()
+        asked = [
+            (mamba2, dict(words=ONE)),
+            (mamba, dict(words=ONE)),
+            (double, dict(words=ONE)),
+            (mamba2, dict(words=ONE[::-1])),
+            (mamba2, dict(words=[*ONE[:2], "not bad"])),
+            (mamba2, dict(words=[*ONE[:2], "not bad"], normalise=True)),
+            (mamba2, dict(words=FILLING[:3], scoring="generated")),
+            (mamba2, dict(words=FILLING[1:4], scoring="generated")),
+            (mamba2, dict(words=FILLING[:3], scoring="generated", new_tokens=40)),
+            (language_model("selective-ssm-classes"), {}),
+        ]
+        for model, options in asked:
+            alone = Evaluator(model, **options).scores(TEXTS[:5])
+            for expected in (5, 0):
+                shared = Evaluator(model, cache=tmp_path / "scores", **options)
+                assert (shared.scores(TEXTS[:5]) == alone).all() and shared.run == expected
+
+    def test_scores_are_of_the_weights_as_they_are(self, tmp_path):
+        model = language_model("mamba2")
+        asked = Evaluator(model, words=ONE, cache=tmp_path / "scores")
+        before = asked.scores(TEXTS[:3])
+        with torch.no_grad():
+            model.mixers[0].D.mul_(2)
+        after = asked.scores(TEXTS[:3])
+        assert asked.run == 6 and (before != after).all()
+        assert (after == Evaluator(model, words=ONE).scores(TEXTS[:3])).all()
+
+    def test_two_at_a_time(self, tmp_path):
+        model = language_model("mamba2")
+        first, second = (Evaluator(model, words=ONE, cache=tmp_path / "scores") for _ in range(2))
+        expected = first.scores(TEXTS[:5])
+        assert (second.scores(TEXTS[:5]) == expected).all() and second.run == 0
+        second.scores(TEXTS[5:8])
+        first.scores(TEXTS[5:8])
+        assert first.run == 5
+
+
+class TestFiles:
+    def test_of_something_else(self, tmp_path):
+        text = tmp_path / "notes.txt"
+        text.write_text("Not a cache, but a page of notes. " * 40)
+        with pytest.raises(
+            InputError, match=r"notes.txt is no cache of scores \(file is not a database\): give another"
+        ):
+            Store(text, 2)
+        other = sqlite3.connect(tmp_path / "other.sqlite")
+        other.execute("CREATE TABLE rows (name TEXT)")
+        other.commit()
+        other.close()
+        for name in ("notes.txt", "other.sqlite"):
+            before = (tmp_path / name).read_bytes()
+            with pytest.raises(InputError, match=f"{name} is "):
+                Evaluator(language_model("mamba2"), words=ONE, cache=tmp_path / name)
+            assert (tmp_path / name).read_bytes() == before
+
+    def test_that_cannot_be(self, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(InputError, match=r"the cache .*file/scores cannot be made"):
+            Store(tmp_path / "file" / "scores", 2)
+        with pytest.raises(InputError, match="could not be used"):
+            Store(tmp_path, 2)
+
+    def test_that_are_locked(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(store, "PATIENCE", 0.05)
+        held = Store(tmp_path / "scores", 2)
+        other = sqlite3.connect(tmp_path / "scores", isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        for use in (lambda: Store(tmp_path / "scores", 2), lambda: held.add([b"a"], np.ones((1, 2)), b"w", 1.0)):
+            with pytest.raises(InputError, match="scores is in use by another process: wait, or give another file"):
+                use()
+        assert b"a" not in held
+        other.execute("ROLLBACK")
+        other.close()
+        held.add([b"a"], np.ones((1, 2)), b"w", 1.0)
+        assert Store(tmp_path / "scores", 2).recall([b"a", b"b"]) == 1.0
+
+    def test_that_are_empty_are_filled(self, tmp_path):
+        (tmp_path / "scores").touch()
+        rows = {bytes([i]): np.array([i, -i / 7]) for i in range(200)}
+        first = Store(tmp_path / "scores", 2)
+        first.add(list(rows), np.stack(list(rows.values())), b"w", 2.0)
+        second = Store(tmp_path / "scores", 2)
+        assert second.recall(list(rows)[:50]) == pytest.approx(0.5)
+        assert second.recall(list(rows)) == pytest.approx(1.5) and second.recall(list(rows)) == 0
+        for kept in (first, second):
+            assert (kept.scores(list(rows)[::-3]) == np.stack(list(rows.values()))[::-3]).all()
+            assert kept.wave(b"\x05") == b"w" and kept.wave(b"other") is None
+
+
+def test_a_store_in_memory_grows():
+    kept = Store(None, 1)
+    keys = [bytes(divmod(i, 256)) for i in range(5000)]
+    for first in range(0, 5000, 700):
+        part = keys[first : first + 700]
+        kept.add(part, np.arange(first, first + len(part))[:, None], bytes([first % 251]), 1.0)
+    assert (kept.scores(keys)[:, 0] == np.arange(5000)).all() and kept.recall(keys) == 0
+    kept.add(keys[:2], np.array([[7.0], [8.0]]), b"again", 1.0)
+    kept.add([b"new"], np.array([[9.0]]), b"again", 1.0)
+    assert kept.scores([keys[0], b"new", keys[2]])[:, 0].tolist() == [7, 9, 2]
+    assert kept.wave(keys[1]) == kept.wave(b"new") == b"again" and kept.wave(keys[2]) == b"\x00"
