@@ -1,0 +1,137 @@
+"""TextAttack, imported without its downloads and without what its import does to the process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import logging.config
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from ssmscope.errors import InputError
+
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that these those some any each every either neither both all few many much more most several such
+    no none another other others own same
+    i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers
+    herself it its itself they them their theirs themselves one who whom whose which what whoever whatever
+    am is are was were be been being have has had having do does did doing can could may might must shall should will
+    would ought
+    and or nor but yet so if unless although though because since while whereas whether than as
+    of at by for with without about against between among into onto through during before after above below to from
+    up down in out on off over under again further upon within toward towards across along until
+    then once here there when where why how
+    not only very too just also even still ever never now
+    isn't aren't wasn't weren't haven't hasn't hadn't don't doesn't didn't can't couldn't mightn't mustn't shan't
+    shouldn't won't wouldn't i'm you're he's she's it's we're they're i've you've we've they've i'll you'll he'll
+    she'll it'll we'll they'll i'd you'd he'd she'd we'd they'd that's there's
+    """.split()
+)
+"""English words that carry grammar rather than content, in lower case."""
+
+INSTALL = "textattack.shared.utils.install"
+
+
+def stopwords() -> tuple[frozenset[str], str]:
+    """English stop words, and whose they are: NLTK's where its data is there, else `FUNCTION_WORDS`."""
+    try:
+        import nltk
+
+        with nltk.data.find("corpora/stopwords/english").open(encoding="utf-8") as lines:
+            return frozenset(lines.read().split()), "NLTK's English stop words"
+    except (ImportError, LookupError):
+        return FUNCTION_WORDS, f"{len(FUNCTION_WORDS)} English function words (NLTK's list is not installed)"
+
+
+def textattack() -> ModuleType:
+    """TextAttack's package.
+
+    Its import downloads NLTK data, needs NLTK's stop words, turns off the loggers of others and sets where Hugging
+    Face keeps its files. None of this happens here: nothing is fetched or written, and environment and loggers are
+    afterwards as they were. Its own log lines below errors are not printed.
+
+    Raises:
+        InputError: when it is not installed.
+    """
+    if sys.modules.get("textattack") is None:
+        found = importlib.util.find_spec("textattack")
+        if found is None or found.origin is None:
+            raise InputError(
+                "attacks that search through words need the package textattack, which is not installed; "
+                "install it with: pip install 'ssmscope[attacks]'"
+            )
+        with _process_kept(), _stopwords_there():
+            _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")
+    logging.getLogger(INSTALL).setLevel(logging.ERROR)
+    logging.getLogger("jieba").setLevel(logging.ERROR)  # it parts words of Chinese texts
+    return sys.modules["textattack"]
+
+
+def _import_without_installing(installer: Path) -> None:
+    """Import the package with its installer, a module that runs at import, told that everything is in place."""
+    spec = importlib.util.spec_from_file_location(INSTALL, installer)
+    if spec is None or spec.loader is None or not installer.is_file():  # another version of the package has none
+        importlib.import_module("textattack")
+        return
+    module = importlib.util.module_from_spec(spec)
+    given = os.environ.get("TA_CACHE_DIR")
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TA_CACHE_DIR"] = folder
+        Path(folder, "post_install_check_3").touch()
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+    cache: Any = given or os.path.expanduser("~/.cache/textattack")
+    module.TEXTATTACK_CACHE_DIR = cache  # type: ignore[attr-defined]
+    sys.modules[INSTALL] = module
+    try:
+        importlib.import_module("textattack")
+    except ImportError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "textattack"]:
+            del sys.modules[name]
+        raise
+    sys.modules[INSTALL.rpartition(".")[0]].install = module  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _process_kept() -> Iterator[None]:
+    """Environment, logging and warnings come out as they went in."""
+    environment, configure = dict(os.environ), logging.config.dictConfig
+    logging.config.dictConfig = lambda config: None  # it would shut everybody's handlers
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.config.dictConfig = configure
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@contextmanager
+def _stopwords_there() -> Iterator[None]:
+    """TextAttack builds a constraint from NLTK's stop words as it is imported: without them it reads ours."""
+    words, _ = stopwords()
+    if words is not FUNCTION_WORDS:
+        yield
+        return
+    import nltk.corpus
+
+    real = nltk.corpus.stopwords
+    nltk.corpus.stopwords = SimpleNamespace(words=lambda language="english": sorted(words))
+    try:
+        yield
+    finally:
+        nltk.corpus.stopwords = real

@@ -1,0 +1,331 @@
+"""The parts that attacks are put together from, by name, made to work without downloads.
+
+Two flavours: "prompt" is PromptBench's definition, for attacks on a task prompt; "words" is TextAttack's, for attacks
+on single texts. A part that needs what is not there runs on a stand-in or is left out, and the recipe says which.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
+from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
+from ssmscope.errors import InputError, did_you_mean
+
+__all__ = ["FUNCTION_WORDS", "RECIPES", "SUFFIXES", "Recipe", "protect", "recipe", "stopwords", "textattack"]
+
+RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "prompt": ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack"),
+        "words": ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist"),
+    }
+)
+"""The attacks of each flavour."""
+
+RANDOM_STRINGS = """
+    d6ZQ3u0GBQ vTAjHynoIG OB4KVJzIft LkF0FZxMZ4 iia2yL9Uzm CuVpbbkC4c w52rwgo0Av Vq3aBzuZcD hXLpw3bbiw RcRneWo6Iv
+    S6oUV5E54P xikCjkMydH MQnugHcaoy Q47Jmd4lMV 9vGXgnbWB8 IhuBIhoPGc 5yWbBXztUY AMsRIKZniY EAB4KP2NVY 9Q3S1F94fE
+    b74X5IVXQY SFPCqpiClT bhrRSokrfa YHQiDfFhw4 BWmsLx8xOA PDCGfz6DL9 yh912BU8T0 ofOQXLxiW4 Cev0s49fbe rzu98kF2KF
+    zexKUTWJYG 5XeflW1ZJc is77sOXAu8 XStsD2pUzu fwhUZUQzXW Pbl3tYuoRo MSAddJ4D2a mzjVogkRhM Kw6nrs57gH ItGDrrA1Sc
+    KjPJJ2a7RB mOJ9nEwT4f ofw9fEkN5R njCuciQJpB 6a4Yn3RGVc SvAp8RlOFn g0vBZf3tQC zq0DcZ5dnI lf8wBa2yEm lWJoGGRdjv
+"""
+
+SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "stresstest": (" and true is true ", " and false is not true ", " and true is true " * 5),
+        "checklist": tuple(RANDOM_STRINGS.split()),
+    }
+)
+"""What PromptBench 0.0.4 appends to a prompt, with a space before it: sentences without meaning for the task (Naik et
+al. 2018), and 50 random strings (Ribeiro et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An attack: what it changes, within which limits, and how it searches.
+
+    Attributes:
+        name: as in `RECIPES`.
+        transformation: TextAttack's, or None for an attack that tries all its `suffixes`.
+        constraints: TextAttack's.
+        search: TextAttack's search method, or None.
+        suffixes: what is appended, for an attack without a search.
+        ran: the parts that run, in words.
+        left_out: the parts of the definition that do not, and why.
+    """
+
+    name: str
+    transformation: Any
+    constraints: tuple[Any, ...]
+    search: Any
+    ran: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+
+    def attack(self, goal_function: Any, *more_constraints: Any) -> Any:
+        """TextAttack's `Attack` towards a goal, under more constraints."""
+        if self.transformation is None:
+            raise TypeError(f"{self.name} tries its suffixes and has no search")
+        constraints = [*self.constraints, *more_constraints]
+        return textattack().Attack(goal_function, constraints, self.transformation, copy.copy(self.search))
+
+
+def protect(words: Iterable[str], placeholder: str | None) -> Any:
+    """A constraint that keeps words as they are: every word of `words` (labels, as a rule) in whatever case and
+    punctuation, and the placeholder where it stands, though not another word of its name."""
+    textattack()
+    from ssmscope.attacks.swaps import Protected
+
+    return Protected(words, placeholder)
+
+
+def recipe(
+    name: str,
+    *,
+    flavour: str,
+    embeddings: str | Path | None = None,
+    masked_lm: str | Path | None = None,
+    encoder: str | Path | None = None,
+    synonyms: str | Path | None = None,
+) -> Recipe:
+    """An attack by its name.
+
+    Args:
+        name: one of `RECIPES[flavour]`.
+        flavour: "prompt" or "words".
+        embeddings: a file of word vectors (`load_vectors`), for textfooler and the neighbours of textbugger.
+        masked_lm: a masked language model, for bertattack.
+        encoder: a sentence encoder, for the limits on similarity.
+        synonyms: a file of synonyms (`load_synonyms`), for pwws; without, WordNet's where NLTK has it.
+
+    Raises:
+        InputError: an unknown name, a resource that the attack cannot do without, or one that cannot be read.
+    """
+    if flavour not in RECIPES:
+        raise InputError(
+            f"unknown flavour {flavour!r}; allowed are {', '.join(RECIPES)}{did_you_mean(flavour, RECIPES)}"
+        )
+    allowed = RECIPES[flavour]
+    if name not in allowed:
+        raise InputError(f"unknown attack {name!r}; allowed are {', '.join(allowed)}{did_you_mean(name, allowed)}")
+    if flavour == "prompt" and name in SUFFIXES:
+        return Recipe(name, None, (), None, _SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
+    textattack()
+    return _BUILDERS[name](_Resources(embeddings, masked_lm, encoder, synonyms), flavour == "prompt")
+
+
+_SUFFIX_PARTS = {
+    "stresstest": ("3 suffixes (true is true, false is not true, the first five times), all tried",),
+    "checklist": ("50 random strings of 10 characters, all tried",),
+}
+
+
+class _Resources:
+    """What a recipe may ask for, and its notes on what runs."""
+
+    def __init__(
+        self,
+        embeddings: str | Path | None,
+        masked_lm: str | Path | None,
+        encoder: str | Path | None,
+        synonyms: str | Path | None,
+    ):
+        self.embeddings, self.masked_lm, self.encoder, self.synonyms = embeddings, masked_lm, encoder, synonyms
+        self.ran: list[str] = []
+        self.left_out: list[str] = []
+
+    def kept_words(self, what: str = "") -> list[Any]:
+        """No word is changed twice, and no stop word is."""
+        from textattack.constraints.pre_transformation import RepeatModification, StopwordModification
+
+        words, whose = stopwords()
+        self.ran += ["no word twice", f"no stop word ({whose})"]
+        if what:
+            self.left_out.append(what)
+        return [RepeatModification(), StopwordModification(stopwords=words)]
+
+    def neighbours(self, number: int) -> list[Any]:
+        """Swaps for the nearest words, where there are word vectors."""
+        if self.embeddings is None:
+            self.left_out.append(f"{number} nearest neighbours of a word: they need word vectors (embeddings)")
+            return []
+        from textattack.transformations import WordSwapEmbedding
+
+        from ssmscope.attacks.swaps import Vectors
+
+        vectors = load_vectors(self.embeddings)
+        self.ran.append(f"{number} nearest neighbours of a word ({len(vectors.words):,} vectors of {self.embeddings})")
+        return [WordSwapEmbedding(max_candidates=number, embedding=Vectors(vectors))]
+
+    def similar(self, threshold: float, metric: str, **options: Any) -> list[Any]:
+        """A limit on the similarity of sentences, where there is an encoder."""
+        described = f"sentence similarity ≥ {threshold:g} ({metric})"
+        if self.encoder is None:
+            self.left_out.append(f"{described}: it needs a sentence encoder (encoder)")
+            return []
+        from ssmscope.attacks.swaps import Similarity
+
+        self.ran.append(f"{described} by {self.encoder} in place of the Universal Sentence Encoder")
+        return [Similarity(Encoder(self.encoder), threshold=threshold, metric=metric, **options)]
+
+    def part_of_speech(self) -> list[Any]:
+        """The same part of speech, where NLTK's tagger is there."""
+        import nltk
+        from textattack.constraints.grammaticality import PartOfSpeech
+
+        try:
+            nltk.pos_tag(["film"], tagset="universal")
+        except LookupError:
+            self.left_out.append("the same part of speech: it needs NLTK's tagger (averaged_perceptron_tagger_eng)")
+            return []
+        self.ran.append("the same part of speech, or noun for verb")
+        return [PartOfSpeech(allow_verb_noun_swap=True)]
+
+    def recipe(self, name: str, transformations: list[Any], constraints: list[Any], search: Any) -> Recipe:
+        from textattack.transformations import CompositeTransformation
+
+        whole = transformations[0] if len(transformations) == 1 else CompositeTransformation(transformations)
+        return Recipe(name, whole, tuple(constraints), search, tuple(self.ran), tuple(self.left_out))
+
+
+def _greedy(resources: _Resources, importance: str) -> Any:
+    from textattack.search_methods import GreedyWordSwapWIR
+
+    described = {"unk": "[UNK] in its place", "delete": "its deletion", "weighted-saliency": "saliency times effect"}
+    resources.ran.append(f"greedy, words by the effect of {described[importance]}")
+    return GreedyWordSwapWIR(wir_method=importance)
+
+
+def _deepwordbug(resources: _Resources, prompt: bool) -> Recipe:
+    """Gao et al. 2018."""
+    from textattack.constraints.overlap import LevenshteinEditDistance
+    from textattack.transformations import (
+        WordSwapNeighboringCharacterSwap,
+        WordSwapRandomCharacterDeletion,
+        WordSwapRandomCharacterInsertion,
+        WordSwapRandomCharacterSubstitution,
+    )
+
+    swaps = [
+        WordSwapNeighboringCharacterSwap(),
+        WordSwapRandomCharacterSubstitution(),
+        WordSwapRandomCharacterDeletion(),
+        WordSwapRandomCharacterInsertion(),
+    ]
+    resources.ran.append("swap, substitute, delete or insert a character")
+    constraints = [*resources.kept_words(), LevenshteinEditDistance(30)]
+    resources.ran.append("edit distance ≤ 30")
+    return resources.recipe("deepwordbug", swaps, constraints, _greedy(resources, "unk"))
+
+
+def _textbugger(resources: _Resources, prompt: bool) -> Recipe:
+    """Li et al. 2019."""
+    from textattack.transformations import (
+        WordSwapNeighboringCharacterSwap,
+        WordSwapRandomCharacterDeletion,
+        WordSwapRandomCharacterInsertion,
+    )
+
+    from ssmscope.attacks.swaps import Homoglyphs
+
+    inner = dict(random_one=True, skip_first_char=True, skip_last_char=True)
+    swaps = [
+        WordSwapRandomCharacterInsertion(letters_to_insert=" ", **inner),
+        WordSwapRandomCharacterDeletion(**inner),
+        WordSwapNeighboringCharacterSwap(**inner),
+        Homoglyphs(),
+    ]
+    resources.ran.append("insert a space, delete or swap an inner character, a look-alike letter")
+    swaps += resources.neighbours(5)
+    constraints = [*resources.kept_words(), *resources.similar(0.8, "angular")]
+    return resources.recipe("textbugger", swaps, constraints, _greedy(resources, "delete"))
+
+
+def _textfooler(resources: _Resources, prompt: bool) -> Recipe:
+    """Jin et al. 2019. The least cosine of a swapped word is PromptBench's 0.6 or TextAttack's 0.5."""
+    from textattack.constraints.pre_transformation import InputColumnModification
+    from textattack.constraints.semantics import WordEmbeddingDistance
+
+    if resources.embeddings is None:
+        raise InputError("textfooler swaps words for their neighbours and needs word vectors: give embeddings, a file")
+    swaps = resources.neighbours(50)
+    least = 0.6 if prompt else 0.5
+    constraints = [
+        *resources.kept_words("the list of stop words of TextFooler's authors: the one named is in its place"),
+        InputColumnModification(["premise", "hypothesis"], {"premise"}),
+        WordEmbeddingDistance(embedding=swaps[0].embedding, min_cos_sim=least),
+    ]
+    resources.ran.append(f"cosine of the two words ≥ {least}")
+    constraints += resources.part_of_speech()
+    window = dict(compare_against_original=False, window_size=15, skip_text_shorter_than_window=True)
+    constraints += resources.similar(0.840845057, "angular", **window)
+    return resources.recipe("textfooler", swaps, constraints, _greedy(resources, "delete"))
+
+
+def _bertattack(resources: _Resources, prompt: bool) -> Recipe:
+    """Li et al. 2020, with its 48 candidates; the limits are PromptBench's or TextAttack's."""
+    from textattack.constraints.overlap import MaxWordsPerturbed
+
+    from ssmscope.attacks.swaps import MaskedWords
+
+    if resources.masked_lm is None:
+        raise InputError("bertattack asks a masked language model for words: give masked_lm, a directory or a hub id")
+    swaps = [MaskedWords(MaskedLM(resources.masked_lm), candidates=48)]
+    resources.ran.append(f"48 words of the masked language model {resources.masked_lm}, ranked by perplexity")
+    share, similarity = (1.0, 0.8) if prompt else (0.4, 0.2)
+    constraints = [*resources.kept_words(), MaxWordsPerturbed(max_percent=share)]
+    resources.ran.append(f"at most {share:.0%} of the words")
+    constraints += resources.similar(similarity, "cosine", compare_against_original=True, window_size=None)
+    return resources.recipe("bertattack", swaps, constraints, _greedy(resources, "unk"))
+
+
+def _pwws(resources: _Resources, prompt: bool) -> Recipe:
+    """Ren et al. 2019."""
+    from ssmscope.attacks.swaps import Synonyms, WordNetSynonyms
+
+    if resources.synonyms is not None:
+        table = load_synonyms(resources.synonyms)
+        swaps: list[Any] = [Synonyms(table)]
+        resources.ran.append(f"synonyms ({len(table):,} words of {resources.synonyms})")
+    else:
+        import nltk
+
+        try:
+            nltk.corpus.wordnet.synsets("film")
+        except LookupError as error:
+            raise InputError(
+                "pwws swaps words for synonyms: give synonyms, a .json or .csv file, or install NLTK's wordnet"
+            ) from error
+        swaps = [WordNetSynonyms()]
+        resources.ran.append("synonyms (WordNet)")
+    resources.left_out.append("swaps of named entities: they need the entities of the whole data set")
+    return resources.recipe("pwws", swaps, resources.kept_words(), _greedy(resources, "weighted-saliency"))
+
+
+def _checklist(resources: _Resources, prompt: bool) -> Recipe:
+    """Ribeiro et al. 2020."""
+    from textattack.constraints.pre_transformation import RepeatModification
+    from textattack.search_methods import GreedySearch
+    from textattack.transformations import WordSwapExtend
+
+    from ssmscope.attacks.swaps import Contractions, Numbers
+
+    resources.ran += ["expand or contract (it's, it is), other numbers", "no word twice", "greedy"]
+    resources.left_out.append("other names and places: they need a tagger of entities")
+    swaps = [WordSwapExtend(), Contractions(), Numbers()]
+    return resources.recipe("checklist", swaps, [RepeatModification()], GreedySearch())
+
+
+_BUILDERS: Mapping[str, Callable[[_Resources, bool], Recipe]] = {
+    "deepwordbug": _deepwordbug,
+    "textbugger": _textbugger,
+    "textfooler": _textfooler,
+    "bertattack": _bertattack,
+    "pwws": _pwws,
+    "checklist": _checklist,
+}

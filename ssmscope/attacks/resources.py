@@ -1,0 +1,260 @@
+"""What attacks on words may need from outside: word vectors, synonyms, a masked language model, a sentence encoder.
+
+Each is a file or a transformers model that the user names; nothing is fetched but a model named by its hub id.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.errors import InputError
+from ssmscope.models.quiet import quiet
+
+AT_ONCE = 32
+"""Sentences that the encoder reads together."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """Words and their vectors of length 1, in the order of their file."""
+
+    words: tuple[str, ...]
+    unit: Float[np.ndarray, "words size"]
+    index: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", {word: row for row, word in reversed(list(enumerate(self.words)))})
+
+
+def load_vectors(path: str | Path) -> WordVectors:
+    """Word vectors from a text file with `word v1 v2 …` on a line (a first line of two numbers, as in word2vec's
+    format, is passed over), or from an .npz file with the arrays `words` and `vectors`.
+
+    Raises:
+        InputError: no such file, another form, or vectors that are no numbers or of several lengths.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {path} of word vectors; give text with 'word v1 v2 …' on a line, or an .npz"
+        )
+    stamp = path.stat()
+    return _load_vectors(path, stamp.st_mtime_ns, stamp.st_size)
+
+
+@lru_cache(maxsize=1)
+def _load_vectors(path: Path, changed: int, size: int) -> WordVectors:
+    words, matrix = _read_npz(path) if path.suffix == ".npz" else _read_lines(path)
+    if not np.isfinite(matrix).all():
+        raise InputError(f"{path} holds vectors that are not finite")
+    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+    return WordVectors(tuple(words), (matrix / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32))
+
+
+def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
+    form = f"{path} is no file of word vectors: an .npz needs the arrays 'words' (n) and 'vectors' (n, size)"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            words, matrix = arrays["words"], arrays["vectors"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(form) from error
+    if words.dtype.kind != "U" or matrix.dtype.kind != "f" or matrix.ndim != 2 or words.shape != matrix.shape[:1]:
+        raise InputError(form)
+    if not len(words):
+        raise InputError(f"{path} holds no word vector")
+    return words.tolist(), matrix
+
+
+def _read_lines(path: Path) -> tuple[list[str], np.ndarray]:
+    words: list[str] = []
+    rows: list[np.ndarray] = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                word, _, rest = line.rstrip().partition(" ")
+                numbers = rest.split()
+                if not word or (number == 1 and word.isdecimal() and len(numbers) == 1):
+                    continue
+                row = np.array(numbers, dtype=np.float32)
+                if not len(row) or (rows and len(row) != len(rows[0])):
+                    wanted = f"{len(rows[0])} as before it" if rows else "at least 1"
+                    raise InputError(f"line {number} of {path} has {len(row)} numbers behind its word, not {wanted}")
+                words.append(word)
+                rows.append(row)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text; word vectors are text with 'word v1 v2 …' on a line") from error
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"line {number} of {path} holds something other than numbers behind its word") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    if not words:
+        raise InputError(f"{path} holds no word vector; give text with 'word v1 v2 …' on a line")
+    return words, np.stack(rows)
+
+
+def load_synonyms(path: str | Path) -> dict[str, tuple[str, ...]]:
+    """Synonyms by word, in lower case: from a .json file {word: [words]} or a .csv file with `word,synonym` on a line.
+
+    Raises:
+        InputError: no such file, or another form.
+    """
+    path = Path(path)
+    forms = 'allowed are a .json file {"word": ["synonym", …]} and a .csv file with word,synonym on a line'
+    if not path.is_file() or path.suffix not in (".json", ".csv"):
+        raise InputError(f"{path} is no file of synonyms; {forms}")
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            table = json.loads(content)
+            pairs = [(word, other) for word, others in table.items() for other in _listed(others)]
+        else:
+            rows = [row for row in csv.reader(content.splitlines(), strict=True) if row]
+            pairs = [(word, other) for word, other in rows]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, AttributeError, TypeError, csv.Error) as error:
+        raise InputError(f"{path} is no file of synonyms; {forms}") from error
+    found: dict[str, list[str]] = {}
+    for word, other in pairs:
+        if word.strip() and other.strip() and (word.strip(), other.strip()) != ("word", "synonym"):
+            found.setdefault(word.strip().lower(), []).append(other.strip())
+    if not found:
+        raise InputError(f"{path} holds no synonym; {forms}")
+    return {word: tuple(dict.fromkeys(others)) for word, others in found.items()}
+
+
+def _listed(others: Any) -> list[str]:
+    if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
+        raise TypeError("not a list of words")
+    return others
+
+
+class Encoder:
+    """Sentence embeddings: the mean of a transformers model's last hidden states over a sentence's tokens.
+
+    Raises:
+        InputError: what is named is no transformers model, or lacks weights.
+    """
+
+    def __init__(self, name: str | Path):
+        self.name = str(name)
+        self.module, self.tokenizer = _load(self.name, "AutoModel", "encoder", "a sentence encoder")
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.length = _longest(self.module, self.tokenizer)
+
+    def __call__(self, sentences: Sequence[str]) -> Float[Tensor, "sentences size"]:
+        """On the CPU; an empty sentence is the zero vector."""
+        parts = []
+        for start in range(0, len(sentences), AT_ONCE):
+            batch = self.tokenizer(
+                list(sentences[start : start + AT_ONCE]),
+                padding=True,
+                truncation=True,
+                max_length=self.length,
+                return_tensors="pt",
+            ).to(self.module.device)
+            with torch.no_grad():
+                hidden = self.module(**batch).last_hidden_state
+            mask = batch["attention_mask"][..., None].to(hidden.dtype)
+            parts.append(((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).float().cpu())
+        return torch.cat(parts) if parts else torch.zeros(0, self.module.config.hidden_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A text as a masked language model reads it."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """Of each token, in characters of the text; special tokens have none: (0, 0)."""
+    log_probabilities: Float[Tensor, "tokens vocabulary"]
+
+    def places(self, start: int, stop: int) -> list[int]:
+        """The tokens within these characters."""
+        return [i for i, (a, b) in enumerate(self.offsets) if a < b and a < stop and start < b]
+
+
+class MaskedLM:
+    """A transformers masked language model and its tokenizer.
+
+    Raises:
+        InputError: what is named is no such model, lacks weights, or its tokenizer does not say where in a text its
+            tokens are.
+    """
+
+    def __init__(self, name: str | Path):
+        self.name = str(name)
+        self.module, self.tokenizer = _load(self.name, "AutoModelForMaskedLM", "masked_lm", "a masked language model")
+        if not self.tokenizer.is_fast:
+            raise InputError(
+                f"masked_lm {self.name!r} has a tokenizer that does not say where in a text its tokens are; "
+                "give a model with a fast tokenizer"
+            )
+        self.length = _longest(self.module, self.tokenizer)
+        self.special = set(self.tokenizer.all_special_ids)
+        tokens = self.tokenizer.get_vocab()
+        self.starts = next((mark for mark in "Ġ▁" if any(token.startswith(mark) for token in tokens)), None)
+        """What a token that begins a word begins with, of tokenizers that mark beginnings; the others mark
+        continuations, with ##."""
+
+    def read(self, text: str) -> Read:
+        """Unmasked, up to the model's length."""
+        batch = self.tokenizer(
+            text, truncation=True, max_length=self.length, return_offsets_mapping=True, return_tensors="pt"
+        )
+        offsets = [tuple(pair) for pair in batch.pop("offset_mapping")[0].tolist()]
+        with torch.no_grad():
+            logits = self.module(**batch.to(self.module.device)).logits[0].float().cpu()
+        logits[:, list(self.special)] = -torch.inf
+        return Read(batch["input_ids"][0].tolist(), offsets, logits.log_softmax(-1))
+
+    def continues(self, token: int) -> bool:
+        """Whether a token continues a word."""
+        text = self.tokenizer.convert_ids_to_tokens(token)
+        return not text.startswith(self.starts) if self.starts else text.startswith("##")
+
+    def word(self, tokens: Sequence[int]) -> str:
+        """The tokens, one after the other, as one word."""
+        texts = self.tokenizer.convert_ids_to_tokens(list(tokens))
+        if not self.starts:
+            return "".join(text.removeprefix("##") for text in texts)
+        return self.tokenizer.convert_tokens_to_string(list(texts)).strip()
+
+
+def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
+    """The model in evaluation mode, on the GPU where there is one, and its tokenizer."""
+    import transformers
+
+    advice = f"give the directory or the hub id of {what}"
+    try:
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            module, info = getattr(transformers, kind).from_pretrained(name, output_loading_info=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{option} {name!r} could not be loaded ({reason}); {advice}") from error
+    missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise InputError(f"{option} {name!r} is not {what}: it has no weights for {missing[0]}; {advice}")
+    return module.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def _longest(module: Any, tokenizer: Any) -> int:
+    """How many tokens a text may have."""
+    reach = getattr(module.config, "max_position_embeddings", None) or 512
+    offset = getattr(module.config, "pad_token_id", None) or 0 if module.config.model_type == "roberta" else 0
+    return min(tokenizer.model_max_length, reach - (offset + 1 if offset else 0))

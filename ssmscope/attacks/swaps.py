@@ -1,0 +1,232 @@
+"""Changes of words and limits on them, as TextAttack's own kinds of parts, that need no download.
+
+Importing this module imports TextAttack.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ssmscope.attacks.offline import textattack
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
+
+textattack()
+
+from textattack.constraints import PreTransformationConstraint  # noqa: E402
+from textattack.constraints.semantics.sentence_encoders import SentenceEncoder  # noqa: E402
+from textattack.shared import AbstractWordEmbedding, AttackedText  # noqa: E402
+from textattack.shared.utils import is_one_word  # noqa: E402
+from textattack.transformations import WordSwap, WordSwapChangeNumber, WordSwapContract  # noqa: E402
+from textattack.transformations.word_swaps.word_swap_embedding import recover_word_case  # noqa: E402
+
+LOOKALIKES: Mapping[str, str] = dict(
+    zip(
+        "abcdeghijlnopqsuvwxyzABCEHIJKMNOPQSTVWXYZ",
+        "\u0430\u042c\u0441\u0501\u0435\u0261\u04bb\u0456\u0458\u04cf\u0578\u043e\u0440\u051b\u0455\u057d\u0475\u051d"
+        "\u0445\u0443\u1d22"
+        "\u0410\u0412\u0421\u0415\u041d\u0406\u0408\u041a\u041c\u039d\u041e\u0420\u051a\u0405\u0422\u0474\u051c\u0425"
+        "\u04ae\u0396",
+    )
+)
+"""Latin letters, and letters of other scripts that look alike (Unicode's confusables)."""
+
+LARGEST_NUMBER = 2**31
+"""Numbers are changed up to this size: random integers have a largest one."""
+
+
+def word_spans(text: AttackedText) -> list[tuple[int, int]]:
+    """Where each of the text's words begins and ends in it, in characters."""
+    spans, at = [], 0
+    for word in text.words:
+        at = text.text.index(word, at)
+        spans.append((at, at + len(word)))
+        at += len(word)
+    return spans
+
+
+def plain_words(text: str) -> set[str]:
+    """The words of a text in lower case: parted at white space and at everything that is no letter or digit, and also
+    whole between white space without the punctuation around them."""
+    whole = {re.sub(r"^[\W_]+|[\W_]+$", "", word) for word in text.lower().split()}
+    return (whole | set(re.split(r"[\W_]+", text.lower()))) - {""}
+
+
+class Protected(PreTransformationConstraint):
+    """Words that are never changed: those of some texts, in whatever case and punctuation, and a placeholder."""
+
+    def __init__(self, words: Iterable[str], placeholder: str | None):
+        self.words = set().union(*map(plain_words, words))
+        self.placeholder = placeholder
+
+    def _get_modifiable_indices(self, current_text: AttackedText) -> set[int]:
+        kept = (
+            [match.span() for match in re.finditer(re.escape(self.placeholder), current_text.text)]
+            if (self.placeholder)
+            else []
+        )
+        return {
+            index
+            for index, (word, (start, stop)) in enumerate(zip(current_text.words, word_spans(current_text)))
+            if not plain_words(word) & self.words and not any(start < end and begin < stop for begin, end in kept)
+        }
+
+    def extra_repr_keys(self) -> list[str]:
+        return ["words", "placeholder"]
+
+
+class Homoglyphs(WordSwap):
+    """One letter of the word replaced by its look-alike: as many candidates as the word has letters with one."""
+
+    def _get_replacement_words(self, word: str) -> list[str]:
+        return [word[:i] + LOOKALIKES[c] + word[i + 1 :] for i, c in enumerate(word) if c in LOOKALIKES]
+
+
+class Vectors(AbstractWordEmbedding):
+    """Word vectors from a file, for the parts of TextAttack that take an embedding; neighbours are by cosine."""
+
+    def __init__(self, vectors: WordVectors):
+        self.vectors = vectors
+        self._neighbours: dict[tuple[int, int], list[int]] = {}
+
+    def _row(self, index: int | str) -> int:
+        return self.vectors.index[index] if isinstance(index, str) else index
+
+    def __getitem__(self, index: int | str) -> np.ndarray | None:
+        if isinstance(index, str) and index not in self.vectors.index:
+            return None
+        return self.vectors.unit[self._row(index)]
+
+    def get_cos_sim(self, a: int | str, b: int | str) -> float:
+        return float(self.vectors.unit[self._row(a)] @ self.vectors.unit[self._row(b)])
+
+    def get_mse_dist(self, a: int | str, b: int | str) -> float:
+        """Of the unit vectors, the squared distance (which TextAttack calls so)."""
+        return 2 - 2 * self.get_cos_sim(a, b)
+
+    def word2index(self, word: str) -> int:
+        return self.vectors.index[word]
+
+    def index2word(self, index: int) -> str:
+        return self.vectors.words[index]
+
+    def nearest_neighbours(self, index: int | str, topn: int) -> list[int]:
+        row = self._row(index)
+        if (row, topn) not in self._neighbours:
+            cosines = self.vectors.unit @ self.vectors.unit[row]
+            cosines[row] = -np.inf
+            number = min(topn, len(cosines) - 1)
+            nearest = np.argpartition(-cosines, number - 1)[:number] if number else np.empty(0, int)
+            self._neighbours[row, topn] = sorted(nearest.tolist(), key=lambda other: (-cosines[other], other))
+        return self._neighbours[row, topn]
+
+
+class Similarity(SentenceEncoder):
+    """At least so similar a sentence, by the embeddings of an `Encoder`."""
+
+    def __init__(self, encoder: Encoder, **options: Any):
+        super().__init__(**options)
+        self.encoder = encoder
+
+    def encode(self, sentences: Sequence[str]) -> torch.Tensor:
+        distinct = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
+        return self.encoder(list(distinct))[[distinct[sentence] for sentence in sentences]]
+
+
+class Synonyms(WordSwap):
+    """Replacement by the words that a table lists, in the case of the word that they replace."""
+
+    def __init__(self, table: Mapping[str, Sequence[str]]):
+        super().__init__()
+        self.table = table
+
+    def _get_replacement_words(self, word: str) -> list[str]:
+        found = (recover_word_case(other, word) for other in self.table.get(word.lower(), ()))
+        return [other for other in dict.fromkeys(found) if other != word]
+
+
+class WordNetSynonyms(WordSwap):
+    """Replacement by the single words of every WordNet sense of a word (Ren et al. 2019)."""
+
+    def _get_replacement_words(self, word: str) -> list[str]:
+        from nltk.corpus import wordnet
+
+        lemmas = {lemma for sense in wordnet.synsets(word) for lemma in sense.lemma_names()}
+        return sorted(lemma for lemma in lemmas if lemma != word and "_" not in lemma and is_one_word(lemma))
+
+
+class MaskedWords(WordSwap):
+    """Replacements by a masked language model that reads the unmasked text (Li et al. 2020, BERT-Attack).
+
+    A word of one token is replaced by the `candidates` likeliest tokens at its place. For a word of several, every
+    combination of the likeliest tokens at its places is a word, and the `candidates` of least perplexity are taken.
+    They are found exactly without listing all: the perplexity is exp of the mean negative log-likelihood, and the
+    beginning of a best combination is a best beginning. (TextAttack's version lists all and takes the first ones,
+    unranked.)
+    """
+
+    def __init__(self, masked_lm: MaskedLM, candidates: int):
+        super().__init__()
+        self.masked_lm = masked_lm
+        self.candidates = candidates
+
+    def _get_transformations(self, current_text: AttackedText, indices_to_modify: Iterable[int]) -> list[AttackedText]:
+        read = self.masked_lm.read(current_text.text)
+        spans, transformed = word_spans(current_text), []
+        for index in sorted(int(i) for i in indices_to_modify):
+            places = read.places(*spans[index])
+            for word in self._words(read.log_probabilities[places], [read.ids[place] for place in places]):
+                if word != current_text.words[index] and is_one_word(word):
+                    transformed.append(current_text.replace_word_at_index(index, word))
+        return transformed
+
+    def _words(self, log_probabilities: torch.Tensor, replaced: Sequence[int]) -> list[str]:
+        """The candidates for tokens whose log-probabilities (tokens, vocabulary) are given, likeliest first."""
+        number = min(self.candidates, log_probabilities.shape[-1])
+        best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+        for values, tokens in zip(*(part.tolist() for part in log_probabilities.topk(number))):
+            joined = ((score + value, (*ids, token)) for score, ids in best for value, token in zip(values, tokens))
+            best = heapq.nsmallest(number, joined, key=lambda pair: (-pair[0], pair[1]))
+        if not len(replaced):
+            return []
+        if len(replaced) == 1:  # a token that is a word's continuation is no word
+            kind = self.masked_lm.continues(replaced[0])
+            best = [(score, ids) for score, ids in best if self.masked_lm.continues(ids[0]) == kind]
+        words = [self.masked_lm.word(ids) for score, ids in best if math.isfinite(score)]
+        return [word for word in dict.fromkeys(words) if any(c.isalnum() for c in word)]
+
+
+class Contractions(WordSwapContract):
+    """Two words drawn together ("it is" → "it's"), wherever they stand side by side.
+
+    TextAttack's own passes over pairs behind a word that must not be changed.
+    """
+
+    def _get_transformations(self, current_text: AttackedText, indices_to_modify: Iterable[int]) -> list[AttackedText]:
+        allowed, words, transformed = {int(i) for i in indices_to_modify}, current_text.words, []
+        for index in sorted(allowed):
+            pair = " ".join(words[index : index + 2])
+            if index + 1 in allowed and pair in self.reverse_contraction_map:
+                drawn = current_text.replace_word_at_index(index, self.reverse_contraction_map[pair])
+                transformed.append(drawn.delete_word_at_index(index + 1))
+        return transformed
+
+
+class Numbers(WordSwapChangeNumber):
+    """Other numbers for those of the text; what only looks like digits (²) or is huge stays."""
+
+    deterministic = False
+
+    def _get_new_number(self, word: str) -> list[Any]:
+        return [] if word.isdigit() and not word.isdecimal() else super()._get_new_number(word)
+
+    def _alter_number(self, num: float) -> list[Any]:
+        return super()._alter_number(num) if abs(num) < LARGEST_NUMBER else []

@@ -1,0 +1,402 @@
+"""What a change does inside a model: closed forms on a model that forgets at a known rate, identities on every family,
+and views that stay readable and safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES
+from leaky import leaky
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from rich.console import Console
+
+import ssmscope
+from ssmscope.attacks.effect import SAME, AttackEffect, aligned, attack_effect, cosine, relative
+from ssmscope.attacks.effect_figure import BOX_TOKENS, colours
+from ssmscope.errors import InputError
+from ssmscope.interp.attending import implicit_attention
+
+DECAY = 0.25
+WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "a": 0.0, "b": 0.5}
+STEPS = {"film": 2.0}
+TEXT = [5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5]
+FAMILIES = ["mamba", "mamba2", "baleen-e-mamba", "diff-mamba", "gfssm", "groupmamba", "gla", "rwkv", "selective-ssm"]
+
+
+def random_model(name: str) -> ssmscope.Model:
+    architecture, index = EXAMPLES[name]
+    torch.manual_seed(0)
+    return ssmscope.Model(list(architecture.examples().values())[index].eval(), None, name)
+
+
+def states(words: list[str]) -> np.ndarray:
+    """(tokens, 3): y_t = Σ_s e^(−λ Σ steps behind s) · step_s · u_s of u = (1, weight, …), by its recurrence."""
+    y, rows = np.zeros(2), []
+    for word in words:
+        step = STEPS.get(word, 1.0)
+        y = math.exp(-DECAY * step) * y + step * np.array([1.0, WEIGHTS.get(word, 0.0)])
+        rows.append(y)
+    return np.array(rows)
+
+
+class TestClosedForm:
+    """Every word of the model below decays what was read before it by e^(−λ · step)."""
+
+    @pytest.fixture
+    def model(self) -> ssmscope.Model:
+        model = leaky(WEIGHTS, decay=DECAY, steps=STEPS)
+        with torch.no_grad():  # the embedding's third number, which sets the step, is left out of what is read
+            model.module.head.weight[:, 2] = 0
+        return model
+
+    def test_attention_falls_by_what_is_read_since(self, model):
+        found = attack_effect(model, "good a b", "good a film film b")
+        for side, words in ((found.before, ["good", "a", "b"]), (found.after, ["good", "a", "film", "film", "b"])):
+            steps = np.array([STEPS.get(word, 1.0) for word in [*words, "[CLS]"]])
+            behind = steps[::-1].cumsum()[::-1] - steps
+            weights = steps * np.exp(-DECAY * behind)
+            assert side.attention[0] == pytest.approx(weights / weights.sum(), abs=1e-6)
+            assert side.sink.tolist() == [0]
+            assert side.text.scores[0] == pytest.approx(np.exp(-DECAY * steps), abs=1e-6)
+        assert found.after.changed.tolist() == [False, False, True, True, False, False]
+        assert found.after.on_changed[0] == pytest.approx(found.after.attention[0, 2:4].sum())
+        assert found.before.on_changed.tolist() == [0]
+
+    def test_a_difference_dies_out_at_the_models_rate(self, model):
+        """One word for another of the same step: the states are ‖Δ‖ e^(−λ k) apart k tokens later."""
+        before, after = "b a good a a b a", "b a bad a a b a"
+        found = attack_effect(model, before, after)
+        assert found.pairs.tolist() == [[at, at] for at in (0, 1, 3, 4, 5, 6, 7)]
+        first, second = (states([*text.split(), "[CLS]"]) for text in (before, after))
+        apart = np.abs(second - first).sum(1)
+        assert apart == pytest.approx([0, 0, *(4 * math.exp(-DECAY * k) for k in range(6))])
+        read = model.module.ssm(model.module.embedding(model.encode(before).input_ids))[0]  # with the third number
+        size = read.detach().norm(dim=1).double().numpy()
+        expected = (apart / size)[[0, 1, 3, 4, 5, 6, 7]]
+        assert found.distance[-1] == pytest.approx(expected, abs=1e-5)
+        assert (found.distance[0] == 0).all()  # what the layer reads are the words themselves
+        layer, head = found.spreads
+        assert (layer.first, layer.peak, layer.peak_at, layer.last) == (None, 0, None, 0) and math.isnan(layer.remains)
+        peak = expected.argmax()
+        assert (head.first, head.peak_at) == (3, found.pairs[peak, 1]) and head.peak == pytest.approx(expected[peak])
+        assert head.last == pytest.approx(expected[-1]) and head.remains == pytest.approx(expected[-1] / expected[peak])
+        assert found.first_changed == 2
+
+    def test_final_states_and_answers(self, model):
+        """The final state is y at the last token, and so are the vectors that the head reads."""
+        found = attack_effect(model, "good a b film", "bad a")
+        first, second = (
+            model.trace(text).layers[0].scan()[0].state.flatten().double() for text in ("good a b film", "bad a")
+        )
+        expected = torch.nn.functional.cosine_similarity(first, second, dim=0).item()
+        assert found.state_cosine == pytest.approx([expected]) and abs(expected) < 0.999
+        assert found.hidden_cosine == pytest.approx([1, expected])  # [CLS] itself, then y
+        old, new = (states([*text.split(), "[CLS]"])[-1, 1] for text in ("good a b film", "bad a"))
+        assert (found.before.text.answer, found.after.text.answer) == ("good", "bad")
+        assert found.before.text.probability == pytest.approx(1 / (1 + math.exp(-old)), abs=1e-6)
+        assert found.kept == pytest.approx(1 / (1 + math.exp(-new)), abs=1e-6)
+        assert found.kept == pytest.approx(1 - found.after.text.probability, abs=1e-6)
+
+
+class TestIdentities:
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_of_equal_texts_nothing_moves(self, name):
+        found = attack_effect(random_model(name), TEXT, TEXT)
+        assert not found.before.changed.any() and not found.after.changed.any() and found.first_changed is None
+        assert (found.distance == 0).all()
+        assert found.hidden_cosine == pytest.approx(1, abs=1e-9) and found.state_cosine == pytest.approx(1, abs=1e-9)
+        assert np.abs(found.retention_change).max() < 1e-6 and np.abs(found.attention_change).max() < 1e-6
+        assert all(spread.first is None for spread in found.spreads)
+        assert found.kept == pytest.approx(found.before.text.probability, rel=1e-6)
+
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_a_suffix_leaves_everything_before_it(self, name):
+        """Nothing looks ahead; and what stands at the end is read, which shows in the head's vectors."""
+        found = attack_effect(random_model(name), TEXT, [*TEXT, 7, 8, 9])
+        assert found.pairs.tolist() == [[at, at] for at in range(len(TEXT))] and found.first_changed == len(TEXT)
+        assert found.after.changed.tolist() == [False] * len(TEXT) + [True] * 3
+        assert (found.distance == 0).all() and np.abs(found.retention_change).max() < 1e-6
+        assert all(spread.first is None for spread in found.spreads)
+        assert (found.state_cosine < 1 - 1e-4).all() and found.hidden_cosine[-1] < 1 - 1e-4
+        assert found.after.on_changed.min() > 0.01
+
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_against_the_traces(self, name):
+        """Retention by hand, attention from its own analysis, vectors and states of each text alone."""
+        model = random_model(name)
+        before, after = TEXT, [*TEXT[:3], 40, 41, *TEXT[4:]]
+        found = attack_effect(model, before, after)
+        assert found.layers == tuple(range(model.num_layers)) and found.distance.shape == (model.num_layers + 1, 10)
+        assert found.pairs.tolist() == [[at, at + (at > 3)] for at in range(len(TEXT)) if at != 3]
+        assert found.before.changed.nonzero()[0].tolist() == [3] and found.after.changed.nonzero()[0].tolist() == [3, 4]
+        traces = [model.trace(ids=ids) for ids in (before, after)]
+        for side, trace in zip((found.before, found.after), traces):
+            maps = implicit_attention(trace, rows="last", heads="abs")[0].maps
+            for number, layer in enumerate(trace.layers):
+                each = [r.log_decay().exp() for r in layer.recurrences] if name != "rwkv" else []
+                if name == "gfssm":  # groups take turns: the one that the token steps
+                    each = [
+                        torch.stack(each).gather(0, layer.turn[None, :, :, None, None].expand(1, *each[0].shape))[0]
+                    ]
+                if each:
+                    by_hand = torch.stack([a.mean((2, 3)) for a in each]).mean(0)[0]
+                    assert side.text.scores[number] == pytest.approx(by_hand.numpy(), abs=1e-5)
+                mass = np.abs(maps[number].values[0])
+                total = mass.sum() + (0 if maps[number].sink is None else abs(maps[number].sink[0]))
+                assert side.attention[number] == pytest.approx(mass / total, abs=1e-5)
+                assert side.attention[number].sum() + side.sink[number] == pytest.approx(1, abs=1e-5)
+            assert side.text.mean == pytest.approx(side.text.scores.mean(0), abs=1e-6)
+        for number in range(model.num_layers):
+            first, second = (trace.layers[number] for trace in traces)
+            for at, (i, j) in enumerate(found.pairs):
+                apart = (second.u[0, j] - first.u[0, i]).norm() / first.u[0, i].norm()
+                assert found.distance[number, at] == pytest.approx(apart.item(), abs=1e-4)
+            finals = [torch.cat([scan.state.flatten() for scan in layer.scan()]).double() for layer in (first, second)]
+            expected = torch.nn.functional.cosine_similarity(*finals, dim=0).item()
+            assert found.state_cosine[number] == pytest.approx(expected, abs=1e-4)
+        if name != "selective-ssm":
+            hidden = [
+                model.module.base_model(torch.tensor([ids])).last_hidden_state[0].detach() for ids in (before, after)
+            ]
+            apart = [((hidden[1][j] - hidden[0][i]).norm() / hidden[0][i].norm()).item() for i, j in found.pairs]
+            assert found.distance[-1] == pytest.approx(apart, abs=1e-4)
+            ends = torch.nn.functional.cosine_similarity(hidden[0][-1], hidden[1][-1], dim=0).item()
+            assert found.hidden_cosine[-1] == pytest.approx(ends, abs=1e-4)
+        assert (found.distance[:, :3] == 0).all() and found.distance[-1, 3:].max() > 1e-3
+        assert found.spreads[-1].first == 5 and found.first_changed == 3
+
+    def test_chosen_layers(self):
+        model = random_model("groupmamba")
+        every, some = (attack_effect(model, TEXT, TEXT[::-1], layers=layers) for layers in ("all", [2, 0]))
+        assert some.layers == (2, 0) and some.rows == ("2", "0", "head") and every.by_layer and some.by_layer
+        assert (some.before.attention == every.before.attention[[2, 0]]).all()
+        assert (some.distance == every.distance[[2, 0, 3]]).all() and some.state_cosine[1] == every.state_cosine[0]
+        assert not attack_effect(model, TEXT, TEXT).by_layer
+
+
+class TestAlignment:
+    def test_is_of_equal_tokens_in_order(self):
+        draw = np.random.default_rng(0)
+        for _ in range(50):
+            first, second = (draw.integers(0, 4, draw.integers(1, 12)).tolist() for _ in range(2))
+            pairs = aligned(first, second)
+            assert [first[i] for i in pairs[:, 0]] == [second[j] for j in pairs[:, 1]]
+            assert (np.diff(pairs, axis=0) > 0).all()
+
+    def test_what_changed(self):
+        found = attack_effect(leaky(WEIGHTS), "good a bad b", "a bad film film b")
+        assert found.before.changed.tolist() == [True, False, False, False, False]
+        assert found.after.changed.tolist() == [False, False, True, True, False, False]
+        assert found.first_changed == 0
+        assert found.changed_name == "1 of 5 tokens removed, 2 of 6 tokens new"
+
+    def test_of_texts_without_a_common_token(self):
+        found = attack_effect(random_model("mamba"), [1, 2], [3, 4, 5])
+        assert found.pairs.shape == (0, 2) and found.distance.shape[1] == 0 and found.before.changed.all()
+        assert found.to_frame().distance.isna().all() and "nan" not in str(found)
+        found.figure()
+        assert type(found).from_dict(json.loads(found.to_json())) == found
+
+    def test_relative_and_cosine(self):
+        rows = np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
+        assert relative(rows, np.array([[3.0, 9.0], [0.0, 0.0], [1.0, 0.0]]), SAME).tolist() == [1, 0, math.inf]
+        assert relative(rows[:1], rows[:1] * (1 + 0.9 * SAME), SAME).tolist() == [0]
+        assert relative(rows[:1], rows[:1] * (1 + 1.1 * SAME), SAME) == pytest.approx(1.1 * SAME)
+        assert cosine(rows[0], rows[0] * -2) == pytest.approx(-1) and cosine(rows[1], rows[2]) == 1
+        assert cosine(np.array([1.0, 0.0]), np.array([1.0, 1.0])) == pytest.approx(math.sqrt(0.5))
+        assert math.isnan(cosine(rows[0], rows[1]))
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("given", "options", "says"),
+        [
+            (("good a", [3, 4]), {}, "'good a' was given; allowed are two texts, or two lists of token ids"),
+            (([3, 4], "good a"), {}, "'good a' was given"),
+            (([3, 4], [3, 0.5]), {}, r"\[3, 0.5\] was given"),
+            (([3], [True]), {}, r"\[True\] was given"),
+            ((3, 4), {}, "3 was given"),
+            (([3], []), {}, "no token id was given"),
+            (([3], [99]), {}, "id 99, outside the model's vocabulary"),
+            (("good", " "), {}, "text 2 is empty"),
+            (("good", "bad"), dict(layers="every"), "unknown layers 'every'"),
+            (("good", "bad"), dict(layers=[1]), "there is no layer 1"),
+            (("good", "bad"), dict(top=0), "top is 0"),
+        ],
+    )
+    def test_what_is_refused(self, given, options, says):
+        with pytest.raises(InputError, match=says) as caught:
+            attack_effect(leaky(WEIGHTS), *given, **options)
+        assert "\n" not in str(caught.value)
+
+    def test_a_model_without_a_tokenizer(self):
+        with pytest.raises(InputError, match="has no tokenizer: give token ids"):
+            attack_effect(random_model("mamba"), "good", "bad")
+
+    def test_a_damaged_model(self):
+        model = leaky(WEIGHTS)
+        with torch.no_grad():
+            model.module.ssm.A[0, 0] = torch.nan
+        with pytest.raises(InputError, match="not finite"):
+            attack_effect(model, "good", "bad")
+
+    def test_no_hook_is_left(self):
+        model = random_model("mamba2")
+        attack_effect(model, TEXT, TEXT[:4])
+        assert not any(module._forward_hooks for module in model.module.modules())
+        assert not any("forward" in vars(mixer) for mixer in model.mixers)
+
+
+class TestResult:
+    @pytest.fixture
+    def result(self) -> AttackEffect:
+        model = ssmscope.load("demo/sst2-mamba2")
+        return attack_effect(
+            model, "a gripping , well acted film", "a tedious , well acted film and true is true", top=3
+        )
+
+    def test_is_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "effect")
+        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
+        again = ssmscope.Result.load(paths["json"])
+        assert again == result and type(again) is AttackEffect and again.kind == "effect"
+        assert again.provenance["options"] == {
+            "before": "a gripping , well acted film",
+            **{"after": "a tedious , well acted film and true is true", "layers": "mean", "top": 3},
+        }
+
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert frame.side.tolist() == ["before"] * 7 + ["after"] * 11 and set(frame.layer) == {"mean"}
+        assert frame.token[7:].tolist()[:2] == ["a", "tedious"]
+        assert frame.changed.tolist() == [*result.before.changed, *result.after.changed]
+        assert frame.partner.isna().tolist() == frame.changed.tolist() == frame.distance.isna().tolist()
+        assert frame.partner[6] == 10 and frame.partner[17] == 6 and frame.partner[7] == 0
+        assert (frame.retention + frame.write).to_numpy() == pytest.approx(1)
+        assert frame.attention[7:].to_numpy() == pytest.approx(result.after.attention.mean(0))
+        assert frame.distance[17] == pytest.approx(result.distance[:-1, -1].mean())
+        model = ssmscope.load("demo/sst2-mamba2")
+        every = attack_effect(model, "a good film", "a bad film", layers="all").to_frame()
+        assert every.layer.drop_duplicates().tolist() == ["mean", "0", "1", "head"] and len(every) == 2 * 4 * 4
+        head = every[every.layer == "head"]
+        assert head.retention.isna().all() and not head.distance[~head.changed].isna().any()
+
+    def test_summary(self, result):
+        frame = result.summary()
+        assert frame.layer.tolist() == ["0", "1", "head"]
+        assert frame.on_new[:2].tolist() == pytest.approx(result.after.attention[:, [1, 6, 7, 8, 9]].sum(1).tolist())
+        assert frame.on_removed[:2].tolist() == pytest.approx(result.before.attention[:, 1].tolist())
+        pairs = [(0, 0), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10)]
+        change = [
+            [abs(result.after.text.scores[k, j] - result.before.text.scores[k, i]) for i, j in pairs] for k in (0, 1)
+        ]
+        assert frame.retention_change[:2].tolist() == pytest.approx(np.mean(change, axis=1).tolist(), abs=1e-7)
+        moved = [[abs(result.after.attention[k, j] - result.before.attention[k, i]) for i, j in pairs] for k in (0, 1)]
+        assert frame.attention_change[:2].tolist() == pytest.approx(np.mean(moved, axis=1).tolist(), abs=1e-7)
+        assert frame["first"].isna().tolist() == [True, False, False] and frame["first"][2] == 2
+        assert frame.iloc[2]["last"] == pytest.approx(result.distance[2, -1])
+
+    def test_terminal(self, result):
+        shown = str(result)
+        assert result.headline.startswith("Effect of a change on demo/sst2-mamba2: “")
+        for part in (
+            "before  answer “",
+            "after  answer “",
+            "the last position attends",
+            "state cosine",
+            "The texts differ from token 1 on",
+        ):
+            assert part in shown
+        assert max(map(len, shown.splitlines())) <= 100
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, no_color=False)
+        console.print(result)
+        assert "\x1b[" in console.file.getvalue() and "highest retention" in console.file.getvalue()
+
+    def test_page(self, result):
+        page = result.to_html()
+        assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+        bars = [float(height) for height in re.findall(r'<i class="bar[^"]*" style="height:([\d.]+)px', page)]
+        shares = np.concatenate([result.before.mean_attention, result.after.mean_attention])
+        assert bars == pytest.approx((36 * shares / shares.max()).tolist(), abs=0.051)
+        assert page.count('<i class="bar changed"') == 6 and "data:image/png;base64," in page
+
+    def test_figure(self, result):
+        figure = result.figure()
+        sheet, _, distances = figure.axes
+        curves = {line.get_label(): line for line in distances.lines}
+        assert curves["head"].get_ydata().tolist() == result.distance[-1].tolist()
+        assert curves["layer 1"].get_xdata().tolist() == result.pairs[:, 1].tolist()
+        labels = distances.get_xticklabels()
+        assert [label.get_text() for label in labels] == list(result.after.text.tokens)
+        assert [label.get_color() == "#d1540a" for label in labels] == result.after.changed.tolist()
+        assert len(distances.patches) == 5  # a band for each new token
+        texts = [text.get_text() for text in sheet.texts]
+        assert all(token in texts for token in ("gripping", "tedious", "before", "after"))
+
+    def test_one_range_for_both_texts(self, result):
+        """The same retention has the same shade on both sides."""
+        before, after = colours(result)
+        i, j = result.pairs[0]
+        assert before[i] == after[j] and min(*before[:-1], *after[:-1]) == 0 and max(*before, *after) == 31
+        assert before[-1] == after[-1] == -1  # [CLS]
+
+    @pytest.mark.parametrize("words", [1, 5, 20, 57])
+    def test_nothing_overlaps_or_leaves_the_sheet(self, words):
+        draw = np.random.default_rng(words)
+        names = ["a", "b", "film", "good", "bad"]
+        text = [names[i] for i in draw.integers(0, 5, words)]
+        result = attack_effect(leaky(WEIGHTS, decay=0.1), " ".join(text), " ".join([*text, "bad", "b"]))
+        figure = result.figure()
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        sheet, _, distances = figure.axes
+        width, height = canvas.get_width_height()
+        written = [text.get_window_extent() for text in sheet.texts]
+        labels = [label.get_window_extent() for label in distances.get_xticklabels()]
+        assert len(labels) == words + 3
+        assert all(a.x1 <= b.x0 for a, b in zip(labels, labels[1:]))
+        for box in (*written, *labels, *(text.get_window_extent() for text in distances.get_legend().get_texts())):
+            assert box.x0 > 0 and box.x1 < width and box.y0 > 0 and box.y1 < height
+        for at, box in enumerate(written):
+            assert not any(apart(box, other) for other in written[at + 1 :])
+        top = distances.get_tightbbox().y1
+        assert all(box.y0 > top - 1 for box in written if box.y1 > distances.get_window_extent().y1)
+
+    def test_a_long_text_is_cut_in_the_figure_only(self):
+        text = ["a", "b", "film"] * 120
+        result = attack_effect(leaky(WEIGHTS, decay=0.1), " ".join(text), " ".join([*text[:200], "bad", *text[200:]]))
+        figure = result.figure()
+        texts = [text.get_text() for text in figure.axes[0].texts]
+        assert sum(f"the first {BOX_TOKENS} of 36" in text for text in texts) == 2
+        assert len(figure.axes[-1].lines[-1].get_xdata()) == 361
+        assert figure.axes[-1].get_xlabel() == "position after the change"
+
+    def test_hostile_tokens(self, result, tmp_path):
+        tokens = ("<script>alert(1)</script>", " $x^{$", "\x1b[31m", "電影", "&amp;", "\n", "[CLS]")
+        text = dataclasses.replace(result.before.text, tokens=tokens, answer="<b>$_{</b>")
+        hostile = dataclasses.replace(result, before=dataclasses.replace(result.before, text=text))
+        hostile = dataclasses.replace(
+            hostile,
+            after=dataclasses.replace(
+                hostile.after, text=dataclasses.replace(hostile.after.text, tokens=(*tokens, *tokens)[:11])
+            ),
+            provenance={**result.provenance, "model": "$m_{" * 30},
+        )
+        paths = hostile.save(tmp_path, "effect")
+        page = paths["html"].read_text()
+        assert "<script>alert" not in page and "&lt;script&gt;" in page and "<b>$_" not in page
+        assert "\x1b[31m" not in str(hostile)
+
+
+def apart(first, second) -> bool:
+    """Whether two boxes overlap by more than a pixel both ways."""
+    wide = min(first.x1, second.x1) - max(first.x0, second.x0)
+    tall = min(first.y1, second.y1) - max(first.y0, second.y0)
+    return wide > 1 and tall > 1

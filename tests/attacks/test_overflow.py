@@ -1,0 +1,335 @@
+"""State overflow on models that forget at a known rate, against slow references, and as its users meet it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from bags import LABELS
+from leaky import leaky, log_odds
+from transformers import MambaConfig, MambaForCausalLM
+
+import ssmscope
+from ssmscope.attacks.overflow import OverflowCurve, cut, half_length, half_name, measure, state_overflow
+from ssmscope.bootstrap import Estimate
+from ssmscope.errors import InputError
+from ssmscope.tasks.language import byte_tokenizer, word_tokenizer
+from ssmscope.tasks.text import TextData, text_data
+from ssmscope.tasks.tokenizer import train_tokenizer
+
+DECAY, BIAS = 0.1, 0.3
+WEIGHTS = {"good": 2.0, "bad": -2.0, "great": 4.0, "awful": -1.0, "a": 0.0, "b": 0.0, "Is": 0.0, "it": 0.0, "?": 0.0}
+
+
+def reviews() -> TextData:
+    """Texts whose class the model gets right; two of three are of class "good", which is chance."""
+    texts = ["a good", "b great", "great a", "good b", "a bad b", "b b awful"] * 4
+    return text_data("reviews", "test", texts, [1, 1, 1, 1, 0, 0] * 4, LABELS)
+
+
+def expected(words: list[str], n: int, bias: float | None = BIAS) -> float:
+    """The log-odds of "good" behind n tokens of filler without weight."""
+    behind = log_odds(words, WEIGHTS, decay=DECAY, ending=None) * math.exp(-DECAY * n)
+    return behind if bias is None else math.exp(-DECAY) * behind + bias
+
+
+class TestClosedForm:
+    def test_what_is_forgotten_and_when(self):
+        """Evidence decays by e^(−λn), and the answer falls to the class of the bias: "awful" at n = 12, "bad" at 18."""
+        model, data, lengths = leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), (1, 8, 12, 16, 18, 40)
+        found = state_overflow(model, data, filler="a b b", lengths=lengths)
+        after, before = found.curves
+        assert (after.where, before.where) == ("after", "before") and found.chance == 2 / 3
+        assert found.clean.value == 1 and [p.tokens for p in after.points] == [0, *lengths]
+        for point in after.points:
+            odds = np.array([expected(text.split(), point.tokens) for text in data.texts])
+            answers = (odds > 0).astype(int)
+            odds = np.where(np.array(data.labels) == 1, odds, -odds)
+            assert point.added == point.tokens
+            assert point.log_odds.value == pytest.approx(odds.mean(), abs=1e-4)
+            assert point.accuracy.value == (odds > 0).mean()
+            assert point.drop.value == pytest.approx(1 - point.accuracy.value)
+            shares = [(answers == 0).mean(), (answers == 1).mean()]
+            assert [share.value for share in point.shares] == pytest.approx(shares)
+            assert point.majority.value == pytest.approx(max(shares))
+            assert point.entropy.value == pytest.approx(-sum(p * math.log2(p) for p in shares if p))
+        assert [p.accuracy.value for p in after.points] == pytest.approx([1, 1, 1, 5 / 6, 5 / 6, 2 / 3, 2 / 3])
+        assert after.half_length.value == 12 and half_name(after).startswith("at 12 tokens [")
+        for point, clean in zip(before.points, [after.points[0]] * 7):
+            assert point.accuracy == clean.accuracy and point.shares == clean.shares
+            assert point.log_odds.value == pytest.approx(clean.log_odds.value, abs=1e-5)
+        assert before.half_length is None and half_name(before) == "never within 40 tokens"
+        assert [gap.value for gap in found.gaps] == pytest.approx([0, 0, 0, 1 / 6, 1 / 6, 1 / 3, 1 / 3])
+        assert found.notes == ("the filler is shorter than the longest length, and repeated",)
+
+    def test_of_a_language_model_filler_stands_within_the_template(self):
+        """What stands behind {content} is behind the filler too, and what stands before it is before."""
+        weights = {**WEIGHTS, "Is": 1.5, "?": -0.25}
+        model, data = leaky(weights, decay=DECAY, language=True), reviews()
+        prompt = dict(template="Is it {content} ?", words=["bad", "good"])
+        found = state_overflow(model, data, filler=["a", "b"], lengths=[2, 5], **prompt)
+        filler = ["a", "b", "a", "b", "a"]
+        for curve in found.curves:
+            for point in curve.points:
+                piece = filler[: point.tokens]
+                rows = []
+                for text, label in zip(data.texts, data.labels):
+                    words = [*text.split(), *piece] if curve.where == "after" else [*piece, *text.split()]
+                    odds = log_odds(["Is", "it", *words, "?"], weights, decay=DECAY, ending=None)
+                    rows.append(odds if label else -odds)
+                assert point.log_odds.value == pytest.approx(np.mean(rows), abs=1e-4)
+                assert point.accuracy.value == (np.array(rows) > 0).mean()
+        assert found.filler == "a b a b a"
+
+    def test_one_place_alone_is_the_same_curve(self):
+        model, data = leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews()
+        both = state_overflow(model, data, filler="a", lengths=[4, 12])
+        for number, where in enumerate(("after", "before")):
+            one = state_overflow(model, data, filler="a", lengths=[12, 4, 0], where=where)
+            assert one.curves == (both.curves[number],) and one.gaps == ()
+            assert len(one.figure().axes) == 3 and "before less after" not in str(one)
+
+    def test_without_filler_it_is_the_plain_model(self):
+        """On a shipped model, whose tokenizer knows parts of words."""
+        model = ssmscope.load("demo/sst2-mamba2")
+        texts = ["a gripping , beautifully acted film .", "dull and far too long .", "i liked it"]
+        data = text_data("three", "test", texts, [1, 0, 1], ("negative", "positive"))
+        found = state_overflow(model, data, lengths=[3, 20])
+        for curve in found.curves:
+            for point in curve.points:
+                piece = cut(found.filler, point.tokens, lambda text: tokens(model, text))
+                order = "{0} {1}" if curve.where == "after" else "{1} {0}"
+                rows = [order.format(text, piece).strip() for text in texts]
+                logits = model.logits(model.encode(rows)).double().numpy()
+                odds = np.array([row[y] - row[1 - y] for row, y in zip(logits, data.labels)])
+                assert point.log_odds.value == pytest.approx(odds.mean(), abs=1e-5)
+                assert point.accuracy.value == pytest.approx((odds > 0).mean())
+                assert point.added == point.tokens == tokens(model, piece)
+
+
+def tokens(model, text: str) -> int:
+    return len(model.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else 0
+
+
+class TestFiller:
+    LINES = ("the quick brown foxes were jumping over lazily sleeping dogs near the riverbank .",) * 3
+
+    @pytest.mark.parametrize("kind", ["bytes", "words", "subwords"])
+    def test_is_cut_at_tokens(self, kind):
+        tokenizer = {
+            "bytes": byte_tokenizer,
+            "words": lambda: word_tokenizer(self.LINES),
+            "subwords": lambda: train_tokenizer(["a b", *self.LINES], vocabulary=60),
+        }[kind]()
+
+        def count(text: str) -> int:
+            return len(tokenizer(f"a {text}")["input_ids"]) - len(tokenizer("a")["input_ids"]) if text else 0
+
+        text = self.LINES[0]
+        longest = count(text)
+        pieces = [cut(text, n, count) for n in range(longest + 1)]
+        assert pieces[0] == "" and pieces[-1] == text
+        for n, piece in enumerate(pieces):
+            assert text.startswith(piece) and count(piece) <= n
+            counts = [count(text[:end]) for end in range(len(text) + 1) if text[end - 1 : end] != " "]
+            assert count(piece) == max(found for found in counts if found <= n)
+            words = [end for end in (*range(len(text)), len(text)) if text[end : end + 1] in (" ", "") or not end]
+            fitting = [text[:end] for end in words if count(text[:end]) == n]
+            assert not fitting or piece == fitting[-1]  # whole words where they fit
+
+    def test_a_longer_one_begins_with_a_shorter_one(self):
+        model, data = leaky(WEIGHTS), reviews()
+        found = [
+            state_overflow(model, data, lengths=[n], where="after", seed=s) for n, s in ((5, 0), (900, 0), (900, 1))
+        ]
+        short, long, other = (one.filler for one in found)
+        assert long.startswith(short) and len(long.split()) > 600 and not other.startswith(short)
+        assert found[1].curves[0].points[1].added == 900
+        again = state_overflow(model, data, lengths=[3, 900], where="after")
+        assert again.filler == long and again.curves[0].points[-1] == found[1].curves[0].points[-1]
+
+    def test_comes_from_a_file(self, tmp_path):
+        (tmp_path / "filler.txt").write_text("a b\n\nb b\n")
+        found = state_overflow(leaky(WEIGHTS), reviews(), filler=str(tmp_path / "filler.txt"), lengths=[3])
+        assert found.filler == "a b b" and found.notes == ()
+        with pytest.raises(InputError, match="none.txt could not be read"):
+            state_overflow(leaky(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
+
+    def test_of_a_known_text(self, real_data, monkeypatch):
+        real_data("wikitext2", "test")
+        found = state_overflow(leaky(WEIGHTS), reviews(), filler="wikitext2", lengths=[12])
+        assert len(found.filler.split()) >= 8 and "=" not in found.filler
+
+    def test_what_is_added_is_counted(self):
+        """Bytes join with nothing, but a character of three of them is not cut."""
+        torch.manual_seed(0)
+        config = MambaConfig(vocab_size=256, hidden_size=8, num_hidden_layers=1, state_size=4)
+        model = ssmscope.Model(MambaForCausalLM(config).eval(), byte_tokenizer(), "bytes")
+        data = text_data("d", "all", ["one two", "three"], [1, 0], LABELS)
+        prompt = dict(template="{content}:", words=["b", "g"])
+        found = state_overflow(model, data, filler="電影 電影", lengths=[1, 4, 5, 7], **prompt)
+        assert [point.added for point in found.curves[0].points] == [0, 0, 4, 4, 7]
+        assert any("filler of 1 tokens adds 0.00 on average after the texts" in note for note in found.notes)
+
+    def test_unknown_words_are_noted(self):
+        notes = state_overflow(leaky(WEIGHTS), reviews(), filler="a b zebra b", lengths=[4]).notes
+        assert notes == ("the tokenizer does not know 25 % of the filler's tokens",)
+
+
+class TestMeasure:
+    def test_against_loops(self):
+        draw = np.random.default_rng(0)
+        labels, answers = draw.integers(0, 3, 60), draw.integers(0, 3, (2, 4, 60))
+        answers[1, 0] = answers[0, 0]
+        odds = draw.normal(size=(2, 4, 60))
+        found = measure(labels, answers, odds, (0, 1, 2, 3), 3, seed=0)
+        assert found.chance == max((labels == c).mean() for c in range(3))
+        for place in range(2):
+            for at in range(4):
+                one, given = found.points[place][at], answers[place, at]
+                accuracy = (given == labels).mean()
+                shares = [(given == c).mean() for c in range(3)]
+                assert one["accuracy"].value == pytest.approx(accuracy)
+                assert one["drop"].value == pytest.approx(1 - accuracy / found.clean.value)
+                assert one["log_odds"].value == pytest.approx(odds[place, at].mean())
+                assert [share.value for share in one["shares"]] == pytest.approx(shares)
+                assert one["majority"].value == pytest.approx(max(shares))
+                assert one["entropy"].value == pytest.approx(-sum(p * math.log2(p) for p in shares))
+                assert one["accuracy"].low < accuracy < one["accuracy"].high
+        gaps = [(answers[1, at] == labels).mean() - (answers[0, at] == labels).mean() for at in range(4)]
+        assert [gap.value for gap in found.gaps] == pytest.approx(gaps) and found.gaps[0] == Estimate(0, 0, 0)
+
+    def test_half_length(self):
+        lengths = (0, 8, 32)
+        rows = np.array([[0.9, 0.7, 0.6], [0.9, 0.8, 0.6], [0.9, 0.7, 0.7], [0.9, 0.8, 0.8], [0.4, 0.2, 0.1]])
+        chance = np.full(5, 0.5)
+        assert half_length(rows, chance, lengths) == Estimate(8, 8, math.inf)  # 8; then 32, 8, never, not above chance
+        assert half_length(rows[[1, 0, 0, 0]], chance[:4], lengths) == Estimate(32, 8, 8)
+        assert half_length(rows[[3, 0, 0]], chance[:3], lengths) is None
+        assert half_length(rows[[4, 0, 0]], chance[:3], lengths) is None
+        exact = np.array([[0.75, 0.625, 0.5]] * 3)
+        assert half_length(exact, chance[:3], lengths).value == 8  # just half is half gone
+
+    def test_half_length_in_words(self):
+        point = state_overflow(leaky(WEIGHTS), reviews(), filler="a", lengths=[1024]).curves[0].points
+        curve = OverflowCurve("after", point, Estimate(1024.0, 0.0, math.inf))
+        assert half_name(curve) == "at 1,024 tokens [0, > 1,024]"
+
+    def test_intervals_are_paired(self):
+        """Of nested hits the gap between the places varies by the few examples between."""
+        hits = np.arange(400)[None, None] < np.array([[[390], [290]], [[390], [300]]])
+        found = measure(np.ones(400, dtype=int), hits.astype(int), np.zeros((2, 2, 400)), (0, 1), 2, seed=0)
+        gap = found.gaps[1]
+        assert gap.value == pytest.approx(0.025) and 0.009 < gap.low < gap.high < 0.045
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (dict(where="befor"), "unknown place 'befor'; allowed are 'after', 'before', 'both'; did you mean"),
+            (dict(lengths=[]), "lengths names no filler"),
+            (dict(lengths=[0]), "lengths names no filler"),
+            (dict(lengths=[4, -1]), "lengths has -1; allowed are numbers of tokens from 0 on"),
+            (dict(lengths=[1.5]), "lengths has 1.5"),
+            (dict(lengths=[True]), "lengths has True"),
+            (dict(lengths=16), "lengths is 16"),
+            (dict(filler=" "), "the filler is empty"),
+            (dict(filler=[]), "the filler is empty"),
+            (dict(filler=[1]), "filler holds something that is no text"),
+            (dict(seed=-1), "seed is -1"),
+            (dict(template="no place"), "has no {content}"),
+        ],
+    )
+    def test_what_is_refused(self, options, says):
+        with pytest.raises(InputError, match=says) as caught:
+            state_overflow(leaky(WEIGHTS), reviews(), **options)
+        assert "\n" not in str(caught.value)
+
+    def test_a_cache_and_a_limit_change_no_number(self, tmp_path):
+        model, data = leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews()
+        first = state_overflow(model, data, lengths=[4, 30], limit=10, seed=2, cache=tmp_path / "cache")
+        again = state_overflow(model, data, lengths=[4, 30], limit=10, seed=2, cache=tmp_path / "cache")
+        assert first.curves == again.curves and first.clean == again.clean
+        assert first.provenance["data"]["fingerprint"] == data.sample(10, seed=2).fingerprint
+
+    def test_nothing_above_chance(self):
+        data = dataclasses.replace(reviews(), labels=tuple(1 - y for y in reviews().labels))
+        found = state_overflow(leaky(WEIGHTS, decay=DECAY), data, filler="a", lengths=[4])
+        assert found.clean.value == 0 and found.curves[0].half_length is None
+        assert math.isnan(found.curves[0].points[1].drop.value) and "nan" not in str(found)
+        assert any("is not clearly above chance, 0.667" in note for note in found.notes)
+
+    def test_an_accuracy_that_comes_back(self):
+        """Growing states: the filler's weight outweighs the evidence, then the next word's outweighs the filler's."""
+        weights = {**WEIGHTS, "a": -9.0, "b": 9.0}
+        data = text_data("d", "all", ["good"] * 3 + ["bad"], [1, 1, 1, 0], LABELS)
+        found = state_overflow(leaky(weights), data, filler="a b", lengths=[1, 2], where="after")
+        assert [point.accuracy.value for point in found.curves[0].points] == [1, 0.25, 1]
+        assert "with filler after the text, accuracy is above the half again at 2 tokens" in found.notes
+
+
+class TestResult:
+    @pytest.fixture
+    def result(self):
+        return state_overflow(leaky(WEIGHTS, decay=DECAY, ending=BIAS), reviews(), filler="a", lengths=[8, 16, 64])
+
+    def test_is_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "overflow")
+        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
+        again = ssmscope.Result.load(paths["json"])
+        assert again == result and type(again) is type(result) and again.kind == "overflow"
+        endless = dataclasses.replace(
+            result, curves=(dataclasses.replace(result.curves[0], half_length=Estimate(8, 8, math.inf)),)
+        )
+        assert type(result).from_dict(json.loads(endless.to_json())) == endless
+
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert frame["where"].tolist() == ["after"] * 4 + ["before"] * 4 and frame.tokens.tolist() == [0, 8, 16, 64] * 2
+        row, point = frame.iloc[2], result.curves[0].points[2]
+        assert (row.accuracy, row.log_odds, row.entropy) == tuple(
+            e.value for e in (point.accuracy, point.log_odds, point.entropy)
+        )
+        assert row["drop"] == 100 * point.drop.value and row["share good"] == point.shares[1].value
+        assert row.gap == result.gaps[2].value == frame.iloc[6].gap and row.accuracy_low == point.accuracy.low
+
+    def test_terminal(self, result):
+        shown = str(result)
+        for part in (
+            "filler after the text",
+            "filler before the text",
+            "good 0.83",
+            "never within 64 tokens",
+            "at 16 tokens",
+        ):
+            assert part in shown
+        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
+
+    def test_figure(self, result):
+        figure = result.figure()
+        upper, middle, lower = figure.axes
+        curves = [line for line in upper.lines if len(line.get_xdata()) == 4]
+        assert [line.get_ydata().tolist() for line in curves] == [
+            [point.accuracy.value for point in curve.points] for curve in result.curves
+        ]
+        assert curves[0].get_xdata().tolist() == [0, 8, 16, 64]
+        halves = [line for line in upper.lines if list(line.get_xdata()) == [16, 16]]
+        assert len(halves) == 1 and any("half of the accuracy" in text.get_text() for text in figure.texts)
+        shares = [line for line in lower.lines if len(line.get_xdata()) == 4]
+        assert shares[0].get_ydata().tolist() == [point.majority.value for point in result.curves[0].points]
+        assert len([line for line in middle.lines if len(line.get_xdata()) == 4]) == 2
+
+    @pytest.mark.parametrize("lengths", [(16, 32, 64, 128, 256, 512), (1, 500, 501, 510, 512), (100,), range(1, 60)])
+    def test_lengths_under_the_axis_do_not_touch(self, result, lengths):
+        point = result.curves[0].points[1]
+        points = tuple(dataclasses.replace(point, tokens=n) for n in (0, *lengths))
+        figure = dataclasses.replace(result, curves=(OverflowCurve("after", points, None),)).figure()
+        figure.canvas.draw()
+        labels = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels() if label.get_text()]
+        assert all(a.x1 < b.x0 for a, b in zip(labels, labels[1:])) and len(labels) >= 2
+        assert labels[-1].x1 < figure.get_window_extent().x1

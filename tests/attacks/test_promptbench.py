@@ -1,0 +1,161 @@
+"""Our attacks on prompts beside PromptBench's own code, on the same model, prompt and examples."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from prompted import WORDS, answers, labelled, language_model
+
+from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, recipe, textattack
+from ssmscope.attacks.prompt_search import Judge, drawn_from, searched
+from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.evaluation import Evaluator
+
+for package in ("textattack", "promptbench"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
+
+ENDS_IN_A_WORD = "Decide whether the sentence, this one, is 'positive' or 'negative': {content} My answer"
+ENDS_IN_A_MARK = "Say what this sentence is, positive or negative.\nSentence: {content}\nAnswer:"
+KEPT = [*WORDS, *(f"{word}'" for word in WORDS), "content"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return language_model()
+
+
+@pytest.fixture(scope="module")
+def data_of(model):
+    """Sentences that the model labels well under a template."""
+    return functools.cache(lambda template: labelled(model, template).take(range(0, 30, 2)))
+
+
+@pytest.fixture(scope="module")
+def promptbench():
+    """Its module of attacks."""
+    textattack()
+    with contextlib.redirect_stdout(io.StringIO()):
+        from promptbench.prompt_attack import attack
+    return attack
+
+
+@pytest.fixture
+def theirs(promptbench, model, data_of, monkeypatch):
+    """Run one of its attacks: the prompts that it evaluates, in order, and what it returns."""
+    import nltk
+
+    # both sides keep the same stop words: ours, where NLTK has no list
+    stopwords = SimpleNamespace(words=lambda language="english": sorted(FUNCTION_WORDS))
+    monkeypatch.setattr(nltk.corpus, "stopwords", stopwords)
+    monkeypatch.setattr(nltk.data, "path", [])
+
+    def run(name: str, template: str, seed: int = 0):
+        data = data_of(template)
+        judge = Judge(Evaluator(model, words=WORDS), data.texts, np.array(data.labels))
+        asked: list[str] = []
+
+        def accuracy(prompt, dataset, judged) -> float:
+            asked.append(prompt)
+            if prompt.count("{content}") != 1:
+                return 1.0
+            return float(judge.right([prompt]).mean())
+
+        with contextlib.redirect_stdout(io.StringIO()), drawn_from(seed, template, name):
+            attack = promptbench.Attack(model, name, data, template, accuracy, KEPT, verbose=False)
+            found = attack.attack()
+        return asked, found
+
+    return run
+
+
+def ours(model, data, name: str, template: str, monkeypatch):
+    """The prompts that we evaluate, and the attack on the template."""
+    asked: list[str] = []
+    real = Judge.right
+
+    def right(self, prompts):
+        asked.extend(prompts)
+        return real(self, prompts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "right", right)
+        found = prompt_attack(model, data, attacks=[name], templates=[template], words=WORDS)
+    return asked, found
+
+
+@pytest.mark.parametrize("name", ["stresstest", "checklist"])
+class TestSuffixes:
+    def test_the_same_candidates_behind_a_word(self, name, theirs, model, data_of, monkeypatch):
+        their_prompts, their_result = theirs(name, ENDS_IN_A_WORD)
+        our_prompts, our_result = ours(model, data_of(ENDS_IN_A_WORD), name, ENDS_IN_A_WORD, monkeypatch)
+        # the space behind a suffix is that before the answer
+        expected = {prompt.rstrip() for prompt in their_prompts}
+        assert set(our_prompts) == expected and len(expected) == 1 + len(SUFFIXES[name])
+        (found,) = our_result.attacks[0].prompts
+        assert found.accuracy.value == pytest.approx(their_result["attacked score"])
+        assert found.drop.value == pytest.approx(their_result["PDR"])
+        assert found.accuracy.value != our_result.clean[0].value == pytest.approx(their_result["original score"])
+
+    def test_behind_a_mark_only_the_place_differs(self, name, theirs, model, data_of, monkeypatch):
+        their_prompts, _ = theirs(name, ENDS_IN_A_MARK)
+        our_prompts, _ = ours(model, data_of(ENDS_IN_A_MARK), name, ENDS_IN_A_MARK, monkeypatch)
+        body = ENDS_IN_A_MARK.removesuffix(":")
+        inserted = {prompt.removeprefix(body).removesuffix(":").strip() for prompt in their_prompts}
+        appended = {prompt.removeprefix(ENDS_IN_A_MARK).strip() for prompt in our_prompts}
+        assert inserted == appended == {"", *(suffix.strip() for suffix in SUFFIXES[name])}
+        assert all(prompt.startswith(body) and prompt.endswith(":") for prompt in their_prompts)
+
+    def test_behind_the_content_theirs_break_it(self, name, theirs):
+        """Protected words are ignored there; ours keep the placeholder by construction."""
+        their_prompts, _ = theirs(name, "Positive or negative? {content}")
+        assert sum("{content}" not in prompt for prompt in their_prompts) == len(SUFFIXES[name])
+
+
+class TestDeepWordBug:
+    @pytest.mark.parametrize("template", [ENDS_IN_A_WORD, ENDS_IN_A_MARK])
+    def test_the_same_search(self, template, theirs, promptbench, model, data_of, monkeypatch):
+        """Once their first prompt's score is what it says: how much accuracy it costs."""
+        import nltk
+
+        monkeypatch.setattr(nltk.data, "path", [])
+        data = data_of(template)
+        clean = float(np.mean(answers(model, template, texts=data.texts) == data.labels))
+        goal = promptbench.AdvPromptGoalFunction
+        monkeypatch.setattr(goal, "_get_score", lambda self, accuracy, text: clean - accuracy)
+        their_prompts, their_result = theirs("deepwordbug", template)
+        our_prompts, our_result = ours(model, data, "deepwordbug", template, monkeypatch)
+        (found,) = our_result.attacks[0].prompts
+        assert set(our_prompts) == set(their_prompts) and len(set(our_prompts)) > 15
+        assert found.prompt == their_result["attacked prompt"] != template
+        assert found.accuracy.value == pytest.approx(their_result["attacked score"])
+        assert found.drop.value == pytest.approx(their_result["PDR"]) and found.drop.value > 0
+
+    def test_their_first_change_is_always_taken(self, theirs, model, monkeypatch):
+        """They score the prompt that they start from as −1 − accuracy: any change of the first word seems better."""
+        real = Judge.right
+        monkeypatch.setattr(Judge, "right", lambda self, prompts: np.ones_like(real(self, prompts)))
+        _, their_result = theirs("deepwordbug", ENDS_IN_A_WORD)
+        assert their_result["PDR"] == 0 and their_result["attacked prompt"] != ENDS_IN_A_WORD
+        judge = Judge(None, [], np.zeros(3))
+        monkeypatch.setattr(Judge, "right", lambda self, prompts: np.ones((len(prompts), 3), dtype=bool))
+        found = searched(recipe("deepwordbug", flavour="prompt"), ENDS_IN_A_WORD, judge, words=WORDS, seed=0)
+        assert found[0] == ENDS_IN_A_WORD
+
+    def test_another_seed_is_another_search(self, theirs):
+        one, two = (theirs("deepwordbug", ENDS_IN_A_WORD, seed)[0] for seed in (0, 1))
+        assert set(one) != set(two)
+
+
+def test_the_random_strings_are_the_packages_own():
+    package = importlib.util.find_spec("promptbench")
+    source = Path(package.origin).parent.joinpath("prompt_attack", "transformations.py").read_text()
+    assert all(f"'{text}'" in source for text in SUFFIXES["checklist"])
+    assert '" and true is true ", " and false is not true ", " and true is true "*5' in source

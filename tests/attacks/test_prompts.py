@@ -1,0 +1,570 @@
+"""Attacks on prompts against a slow reference, by hand, through kills, and as their users meet them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from prompted import SENTENCES, TEMPLATES, WORDS, answers, labelled, language_model
+from tiny_bert import save_bert
+
+import ssmscope
+from ssmscope.attacks import prompt_search
+from ssmscope.attacks.parts import SUFFIXES, Recipe
+from ssmscope.attacks.prompt_result import measured
+from ssmscope.attacks.prompt_search import Judge, drawn_from, rewritten, tried_all, with_suffix
+from ssmscope.attacks.prompts import PAPER, prompt_attack
+from ssmscope.bootstrap import estimate, resampled_sums
+from ssmscope.errors import InputError
+from ssmscope.evaluation import Evaluator
+from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
+from ssmscope.tasks.text import PAIR_SEPARATOR, text_data
+
+needs_textattack = pytest.mark.skipif(
+    importlib.util.find_spec("textattack") is None, reason="textattack is not installed"
+)
+SUFFIX_ATTACKS = ("stresstest", "checklist")
+
+
+@pytest.fixture(scope="module")
+def model() -> ssmscope.Model:
+    return language_model()
+
+
+@pytest.fixture(scope="module")
+def data(model):
+    return labelled(model)
+
+
+def attack(model, data, **options):
+    return prompt_attack(model, data, **{"templates": TEMPLATES, "words": WORDS, **options})
+
+
+@pytest.fixture(scope="module")
+def paper(model, data):
+    """All four attacks of the paper on two templates."""
+    return attack(model, data)
+
+
+def slow_answers(model, prompt: str, texts=SENTENCES, words=WORDS) -> list[int]:
+    """The likeliest word behind each filled prompt, every text with every word run as a whole."""
+    scores = np.zeros((len(texts), len(words)))
+    starts = [
+        model.tokenizer(prompt.replace("{content}", text), add_special_tokens=False)["input_ids"] for text in texts
+    ]
+    for column, word in enumerate(words):
+        filled = [f"{prompt.replace('{content}', text)} {word}" for text in texts]
+        rows = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in filled]
+        log_p = model.logits(model.encode(ids=rows)).double().log_softmax(-1)
+        for line, (row, start) in enumerate(zip(rows, starts)):
+            scores[line, column] = sum(float(log_p[line, at - 1, row[at]]) for at in range(len(start), len(row)))
+    return scores.argmax(1).tolist()
+
+
+class TestAgainstASlowReference:
+    def test_stresstest_and_checklist_try_everything(self, model, data):
+        for one in attack(model, data, attacks=SUFFIX_ATTACKS).attacks:
+            for number, template in enumerate(TEMPLATES):
+                candidates = [f"{template} {suffix}".rstrip() for suffix in SUFFIXES[one.name][:6]]
+                right = [np.mean(np.array(slow_answers(model, each)) == data.labels) for each in candidates]
+                found = one.prompts[number]
+                assert found.accuracy.value <= min(right) + 1e-12
+                if len(SUFFIXES[one.name]) == 3:
+                    assert found.accuracy.value == pytest.approx(min(right))
+                    assert found.prompt == candidates[int(np.argmin(right))] and found.tried == 3
+                else:
+                    assert found.tried == 50 and found.prompt.rsplit(" ", 1)[1] in SUFFIXES["checklist"]
+
+    @needs_textattack
+    def test_what_is_reported_of_the_worst_prompts(self, model, data, paper):
+        labels = np.array(data.labels)
+        for number, template in enumerate(TEMPLATES):
+            clean = np.mean(np.array(slow_answers(model, template)) == labels)
+            assert paper.clean[number].value == pytest.approx(clean)
+            for one in paper.attacks:
+                found = one.prompts[number]
+                hit = np.mean(np.array(slow_answers(model, found.prompt)) == labels)
+                assert found.accuracy.value == pytest.approx(hit)
+                assert found.drop.value == pytest.approx(1 - hit / clean)
+
+    @needs_textattack
+    def test_averages_and_the_worst(self, paper):
+        assert [one.name for one in paper.attacks] == list(PAPER)
+        for one in paper.attacks:
+            drops = [found.drop.value for found in one.prompts]
+            assert one.drop.value == pytest.approx(np.mean(drops)) and one.worst == int(np.argmax(drops))
+            assert one.accuracy.value == pytest.approx(np.mean([found.accuracy.value for found in one.prompts]))
+        assert paper.average_clean.value == pytest.approx(np.mean([each.value for each in paper.clean]))
+        assert len({one.drop.value for one in paper.attacks}) > 1  # the attacks do differ here
+        assert paper.clean[0].value == pytest.approx(25 / 30)
+
+
+class TestMeasured:
+    def right(self, *shares: float, examples: int = 20) -> list[np.ndarray]:
+        return [np.arange(examples) < share * examples for share in shares]
+
+    def measure(self, clean, attacked, seed=0):
+        recipe = Recipe("one", None, (), None, ("a",), ("b",))
+        found = [None if each is None else (f"p{i}", i + 1) for i, each in enumerate(attacked)]
+        return measured(np.array(clean), {"one": attacked}, [recipe], {"one": found}, seed)
+
+    def test_by_hand(self):
+        average, per_template, (one,) = self.measure(self.right(0.8, 0.5), self.right(0.6, 0.1))
+        assert average.value == pytest.approx(0.65) and [each.value for each in per_template] == [0.8, 0.5]
+        assert [found.drop.value for found in one.prompts] == pytest.approx([0.25, 0.8])
+        assert one.drop.value == pytest.approx(0.525) and one.accuracy.value == pytest.approx(0.35)
+        assert one.worst == 1 and one.ran == ("a",) and one.left_out == ("b",)
+        assert [(found.prompt, found.tried) for found in one.prompts] == [("p0", 1), ("p1", 2)]
+
+    def test_an_attack_that_helps_has_a_negative_drop(self):
+        _, _, (one,) = self.measure(self.right(0.5), self.right(0.6))
+        assert one.prompts[0].drop.value == pytest.approx(-0.2) and one.worst == 0
+
+    def test_intervals_are_paired_over_examples(self):
+        """Of nested hits the drop varies by the few between; independent resamples would give ten times the width."""
+        clean, attacked = self.right(0.75, 0.5, examples=400), self.right(0.725, 0.45, examples=400)
+        _, _, (one,) = self.measure(clean, attacked, seed=4)
+        sums = resampled_sums(np.array([*clean, *attacked]).T.astype(float), seed=4)
+        drops = 1 - sums[:, 2:] / sums[:, :2]
+        assert one.prompts[0].drop == estimate(drops[:, 0]) and one.drop == estimate(drops.mean(1))
+        assert 0.013 < one.prompts[0].drop.low < one.prompts[0].drop.high < 0.056
+        assert one.drop.high - one.drop.low < max(e.drop.high - e.drop.low for e in one.prompts)
+
+    def test_templates_that_were_not_attacked(self):
+        _, per_template, (one,) = self.measure(self.right(0.8, 0.0), [self.right(0.4)[0], None])
+        assert one.drop.value == pytest.approx(0.5) and one.accuracy.value == pytest.approx(0.4) and one.worst == 0
+        assert one.prompts[1].prompt is None and math.isnan(one.prompts[1].drop.value) and one.prompts[1].tried == 0
+        _, _, (none,) = self.measure(self.right(0.0), [None])
+        assert none.worst is None and math.isnan(none.drop.value) and math.isnan(none.accuracy.low)
+
+
+class TestSuffixes:
+    @pytest.mark.parametrize(
+        ("template", "end", "before"),
+        [
+            ("Say: {content}\nAnswer:", "Say: {content}\nAnswer: x y", "Say: x y {content}\nAnswer:"),
+            ("{content} is good.", "{content} is good. x y", "x y {content} is good."),
+            ("Say:{content}", "Say:{content} x y", "Say: x y {content}"),
+            ("Say:\n{content}", "Say:\n{content} x y", "Say:\nx y {content}"),
+        ],
+    )
+    def test_places(self, template, end, before):
+        assert with_suffix(template, "x y", "end") == end
+        assert with_suffix(template, " x y ", "end") == end.replace(" x", "  x")
+        assert with_suffix(template, "x y", "before") == with_suffix(template, " x y ", "before") == before
+
+    @pytest.mark.parametrize("where", ["end", "before"])
+    def test_nothing_else_changes(self, where):
+        """Placeholder and label words are left alone by construction."""
+        for template in (text for each in TASK_PROMPTS.values() for text in each.templates):
+            for name in SUFFIX_ATTACKS:
+                for suffix in SUFFIXES[name]:
+                    changed = with_suffix(template, suffix, where)
+                    assert changed.count("{content}") == 1
+                    assert "".join(changed.replace(suffix.strip(), "", 1).split()) == "".join(template.split())
+
+    def test_before_the_content(self, model, data):
+        found = attack(model, data, attacks=["stresstest"], suffix="before").attacks[0]
+        for prompt, template in zip(found.prompts, TEMPLATES):
+            before, _, after = template.partition("{content}")
+            assert prompt.prompt.startswith(before) and prompt.prompt.endswith(after)
+            assert prompt.prompt != template and prompt.prompt.count("{content}") == 1
+
+
+@needs_textattack
+class TestProtected:
+    def test_in_every_prompt_that_is_tried(self, model, data, monkeypatch):
+        """Also the words that deepwordbug would like to change most."""
+        template = "Is this content negative, Positive or 'NEGATIVE'? content {content} content"
+        tried = []
+        real = Judge.right
+
+        def right(self, prompts):
+            tried.extend(prompts)
+            return real(self, prompts)
+
+        monkeypatch.setattr(Judge, "right", right)
+        attack(model, data, attacks=["deepwordbug", "textbugger"], templates=[template])
+        assert len(set(tried)) > 30
+        for prompt in tried:
+            assert prompt.count("{content}") == 1
+            assert all(part in prompt for part in ("negative,", "Positive", "'NEGATIVE'?"))
+        outside = [prompt.replace("{content}", "").split() for prompt in tried]
+        assert any(words.count("content") < 3 for words in outside)  # other words of that name are not protected
+
+    def test_a_classifier_keeps_the_names_of_its_classes(self):
+        classifier, data = reader(), few("dull", "great")
+        template = "dull or great film? {content}"
+        found = attack(classifier, data, templates=[template], words=None, attacks=["deepwordbug"])
+        assert {"dull", "great"} <= set(found.attacks[0].prompts[0].prompt.split())
+
+    def test_a_template_in_which_nothing_may_change(self, model, data):
+        found = attack(
+            model, data, attacks=["deepwordbug", "textbugger"], templates=["Negative or positive: {content}"]
+        )
+        for one in found.attacks:
+            assert one.prompts[0].drop.value == 0 and one.prompts[0].tried == 0
+            assert one.prompts[0].prompt == "Negative or positive: {content}"
+
+
+class TestZeroAccuracy:
+    def test_no_drop_and_no_attack(self, model):
+        labels = 1 - answers(model, TEMPLATES[0])
+        data = text_data("sentences", "all", SENTENCES, labels.tolist(), WORDS)
+        found = attack(model, data, attacks=SUFFIX_ATTACKS)
+        assert found.clean[0].value == 0 and found.clean[1].value > 0
+        for one in found.attacks:
+            assert one.prompts[0].prompt is None and math.isnan(one.prompts[0].drop.value)
+            assert one.drop == one.prompts[1].drop and one.worst == 1
+        assert found.notes[0] == "under template 1 nothing is right: there is no drop to measure"
+        assert "nan" not in str(found) and type(found).from_dict(json.loads(found.to_json())) == found
+        alone = attack(model, data, attacks=["stresstest"], templates=TEMPLATES[:1])
+        assert "no drop defined" in alone.headline and alone.cost.asked == len(data)
+
+    @needs_textattack
+    def test_a_search_ends_there(self, model, data, monkeypatch):
+        """Once a prompt leaves nothing right, no other is tried."""
+        waves = []
+
+        def right(self, prompts):
+            waves.append(list(prompts))
+            return np.array([["{content}" in p and (p == TEMPLATES[0] or "[UNK]" in p)] * 4 for p in prompts])
+
+        judge = Judge(None, [], np.zeros(4))
+        monkeypatch.setattr(Judge, "right", right)
+        recipe = prompt_search_recipe("deepwordbug")
+        prompt, tried = prompt_search.searched(recipe, TEMPLATES[0], judge, words=WORDS, seed=0)
+        assert prompt != TEMPLATES[0] and len(waves) == 3  # the template, the ranking, one word's changes
+        assert tried == len({each for wave in waves for each in wave} - {TEMPLATES[0]})
+
+    def test_a_poor_start_is_said(self, model, data):
+        flat = dataclasses.replace(data, labels=(0,) * 29 + (1,))
+        notes = attack(model, flat, attacks=["stresstest"]).notes
+        assert any("no higher than always answering the most frequent class, 0.967" in note for note in notes)
+
+
+def prompt_search_recipe(name: str):
+    from ssmscope.attacks.parts import recipe
+
+    return recipe(name, flavour="prompt")
+
+
+class Killed(Exception):
+    pass
+
+
+@needs_textattack
+class TestResume:
+    @pytest.mark.parametrize("waves", [1, 6])
+    def test_a_killed_run_continues_to_the_same_result(self, model, data, tmp_path, monkeypatch, waves):
+        data = data.take(range(0, 30, 3))
+        options = dict(attacks=("stresstest", "deepwordbug"), seed=7)
+        whole = attack(model, data, **options)
+        real, calls = Evaluator.grid, []
+
+        def grid(self, templates, contents):
+            calls.append(len(templates))
+            if len(calls) > waves:
+                raise Killed
+            return real(self, templates, contents)
+
+        monkeypatch.setattr(Evaluator, "grid", grid)
+        with pytest.raises(Killed):
+            attack(model, data, **options, cache=tmp_path / "cache.sqlite")
+        monkeypatch.setattr(Evaluator, "grid", real)
+        state = random.getstate()
+        again = attack(model, data, **options, cache=tmp_path / "cache.sqlite")
+        assert random.getstate() == state
+        assert again.to_frame().equals(whole.to_frame()) and again.attacks == whole.attacks
+        assert again.cost.asked == whole.cost.asked
+        assert again.cost.run == whole.cost.run - data_rows(calls, waves, len(data)) < whole.cost.run
+        third = attack(model, data, **options, cache=tmp_path / "cache.sqlite")
+        assert third.cost.run == 0 and third.cost.seconds >= again.cost.seconds * 0.999
+        assert third.to_frame().equals(whole.to_frame())
+
+    def test_another_process_draws_the_same(self, paper, model, data):
+        """Whatever the global generators are at, and whichever other templates and attacks there are."""
+        random.seed(123)
+        np.random.seed(123)
+        alone = attack(model, data, attacks=["deepwordbug"], templates=TEMPLATES[1:])
+        assert alone.attacks[0].prompts == paper.attacks[2].prompts[1:]
+        other = attack(model, data, attacks=["deepwordbug"], seed=1)
+        assert [p.prompt for p in other.attacks[0].prompts] != [p.prompt for p in paper.attacks[2].prompts]
+
+    def test_draws(self):
+        seen = {}
+        for given in ((0, "a", "b"), (1, "a", "b"), (0, "b", "b"), (0, "a", "c"), (0, "a", "b")):
+            before = random.getstate(), np.random.get_state()[1].tolist()
+            with pytest.raises(Killed), drawn_from(*given):
+                drawn = random.random(), np.random.rand()
+                raise Killed
+            assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+            assert seen.setdefault(given, drawn) == drawn
+        assert len(set(seen.values())) == 4
+
+
+def data_rows(calls, waves: int, examples: int) -> int:
+    """How many distinct rows the completed waves ran: every filled prompt here is one of its own."""
+    return sum(calls[:waves]) * examples
+
+
+class TestJudge:
+    def test_each_prompt_once_and_together(self, model, data, monkeypatch):
+        class Counting(Evaluator):
+            waves: list = []
+
+            def grid(self, templates, contents):
+                self.waves.append([template.text for template in templates])
+                return super().grid(templates, contents)
+
+        evaluator = Counting(model, words=WORDS)
+        judge = Judge(evaluator, data.texts, np.array(data.labels))
+        first = judge.right([TEMPLATES[1], TEMPLATES[0], TEMPLATES[1]])
+        assert first.shape == (3, 30) and (first[0] == first[2]).all() and (first[0] != first[1]).any()
+        assert (judge.right(TEMPLATES)[::-1] == first[:2]).all() and judge.right([]).shape == (0, 30)
+        assert evaluator.waves == [[TEMPLATES[1], TEMPLATES[0]]]
+        worst, number = tried_all(TEMPLATES[0], [*TEMPLATES, TEMPLATES[1]], judge)
+        monkeypatch.setattr(prompt_search, "CHARACTERS", sum(map(len, data.texts)))
+        assert (Judge(evaluator, data.texts, np.array(data.labels)).right(TEMPLATES) == first[1::-1]).all()
+        assert evaluator.waves[1:] == [[TEMPLATES[0]], [TEMPLATES[1]]]  # no more texts at once than fit
+        assert number == 1 and worst == TEMPLATES[int(first[:2].mean(1)[::-1].argmin())]
+
+
+WORDS_OF_A_READER = "[PAD] [UNK] [CLS] a good bad film with music acting but dull great".split()
+
+
+def reader() -> ssmscope.Model:
+    """A random classifier of texts."""
+    from loud import loud
+    from transformers import MambaConfig
+
+    from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+    from ssmscope.tasks.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer([" ".join(WORDS_OF_A_READER), *TEMPLATES], vocabulary=120)
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=8, state_size=3, num_hidden_layers=2, time_step_rank=2)
+    config = SSMClassifierConfig(
+        MambaConfig(vocab_size=len(tokenizer), **sizes), num_labels=2, id2label={0: "dull", 1: "great"}
+    )
+    return ssmscope.load(loud(SSMForSequenceClassification(config)), tokenizer=tokenizer)
+
+
+def few(*names: str):
+    return text_data("few", "all", SENTENCES[:12], [i % 2 for i in range(12)], names)
+
+
+class TestClassifier:
+    def test_reads_the_filled_template(self):
+        classifier, data = reader(), few("great", "dull")  # the classes in another order
+        found = attack(classifier, data, templates=TEMPLATES[:1], words=None, attacks=["stresstest"])
+        (one,) = found.attacks
+        for prompt, expected in ((TEMPLATES[0], found.clean[0]), (one.prompts[0].prompt, one.prompts[0].accuracy)):
+            texts = [prompt.replace("{content}", text) for text in data.texts]
+            names = [classifier.labels[i] for i in classifier.logits(classifier.encode(texts)).argmax(-1).tolist()]
+            right = [name == data.label_names[label] for name, label in zip(names, data.labels)]
+            assert np.mean(right) == pytest.approx(expected.value)
+
+    def test_has_no_words(self):
+        with pytest.raises(InputError, match="is a classifier and answers with its classes; give no words"):
+            attack(reader(), few("great", "dull"))
+
+
+class TestKnownData:
+    def test_own_prompts_and_pairs(self, model, monkeypatch):
+        pairs = [f"{a}{PAIR_SEPARATOR}{b}" for a, b in zip(SENTENCES, SENTENCES[1:])][:6]
+        data = text_data("wnli", "validation", pairs, [0, 1] * 3, ("not_entailment", "entailment"))
+        asked = []
+        real = Evaluator.grid
+
+        def grid(self, templates, contents):
+            asked.append(([template.text for template in templates], list(contents), self.words))
+            return real(self, templates, contents)
+
+        monkeypatch.setattr(Evaluator, "grid", grid)
+        found = prompt_attack(model, data, attacks=["stresstest"])
+        own = TASK_PROMPTS["wnli"]
+        assert found.templates == own.templates
+        assert asked[0] == (list(own.templates), [content_of("wnli", text) for text in pairs], own.words)
+        assert found.provenance["options"]["words"] == ["incorrect", "correct"]
+
+    def test_a_file_of_that_name_is_another(self, model):
+        """Its classes may be in another order: their words must be said."""
+        data = text_data("wnli", "all", SENTENCES[:4], [0, 1, 0, 1], ("entailment", "not_entailment"))
+        with pytest.raises(
+            InputError, match="wnli has no task prompts of its own: give templates, .*both templates and"
+        ):
+            prompt_attack(model, data)
+        with pytest.raises(InputError, match="wnli has no task prompts of its own: give words"):
+            prompt_attack(model, data, templates=TEMPLATES)
+        assert prompt_attack(model, data, templates=TEMPLATES, words=WORDS, attacks=["stresstest"]).attacks
+
+    def test_own_words_for_other_templates(self, model):
+        data = text_data("sst2", "test", SENTENCES[:4], [0, 1, 0, 1], ("negative", "positive"))
+        found = prompt_attack(model, data, templates=TEMPLATES[:1], attacks=["stresstest"])
+        assert found.provenance["options"]["words"] == ["negative", "positive"]
+
+
+class TestSemantic:
+    def test_of_a_file(self, model, data, tmp_path):
+        path = tmp_path / "prompts.txt"
+        path.write_text(f"{TEMPLATES[1]}\n\nPositive or negative? {{content}}\\nAnswer:\n{TEMPLATES[1]}\n")
+        found = attack(model, data, attacks=["stresstest"], semantic=path)
+        assert [one.name for one in found.attacks] == ["stresstest", "semantic"]
+        candidates = (TEMPLATES[1], "Positive or negative? {content}\nAnswer:")
+        assert rewritten(path, "any") == candidates
+        scores = {each: np.mean(np.array(slow_answers(model, each)) == data.labels) for each in candidates}
+        for one in found.attacks[1].prompts:
+            assert one.accuracy.value == pytest.approx(min(scores.values()))
+            assert one.prompt == min(candidates, key=scores.get)
+        assert [one.tried for one in found.attacks[1].prompts] == [2, 1]  # the second template is one of them
+        assert any("1 of 2 rewritten prompts do not name every answer" in note for note in found.notes)
+        again = attack(model, data, attacks=["semantic"], semantic=path)
+        assert [one.name for one in again.attacks] == ["semantic"]
+
+    def test_of_promptbench(self):
+        if importlib.util.find_spec("promptbench") is None:
+            pytest.skip("promptbench is not installed")
+        for name in ("sst2", "wnli"):
+            prompts = rewritten("promptbench", name)
+            assert len(prompts) == len(set(prompts)) > 40
+            assert all(prompt.endswith("\nQuestion: {content}\nAnswer:") for prompt in prompts)
+            assert not any("  " in prompt or " \n" in prompt for prompt in prompts[:1])
+        with pytest.raises(InputError, match="promptbench has no semantic prompts for imdb; it has some for math, "):
+            rewritten("promptbench", "imdb")
+
+    def test_without_promptbench(self, monkeypatch):
+        monkeypatch.setattr(prompt_search.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(InputError, match="need that package, which is not installed; give a file"):
+            rewritten("promptbench", "sst2")
+
+    def test_broken_files(self, model, data, tmp_path):
+        with pytest.raises(InputError, match="semantic is 'prompbench'; allowed are .*did you mean 'promptbench'"):
+            rewritten("prompbench", "sst2")
+        (tmp_path / "empty.txt").write_text("\n \n")
+        with pytest.raises(InputError, match="holds no prompt; give one a line"):
+            rewritten(tmp_path / "empty.txt", "sst2")
+        (tmp_path / "latin.txt").write_bytes(b"caf\xe9 {content}")
+        with pytest.raises(InputError, match="cannot be read as UTF-8"):
+            rewritten(tmp_path / "latin.txt", "sst2")
+        (tmp_path / "none.txt").write_text("Positive or negative?")
+        with pytest.raises(InputError, match="has no {content}"):
+            attack(model, data, semantic=tmp_path / "none.txt")
+
+
+@needs_textattack
+class TestResources:
+    def test_without_any(self, paper):
+        by_name = {one.name: one for one in paper.attacks}
+        assert any("sentence similarity" in part for part in by_name["textbugger"].left_out)
+        assert by_name["deepwordbug"].left_out == () and by_name["stresstest"].left_out == ()
+        shown = " ".join(str(paper).split())
+        assert "textbugger ran without sentence similarity ≥ 0.8 (angular): it needs a sentence encoder" in shown
+
+    def test_all_of_them(self, model, data, tmp_path):
+        bert = save_bert(tmp_path)
+        rows = {"sentence": [1, 0.2], "text": [1, 0.1], "answer": [-1, 0.3], "say": [0.9, 0.3], "feeling": [-1, 0.2]}
+        vectors = tmp_path / "vectors.txt"
+        vectors.write_text("".join(f"{word} {a} {b}\n" for word, (a, b) in rows.items()))
+        found = attack(
+            model,
+            data.take(range(8)),
+            attacks=["textbugger", "textfooler", "bertattack"],
+            embeddings=vectors,
+            masked_lm=bert,
+            encoder=bert,
+        )
+        bugger, fooler, masked = found.attacks
+        assert not bugger.left_out and not masked.left_out
+        assert any("5 vectors" in part for part in fooler.ran)
+        assert {word for prompt in fooler.prompts for word in prompt.prompt.lower().replace(":", " ").split()} <= {
+            word for text in (*TEMPLATES, *rows) for word in text.lower().replace(":", " ").split()
+        }
+        assert all(prompt.prompt.count("{content}") == 1 for one in found.attacks for prompt in one.prompts)
+        assert found.provenance["options"]["encoder"] == str(bert)
+
+
+class TestOptions:
+    def test_what_is_kept(self, model, data):
+        found = attack(model, data, attacks=["stresstest"], limit=12, seed=3, normalise=True)
+        sample = data.sample(12, seed=3)
+        assert found.provenance["data"] == dict(
+            name="sentences", split="all", fingerprint=sample.fingerprint, examples=12
+        )
+        options = found.provenance["options"]
+        assert options["normalise"] is True and options["suffix"] == "end" and options["templates"] == list(TEMPLATES)
+        assert found.provenance["seed"] == 3 and found.provenance["fingerprint"] == model.fingerprint
+
+    def test_generated_answers(self, model, data):
+        """A random model rarely says either word: what is not said is not right."""
+        found = attack(model, data, attacks=["stresstest"], scoring="generated")
+        evaluator = Evaluator(model, words=WORDS, scoring="generated")
+        said = evaluator.answers(evaluator.scores([TEMPLATES[0].replace("{content}", text) for text in data.texts]))
+        assert found.clean[0].value == pytest.approx(np.mean(said == data.labels))
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (
+                dict(attacks=["stresstest", "textbuger"]),
+                "unknown attack 'textbuger'; allowed are .*did you mean 'textbugger'",
+            ),
+            (dict(attacks="stresstest"), "attacks is the text 'stresstest'; give a list"),
+            (dict(attacks=[]), "no attack was given"),
+            (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic"),
+            (dict(attacks=["pwws"]), "unknown attack 'pwws'"),
+            (dict(suffix="ends"), "suffix is 'ends'; allowed are end, before; did you mean 'end'"),
+            (dict(seed=-1), "seed is -1"),
+            (dict(limit=0), "a sample of 0 examples"),
+            (dict(templates=["Say {text}:"]), "has no {content}.* did you mean"),
+            (dict(templates=["{content} {content}"]), "2 times"),
+            (dict(templates=[]), "no template was given"),
+            (dict(templates=[TEMPLATES[0]] * 2), "is given twice"),
+            (dict(templates=["a <SPLIT> {content}"]), "holds <SPLIT>, at which TextAttack parts texts"),
+            (
+                dict(words=["negative"]),
+                r"1 words were given \(negative\); sentences has 2 classes \(negative, positive\)",
+            ),
+            (dict(words="negative,positive"), "words is the text 'negative,positive'; give a list"),
+            (dict(scoring="likelyhood"), "likelihood"),
+            (dict(words=["positive", "positive"]), "positive"),
+        ],
+    )
+    def test_what_is_refused(self, model, data, options, says):
+        with pytest.raises(InputError, match=says) as caught:
+            attack(model, data, **{"attacks": ["stresstest"], **options})
+        assert "\n" not in str(caught.value)
+
+    @needs_textattack
+    @pytest.mark.parametrize(
+        ("name", "says"), [("textfooler", "give embeddings, a file"), ("bertattack", "give masked_lm, a directory")]
+    )
+    def test_a_missing_resource(self, model, data, name, says):
+        with pytest.raises(InputError, match=says):
+            attack(model, data, attacks=["stresstest", name])
+
+    def test_other_data(self, model, data):
+        with pytest.raises(InputError, match="data is list; allowed are labelled texts"):
+            attack(model, [1])
+        with pytest.raises(InputError, match=r"sentences \(all\) has no example"):
+            attack(model, data.take([]))
+        with pytest.raises(InputError, match="no tokenizer"):
+            attack(dataclasses.replace(model, tokenizer=None), data, attacks=["stresstest"])
+
+    def test_without_textattack_the_suffixes_still_run(self, model, data, monkeypatch):
+        import sys
+
+        monkeypatch.setitem(sys.modules, "textattack", None)
+        assert attack(model, data, attacks=SUFFIX_ATTACKS, templates=TEMPLATES[:1]).attacks[1].prompts[0].tried == 50
+
+    def test_a_result_is_saved_and_read_back(self, model, data, tmp_path):
+        found = attack(model, data, attacks=["stresstest"])
+        paths = found.save(tmp_path, "prompts")
+        assert ssmscope.Result.load(paths["json"]) == found and Path(paths["png"]).stat().st_size > 1000

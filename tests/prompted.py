@@ -1,0 +1,59 @@
+"""A tiny random language model for attacks on prompts, and sentences that it mostly labels as they are labelled."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from loud import loud
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+import ssmscope
+from ssmscope.evaluation import Evaluator, Template
+from ssmscope.tasks.text import TextData, text_data
+from ssmscope.tasks.tokenizer import train_tokenizer
+
+TEMPLATES = (
+    "Say whether the sentence is negative or positive.\nSentence: {content}\nAnswer:",
+    "Which feeling does this sentence show? {content} It is",
+)
+WORDS = ("negative", "positive")
+SENTENCES = [
+    f"{how} {what} with {more}"
+    for how in ("a good", "a bad", "one more dull", "such a great", "no")
+    for what in ("film", "play", "story about music")
+    for more in ("fine acting", "nothing to say")
+]
+
+
+def language_model(seed: int = 3) -> ssmscope.Model:
+    """Two layers of width 16 that read 200 subwords."""
+    tokenizer = train_tokenizer([*SENTENCES, *TEMPLATES, "and true is true and false is not true"], vocabulary=200)
+    config = Mamba2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        state_size=4,
+        num_hidden_layers=2,
+        num_heads=4,
+        head_dim=8,
+        n_groups=1,
+        expand=2,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    torch.manual_seed(seed)
+    module = loud(Mamba2ForCausalLM(config), seed)
+    return ssmscope.load(module, tokenizer=tokenizer)
+
+
+def answers(model: ssmscope.Model, template: str, words=WORDS, texts=SENTENCES) -> np.ndarray:
+    """Which of the words is likeliest behind the template about each text, (texts,)."""
+    evaluator = Evaluator(model, words=words)
+    return evaluator.answers(evaluator.grid([Template(template)], texts))[0]
+
+
+def labelled(model: ssmscope.Model, template: str = TEMPLATES[0], wrong: int = 5) -> TextData:
+    """The sentences with the labels that the model gives them under a template, but for `wrong` of them."""
+    labels = answers(model, template)
+    labels[:wrong] = 1 - labels[:wrong]
+    return text_data("sentences", "all", SENTENCES, labels.tolist(), WORDS)
