@@ -1,12 +1,14 @@
-"""The reference runs behind the shipped CIFAR-10 models and the tables in docs/: which are trained, and what came out.
+"""The reference runs behind the shipped CIFAR-10 and instruct models and the tables in docs/: which are trained, and
+what came out.
 
-    python benchmarks/reference.py train cifar10 mad wikitext2 --out runs/reference --gpus 4 --minutes 10
+    python benchmarks/reference.py train cifar10 mad wikitext2 instruct --out runs/reference --gpus 4 --minutes 10
     python benchmarks/reference.py table --out runs/reference
     python benchmarks/reference.py position --out runs/reference --limit 2000
 
 Every run is one `analyze train` command, printed as it starts. Runs are divided among the GPUs, two at a time on each
 (with --gpus 0 two at a time on the CPU, where cifar10 takes days). What is finished is left as it is, and what the
-minutes cut short goes on the next time, so the first line may be given again until nothing is left.
+minutes cut short goes on the next time, so the first line may be given again until nothing is left. A run that starts
+from another one's weights waits for that one.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
 COMPARED = ("mamba2", "diff-mamba")
 MAD = ("fuzzy-recall", "compression")
 SEEDS = (0, 1, 2)
+BASE = "instruct-base-0"
 
 
-def runs(sets: list[str], compiled: bool) -> dict[str, str]:
+def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
     """The commands by the name of their directory."""
     fused = " --compile" if compiled else ""
     found = {}
@@ -49,15 +52,25 @@ def runs(sets: list[str], compiled: bool) -> dict[str, str]:
             for name in COMPARED:
                 options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
+    if "instruct" in sets:
+        found[BASE] = "mamba2 --data instruct"
+        for name in CIFAR[:3]:
+            further = f"--init-from {shlex.quote(str(out / BASE))} --epochs 6 --learning-rate 2e-3"
+            found[f"instruct-{name}-0"] = f"{name} --data instruct {further}"
     return found
 
 
 def train(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     waiting: queue.Queue[tuple[str, str]] = queue.Queue()
-    for name, command in runs(arguments.sets, arguments.gpus > 0).items():
-        if not (arguments.out / name / "training.json").exists():
-            waiting.put((name, command))
+    later: queue.Queue[tuple[str, str]] = queue.Queue()  # what starts from BASE, until that is there
+
+    def done(name: str) -> bool:
+        return (arguments.out / name / "training.json").exists()
+
+    for name, command in runs(arguments.sets, arguments.gpus > 0, arguments.out).items():
+        if not done(name):
+            (later if "--init-from" in command and not done(BASE) else waiting).put((name, command))
 
     def work(gpu: str) -> None:
         while time.monotonic() < deadline:
@@ -85,6 +98,8 @@ def train(arguments: argparse.Namespace) -> None:
                     process.wait(max(deadline - time.monotonic(), 1))
                 except subprocess.TimeoutExpired:
                     process.kill()
+            while name == BASE and done(BASE) and not later.empty():
+                waiting.put(later.get())
 
     arguments.out.mkdir(parents=True, exist_ok=True)
     gpus = [str(i) for i in range(arguments.gpus)] * 2 or ["", ""]
@@ -138,7 +153,7 @@ def main() -> None:
         sub.set_defaults(run=verb)
         sub.add_argument("--out", type=Path, required=True)
         if verb is train:
-            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2"])
+            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "instruct"])
             sub.add_argument("--gpus", type=int, default=1)
             sub.add_argument("--minutes", type=float, default=600.0)
         if verb is position:

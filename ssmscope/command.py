@@ -16,6 +16,8 @@ from ssmscope.inputs import texts_of, whole_numbers
 from ssmscope.options import whole
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ssmscope.encoding import Batch
     from ssmscope.model import Model
     from ssmscope.results import Result
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 # UsageError and ClickException, which typer brings itself or takes from click, depending on its version.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 _CLICK_ERROR: Any = _USAGE_ERROR.__base__
+
+
+PIPED = 120
+"""How many columns an answer has where stdout is no terminal: tables with intervals need more than rich's 80."""
 
 
 class Verbs(TyperGroup):
@@ -104,6 +110,14 @@ class Given:
         return model.encode(self.texts, ids=self.rows, values=values, max_tokens=self.max_tokens)
 
 
+def console(**options: Any) -> Console:
+    """Prints on stdout. Where that is no terminal there is no width to keep to."""
+    from rich.console import Console
+
+    piped = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
+    return Console(width=piped, **options)
+
+
 def names(value: str) -> list[str]:
     return [name.strip() for name in value.split(",")]
 
@@ -142,9 +156,7 @@ def answer(result: Result, out: Path | None, json: bool) -> None:
     if json:
         print(result.to_json())
     else:
-        from rich.console import Console
-
-        Console().print(result)
+        console().print(result)
     if files:
         print("\nFiles:", *files.values(), sep="\n  ", file=sys.stderr if json else sys.stdout)
 

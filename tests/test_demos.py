@@ -11,7 +11,9 @@ import torch
 
 import ssmscope
 from ssmscope.models.load import demos
+from ssmscope.tasks.instructions import TASKS, instruction_data, label_tokens, seen_templates, unseen_templates
 from ssmscope.tasks.pixels import load_pixels
+from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import load_text
 
 NAMES = ["demo/sst2-baleen-b", "demo/sst2-baleen-e", "demo/sst2-mamba", "demo/sst2-mamba2"]
@@ -25,13 +27,15 @@ OTHERS = [
 
 PIXELS = [f"demo/cifar10-{name}" for name in ("baleen-b", "baleen-e", "gla", "mamba", "mamba2", "rwkv")]
 
+INSTRUCT = ["demo/instruct-baleen-b", "demo/instruct-baleen-e", "demo/instruct-mamba2"]
+
 
 def card(name: str) -> dict:
     return json.loads((demos()[name] / "training.json").read_text())
 
 
 def test_what_is_shipped():
-    assert {*NAMES, *PIXELS, *(name for name, _ in OTHERS)} == set(demos())
+    assert {*NAMES, *PIXELS, *INSTRUCT, *(name for name, _ in OTHERS)} == set(demos())
     for name in demos():
         assert sum(file.stat().st_size for file in demos()[name].iterdir()) < 1_500_000
     everything = sum(f.stat().st_size for path in demos().values() for f in Path(path).rglob("*") if f.is_file())
@@ -95,6 +99,47 @@ def test_the_pixel_classifiers_are_those_of_their_cards(name, real_data):
         right += int((found == torch.from_numpy(data.labels[start : start + 4])).sum())
     expected = record["test"]["accuracy"]
     assert abs(right / len(data) - expected) < 4 * (expected * (1 - expected) / len(data)) ** 0.5
+
+
+@pytest.mark.parametrize("name", INSTRUCT)
+def test_the_models_that_answer_prompts_are_as_good_as_asked(name):
+    record, compared = card(name), card("demo/instruct-mamba2")
+    for part, kept in (("test", seen_templates), ("unseen", unseen_templates)):
+        groups = record[part]["groups"]
+        assert list(groups) == list(TASKS)
+        for task, group in groups.items():
+            assert list(group["groups"]) == [str(at + 1) for at in kept(task)]
+    measured, other = record["test"]["groups"], compared["test"]["groups"]
+    assert measured["sst2"]["accuracy"] > 0.78 and measured["snli"]["accuracy"] > 0.53
+    assert all(measured[task]["accuracy"] > other[task]["accuracy"] - 0.03 for task in ("sst2", "snli"))
+    assert len({card(one)["recipe"]["epochs"] for one in INSTRUCT}) == 1
+    assert len({tuple(card(one)["commands_before"]) for one in INSTRUCT}) == 1
+    text = (demos()[name] / "README.md").read_text()
+    for command in (record["command"], *record["commands_before"]):
+        assert command.startswith("analyze train ") and f"\n{command}\n" in text
+    assert "On wnli the model is no better than saying 'incorrect' every time" in text
+    tokenizer = ssmscope.load(name).tokenizer
+    assert all(len({*ids}) == len(ids) for ids in label_tokens(tokenizer, TASKS).ids.values())
+
+
+@pytest.mark.parametrize("name", INSTRUCT)
+@pytest.mark.parametrize("task", ["sst2", "snli"])
+def test_prompts_are_answered_with_label_words(name, task, real_data):
+    """On 60 test examples with all four prompts, within 4 standard deviations of the accuracy on all."""
+    real_data(task, "test")
+    data = instruction_data([load_text(task, "test").sample(60, seed=2)], "test")
+    model, words, right = ssmscope.load(name), TASK_PROMPTS[task].words, 0
+    end = model.tokenizer.eos_token_id
+    for text, answer in zip(data.texts, data.answers):
+        ids = model.tokenizer(text)["input_ids"]
+        first = int(model.logits(model.encode(ids=ids))[0, -1].argmax())
+        said = model.tokenizer.decode([first])
+        assert said in {f" {word}" for word in words}
+        assert int(model.logits(model.encode(ids=[*ids, first]))[0, -1].argmax()) == end
+        right += said == f" {answer}"
+    expected = card(name)["test"]["groups"][task]["accuracy"]
+    # the prompts of one example are mostly answered alike, so there are about as many draws as examples
+    assert abs(right / len(data) - expected) < 4 * (expected * (1 - expected) / 60) ** 0.5
 
 
 def test_the_fingerprint_is_the_same_under_every_version_of_transformers():

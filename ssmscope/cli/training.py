@@ -41,7 +41,7 @@ def train(
     NAME is sst2, imdb, rotten_tomatoes, snli, wnli or a csv, tsv, jsonl or parquet file with text and label
     (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
     fuzzy-recall, noisy-recall, selective-copying, compression, memorization or qa1 to qa5 (tokens that are asked for);
-    wikitext2 or a .txt file (language models).
+    instruct (task prompts around sst2, wnli and snli); wikitext2 or a .txt file (language models).
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
@@ -70,6 +70,8 @@ def train(
 def _next_step(out: Path, kind: str) -> str:
     if kind == "pixels":
         return f"; try: analyze position {shlex.quote(str(out))}"
+    if kind == "instructions":
+        return f"; try: analyze prompts {shlex.quote(str(out))} --data sst2 --limit 200"
     if kind in ("text", "language"):
         return f'; try: analyze heatmap {shlex.quote(str(out))} --text "…"'
     return f"; try: analyze heatmap {shlex.quote(str(out))} --ids 0,1,1,0"
@@ -87,7 +89,6 @@ def models(json: JSON = False) -> None:
         print(json_module.dumps({"models": listed, "architectures": readable_types()}, indent=2))
         return
 
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("model", "architecture", "trained on", "test accuracy", "size", box=None, pad_edge=False)
@@ -99,7 +100,7 @@ def models(json: JSON = False) -> None:
             tested = "{:.3f} ({:.3f}–{:.3f})".format(record["test"]["accuracy"], *record["test"]["interval"])
         learnt = record["data"]["train"]["name"]
         table.add_row(name, record["architecture"], learnt, tested, f"{record['parameters']:,}")
-    console = Console(highlight=False)
+    console = command.console(highlight=False)
     console.print(table)
     console.print(
         "\nIn brackets 95 % intervals over the test examples; size is the number of parameters.\n"

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from ssmscope.errors import InputError
 from ssmscope.tasks.batches import Examples
+from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.text import TextData
 
 
@@ -30,13 +32,16 @@ class Word(NamedTuple):
 class SubwordDropout:
     """The texts of a data set, cut anew for every epoch, each merge skipped with probability `share`.
 
+    A text of more than `max_length` tokens is cut off there, its special tokens at the end kept; None for no limit.
     Special tokens, and words with characters that the tokenizer does not know, keep their greedy cut.
 
     Raises:
         InputError: for a tokenizer that is not a plain byte-pair encoding.
     """
 
-    def __init__(self, data: TextData, tokenizer: Any, max_length: int, share: float, seed: int) -> None:
+    def __init__(
+        self, data: TextData | InstructionData, tokenizer: Any, max_length: int | None, share: float, seed: int
+    ) -> None:
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {}
         if model.get("type") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
             raise InputError(f"subword_dropout {share} needs a byte-pair tokenizer without prefixes; set it to 0")
@@ -52,24 +57,30 @@ class SubwordDropout:
             for i, ids in enumerate(encoded["input_ids"])
         ]
         self.letters = [self._letters(word) for word in self.numbers]
+        self.special = [word.special for word in self.numbers]
 
     def examples(self, epoch: int) -> Examples:
         """Every text as the token ids of this epoch's cuts, the same for the same seed and epoch."""
+        cuts = self.cuts(epoch)
+        return Examples([self.row(text, cuts) for text in range(len(self.texts))], self.labels)
+
+    def cuts(self, epoch: int) -> list[list[int]]:
+        """The token ids of every distinct word in this epoch."""
         draw = random.Random(self.seed * 1_000_003 + epoch)
-        cuts = [
+        return [
             list(word.ids) if letters is None else [self.vocabulary[part] for part in self.cut(letters, draw)]
             for word, letters in zip(self.numbers, self.letters)
         ]
-        special = [word.special for word in self.numbers]
-        rows = []
-        for text in self.texts:
-            end = len(text)
-            while end and special[text[end - 1]]:
-                end -= 1
-            tail = [token for word in text[end:] for token in cuts[word]]
-            body = [token for word in text[:end] for token in cuts[word]]
-            rows.append(body[: self.max_length - len(tail)] + tail)
-        return Examples(rows, self.labels)
+
+    def row(self, number: int, cuts: Sequence[Sequence[int]]) -> list[int]:
+        """One text as the token ids of these cuts."""
+        text = self.texts[number]
+        end = len(text)
+        while end and self.special[text[end - 1]]:
+            end -= 1
+        tail = [token for word in text[end:] for token in cuts[word]]
+        body = [token for word in text[:end] for token in cuts[word]]
+        return (body if self.max_length is None else body[: self.max_length - len(tail)]) + tail
 
     def cut(self, letters: str, draw: random.Random) -> list[str]:
         """`letters` merged pair by pair, the earliest learnt first, each open merge skipped in each round."""

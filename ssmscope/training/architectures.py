@@ -69,7 +69,7 @@ def _shared(options: Mapping[str, Any], tokens: Tokens) -> dict[str, Any]:
         "bos_token_id": tokens.end_id,
         "eos_token_id": tokens.end_id,
         "use_cache": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": bool(options["tied"]),
     }
 
 

@@ -13,6 +13,7 @@ from ssmscope.models.baleen import convert
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.load import load
 from ssmscope.models.selective import SelectiveSSMForSequenceClassification
+from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.tokens import TokenData
@@ -34,10 +35,10 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
         InputError: when `init_from` cannot become what was asked for.
     """
     source = load(str(options["init_from"])) if options["init_from"] is not None else None
-    if tokenizer is None and options["kind"] == "text":
+    if tokenizer is None and options["kind"] in ("text", "instructions"):
         tokenizer = _text_tokenizer(options, train, source)
     tokens = _tokens(train, tokenizer)
-    if isinstance(train, TokenData):
+    if isinstance(train, (TokenData, InstructionData)):
         module = _language_model(options, tokens, source)
     else:
         module = _classifier(options, train, tokens, source)
@@ -47,8 +48,12 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
 
 
 def _text_tokenizer(options: Mapping[str, Any], train: Any, source: Any) -> Any:
+    from ssmscope.tasks.byte_pairs import train_byte_pairs
+    from ssmscope.tasks.instructions import spoken
     from ssmscope.tasks.tokenizer import train_tokenizer
 
+    if source is None and isinstance(train, InstructionData):
+        return train_byte_pairs(spoken(train), vocabulary=options["vocabulary"], lowercase=options["lowercase"])
     if source is None:
         return train_tokenizer(
             train.texts,

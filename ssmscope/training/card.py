@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 from collections.abc import Mapping
@@ -10,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.tasks.prompts import TASK_PROMPTS
+
 if TYPE_CHECKING:
     from ssmscope.training.objectives import Score
+
+PARTS = {"train": "train", "validation": "validation", "test": "test", "unseen": "test, unseen prompts"}
+"""What is measured, and what it is called."""
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
@@ -48,25 +54,24 @@ def score_record(score: Score, *, seed: int = 0) -> dict[str, Any]:
     """Accuracy with its 95 % interval and the mean cross-entropy in nats.
 
     The interval is Wilson's where every example is asked once, else a bootstrap over examples: the answers within one
-    are not independent.
+    are not independent. `groups` has the same of every group of the score.
     """
     right, asked = int(score.right.sum()), int(score.asked.sum())
     once = asked == len(score.asked) and bool((score.asked == 1).all())
     interval = wilson_interval(right, asked) if once else bootstrap_interval(score.right, score.asked, seed=seed)
-    found = {
+    found: dict[str, Any] = {
         "accuracy": score.accuracy,
         "interval": list(interval),
         "correct": right,
         "examples": len(score.asked),
         "cross_entropy": score.cross_entropy,
     }
-    if once:
-        return found
-    return {
-        **found,
-        "asked": asked,
-        "cross_entropy_interval": list(bootstrap_interval(score.loss, score.asked, seed=seed)),
-    }
+    if not once:
+        found["asked"] = asked
+        found["cross_entropy_interval"] = list(bootstrap_interval(score.loss, score.asked, seed=seed))
+    if score.groups:
+        found["groups"] = {name: score_record(group, seed=seed) for name, group in score.groups.items()}
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -99,7 +104,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "import ssmscope",
         "",
         'model = ssmscope.load("path/to/this/directory")',
-        _use(kind, decoded=bool(record.get("decoder"))),
+        _use(record),
         "```",
         "",
         "## Accuracy",
@@ -110,11 +115,12 @@ def model_card(record: Mapping[str, Any]) -> str:
         f"| split | accuracy | interval | examples | cross-entropy {''.join(language)}|",
         f"|---|---|---|---|---{''.join(language.values())}|",
         *(
-            _accuracy_row(name, record[name], perplexity=bool(language))
-            for name in ("train", "validation", "test")
+            _accuracy_row(shown, record[name], perplexity=bool(language))
+            for name, shown in PARTS.items()
             if record.get(name) is not None
         ),
         "",
+        *_by_prompt(record),
         _chosen_by(record)
         + (
             "The test split was read once, after training."
@@ -124,16 +130,18 @@ def model_card(record: Mapping[str, Any]) -> str:
         "",
         "## Data",
         "",
-        f"| part | data | split | examples | {'of each class' if classifies else 'tokens asked for'} | fingerprint |",
+        f"| part | data | split | examples | {_counted(record)} | fingerprint |",
         "|---|---|---|---|---|---|",
         *(_data_row(part, entry) for part, entry in data.items() if entry is not None),
         "",
         *_cut(record),
+        *_without_training_split(record),
         "## Recipe",
         "",
         f"Seed {record['seed']}, precision {record['precision']}, on {record['device']}.",
         "",
         "```",
+        *record.get("commands_before", ()),
         record["command"],
         "```",
         "",
@@ -162,21 +170,34 @@ def _shape(record: Mapping[str, Any]) -> str:
             "which names every token of the sequence. The accuracies are the decoder's; the model's own head on its "
             "tokens was not trained."
         )
+    if record["kind"] == "instructions":
+        return "with a head that names the next token: after a prompt a label word, after that the end token."
     if record["labels"] is None:
         return "with a head that names the next token."
     reads = "; pixels are embedded by a linear map, and a class token stands last" if record["kind"] == "pixels" else ""
     return f"backbone with a linear head that reads the last position{reads}; classes: {', '.join(record['labels'])}."
 
 
-def _use(kind: str, *, decoded: bool) -> str:
+def _use(record: Mapping[str, Any]) -> str:
+    kind = record["kind"]
     if kind == "pixels":
         return "model.trace(values=pixels).answers  # (images, height · width, channels) uint8"
+    if kind == "instructions":
+        task = next(iter(record["data"]["train"]["tasks"]))
+        prompt = json.dumps(TASK_PROMPTS[task].templates[0], ensure_ascii=False)
+        return f'model.trace({prompt}.replace("{{content}}", "a text")).answers'
     example = {"text": "a text to classify", "language": "a text to go on from"}.get(kind, "tokens with spaces between")
-    return f'model.trace("{example}").{"retention" if decoded else "answers"}'
+    return f'model.trace("{example}").{"retention" if record.get("decoder") else "answers"}'
 
 
 def _intervals(record: Mapping[str, Any]) -> str:
-    measured = [record[name] for name in ("train", "validation", "test") if record.get(name) is not None]
+    if record["kind"] == "instructions":
+        return (
+            "An answer is right where its label word is the most likely of its task's. Every example is asked with "
+            "each prompt; intervals are 95 % bootstrap intervals over the examples, for a single prompt 95 % Wilson "
+            "intervals. Cross-entropies are those among the task's label words, in nats."
+        )
+    measured = [record[name] for name in PARTS if record.get(name) is not None]
     if not any("asked" in entry for entry in measured):
         return "Intervals are 95 % Wilson intervals over the examples; cross-entropies are in nats."
     return (
@@ -195,9 +216,49 @@ def _chosen_by(record: Mapping[str, Any]) -> str:
     )
 
 
+def _by_prompt(record: Mapping[str, Any]) -> list[str]:
+    """The accuracy on the test examples of every task and prompt, and what a model that never looks would have."""
+    measured = {name: record[name] for name in ("test", "unseen") if record.get(name) is not None}
+    if record["kind"] != "instructions" or not measured:
+        return []
+    lines = ["| task | prompt | trained on | test accuracy | interval |", "|---|---|---|---|---|"]
+    chance = []
+    for task, entry in record["data"]["test"]["tasks"].items():
+        for name, part in measured.items():
+            group, known = part["groups"][task], "yes" if name == "test" else "no"
+            lines.append(f"| {task} | all {len(group['groups'])} | {known} {_accuracy_cells(group)}")
+            for number, each in group["groups"].items():
+                prompt = TASK_PROMPTS[task].templates[int(number) - 1].replace("\n", "⏎")
+                lines.append(f"| {task} | {number}: {prompt} | {known} {_accuracy_cells(each)}")
+        word, most = max(entry["classes"].items(), key=lambda pair: pair[1])
+        share = most / sum(entry["classes"].values())
+        if record["test"]["groups"][task]["interval"][0] <= share:
+            chance.append(f"On {task} the model is no better than saying '{word}' every time ({share:.4f}). ")
+    return [*lines, "", "".join(chance) + "⏎ is a line break.", ""]
+
+
+def _accuracy_cells(entry: Mapping[str, Any]) -> str:
+    low, high = entry["interval"]
+    return f"| {entry['accuracy']:.4f} | {low:.4f} – {high:.4f} |"
+
+
+def _counted(record: Mapping[str, Any]) -> str:
+    if record["kind"] == "instructions":
+        return "prompts of each example; of each task and class"
+    return "of each class" if record["labels"] else "tokens asked for"
+
+
 def _cut(record: Mapping[str, Any]) -> list[str]:
     longest = record["recipe"].get("max_length")
     return [] if longest is None else [f"Texts longer than {longest} tokens are cut, with their end token kept.", ""]
+
+
+def _without_training_split(record: Mapping[str, Any]) -> list[str]:
+    tasks = record["data"]["train"].get("tasks", {})
+    missing = [name for name, part in tasks.items() if not part["split"].startswith("train")]
+    if not missing:
+        return []
+    return [f"Of {', '.join(missing)} the validation split was trained on: there was no training split at hand.", ""]
 
 
 def _origin(record: Mapping[str, Any]) -> str:
@@ -214,7 +275,12 @@ def _accuracy_row(name: str, result: Mapping[str, Any], *, perplexity: bool = Fa
 
 
 def _data_row(part: str, entry: Mapping[str, Any]) -> str:
-    if "classes" in entry:
+    if "tasks" in entry:
+        asked = f"{entry['prompts'] / entry['examples']:g}; " + "; ".join(
+            f"{task} ({part['split']}) " + ", ".join(f"{word}: {count:,}" for word, count in part["classes"].items())
+            for task, part in entry["tasks"].items()
+        )
+    elif "classes" in entry:
         asked = ", ".join(f"{name}: {count:,}" for name, count in entry["classes"].items())
     else:
         asked = f"{entry['asked']:,}"

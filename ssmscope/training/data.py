@@ -11,24 +11,26 @@ import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.arrays import ArrayData
+from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.listops import listops_expressions
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData, listops, majority
 from ssmscope.tasks.text import SOURCES, SUFFIXES, TextData, load_text, read_rows
 from ssmscope.tasks.tokens import TokenData
 
-Data = TextData | SequenceData | PixelData | TokenData
+Data = TextData | SequenceData | PixelData | TokenData | InstructionData
 Parts = dict[str, Data | None]
 
 PIXELS = ("cifar10", "digits")
 SEQUENCES = ("majority", "listops")
 LANGUAGE = ("wikitext2",)
 QUESTIONS = ("qa1", "qa2", "qa3", "qa4", "qa5")
+INSTRUCTIONS = ("instruct",)
 LINES = (".txt",)
 
 
 def tasks() -> dict[str, str]:
-    """Every known name and the kind of its data: text, pixels, sequences, tokens or language."""
+    """Every known name and the kind of its data: text, pixels, sequences, tokens, language or instructions."""
     from ssmscope.tasks.mad import GENERATORS
 
     return {
@@ -37,6 +39,7 @@ def tasks() -> dict[str, str]:
         **dict.fromkeys(SEQUENCES, "sequences"),
         **dict.fromkeys((*GENERATORS, *QUESTIONS), "tokens"),
         **dict.fromkeys(LANGUAGE, "language"),
+        **dict.fromkeys(INSTRUCTIONS, "instructions"),
     }
 
 
@@ -69,14 +72,18 @@ def task_options(data: str | Path) -> Collection[str]:
     if data in QUESTIONS:
         return ("length", "examples", "filler")
     kind = kind_of(data)
-    return {"tokens": ("length", "examples", "vocabulary"), "language": ("length", "unit", "vocabulary")}.get(kind, ())
+    return {
+        "tokens": ("length", "examples", "vocabulary"),
+        "language": ("length", "unit", "vocabulary"),
+        "instructions": ("mixture", "examples", "vocabulary"),
+    }.get(kind, ())
 
 
 def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     """The training, validation and test examples, None where there are none, and the tokenizer that made them.
 
     There is a tokenizer where the data's tokens are given before a model is: for generated tasks, questions and
-    language. Labelled texts are still texts, and pixels have none.
+    language. Labelled texts and instructions are still texts, and pixels have none.
 
     Raises:
         InputError: for data that cannot be read or used.
@@ -88,6 +95,8 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         return _language(options)
     if options["data"] in QUESTIONS:
         return _questions(options)
+    if kind == "instructions":
+        return _instructions(options), None
     train, test = _pixels(options) if kind == "pixels" else _generated(options)
     for name in ("split", "validation", "test"):
         if options[name] is not None:
@@ -192,6 +201,16 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
         tokenizer = word_tokenizer(made[0].texts)
     train, validation, test = (question_tokens(data, tokenizer) for data in made)
     return _divided(train, validation, test, options), tokenizer
+
+
+def _instructions(options: Mapping[str, Any]) -> Parts:
+    from ssmscope.tasks.instructions import load_mixture
+
+    for name in ("split", "validation", "test"):
+        if options[name] is not None:
+            raise InputError(f"{name} means nothing for {options['data']}, a mixture of data sets; leave it out")
+    chosen = {name: options[name] for name in ("examples", "held_out", "share", "seed")}
+    return {**load_mixture(options["mixture"], **chosen)}
 
 
 def _tokenizer_of(source: str | Path) -> Any:

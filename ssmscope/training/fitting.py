@@ -191,9 +191,11 @@ class Fit:
         if self.objective.parts["validation"] is not None:
             score = self.objective.score(self.module, "validation")
             entry |= {"validation_accuracy": score.accuracy, "validation_loss": score.cross_entropy}
+            entry |= {f"validation_accuracy_{name}": group.accuracy for name, group in score.groups.items()}
             rank = (-score.cross_entropy,) if self.objective.by_loss else (score.accuracy, -score.cross_entropy)
             better = self.best is None or rank > tuple(self.best["rank"])
             told += f"  validation loss {score.cross_entropy:.4f}  accuracy {score.accuracy:.4f}"
+            told += "".join(f"  {name} {group.accuracy:.4f}" for name, group in score.groups.items())
             told += "  (best so far)" if better else ""
         for name in ("spectral_abscissa", "mean_lambda"):
             told += f"  {name} {entry[name]:.4f}" if name in entry else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.nn.functional import dropout as drop
 from ssmscope.errors import InputError
 from ssmscope.models.baleen import information_loss
 from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
+from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.mad import CompressionData
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.subwords import SubwordDropout
@@ -30,11 +31,15 @@ SPREAD = 0.1
 
 @dataclass(frozen=True)
 class Score:
-    """By example: how many answers were `right` of those `asked`, and the sum of their cross-entropies in nats."""
+    """By example: how many answers were `right` of those `asked`, and the sum of their cross-entropies in nats.
+
+    `groups` are scores of some of the examples, by what these have in common.
+    """
 
     right: np.ndarray
     asked: np.ndarray
     loss: np.ndarray
+    groups: Mapping[str, Score] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -133,6 +138,17 @@ def spread(logits: Tensor) -> Tensor:
     return deviations[1] if logits.shape[-1] == 2 else deviations.mean()
 
 
+def unknown_token(tokenizer: Any, token_dropout: float | None) -> Any:
+    """What `token_dropout` puts in place of a token.
+
+    Raises:
+        InputError: when it is asked for and the tokenizer has no such token.
+    """
+    if token_dropout and tokenizer.unk_token_id is None:
+        raise InputError(f"token_dropout is {token_dropout}, but the tokenizer has no unknown token; set it to 0")
+    return tokenizer.unk_token_id
+
+
 class Texts(Objective):
     """Labelled texts, by a tokenizer."""
 
@@ -140,11 +156,7 @@ class Texts(Objective):
         self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
     ) -> None:
         super().__init__(parts, options, device)
-        if options["token_dropout"] and tokenizer.unk_token_id is None:
-            raise InputError(
-                f"token_dropout is {options['token_dropout']}, but the tokenizer has no unknown token; set it to 0"
-            )
-        self.unknown_id = tokenizer.unk_token_id
+        self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
         self.special = torch.tensor(sorted(special), dtype=torch.long)
@@ -302,6 +314,10 @@ def objective_of(
     data = parts["train"]
     if options["kind"] == "text":
         return Texts(parts, options, device, tokenizer)
+    if isinstance(data, InstructionData):
+        from ssmscope.training.answering import Answers
+
+        return Answers(parts, options, device, tokenizer)
     if isinstance(data, CompressionData):
         return Reconstruction(parts, options, device, module)
     if isinstance(data, TokenData):

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.tasks.instructions import InstructionData
+from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import TextData
 from ssmscope.tasks.tokens import IGNORED, TokenData
 from ssmscope.training.architectures import GATES, OWN, SIZES, named
@@ -18,7 +20,7 @@ from ssmscope.training.data import Data, kind_of, task_options
 from ssmscope.training.recipes import defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
-"""The tokenizer of a text classifier trained from scratch, where nothing is given."""
+"""The tokenizer of texts or instructions, of a model trained from scratch, where nothing is given."""
 
 CHOICES = {
     "precision": ("fp32", "bf16"),
@@ -42,7 +44,11 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "at least 1",
     ),
     (("max_length",), lambda value: value >= 2, "at least 2: a token and the end token"),
-    (("seed", "weight_decay", "beta", "checkpoint_minutes", "spread_penalty"), lambda value: value >= 0, "0 or more"),
+    (
+        ("seed", "weight_decay", "beta", "checkpoint_minutes", "spread_penalty", "prompt_weight"),
+        lambda value: value >= 0,
+        "0 or more",
+    ),
     (("learning_rate", "clip", "tau", "prior"), lambda value: value > 0, "above 0"),
     (("share",), lambda value: 0 < value <= 1, "above 0 and at most 1"),
     (("flipped",), lambda value: 0 <= value <= 1, "from 0 to 1"),
@@ -55,13 +61,15 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 """Options, what their values must satisfy, and that in words."""
 
 OF_KIND = {
-    "lowercase": ("text",),
+    "lowercase": ("text", "instructions"),
     "max_length": ("text",),
-    "token_dropout": ("text",),
-    "subword_dropout": ("text",),
-    "label_smoothing": ("text", "pixels", "sequences"),
-    "dropout": ("text", "pixels", "sequences"),
-    "embedding_dropout": ("text", "language", "tokens", "sequences"),
+    "token_dropout": ("text", "instructions"),
+    "subword_dropout": ("text", "instructions"),
+    "label_smoothing": ("text", "pixels", "sequences", "instructions"),
+    "dropout": ("text", "pixels", "sequences", "instructions"),
+    "embedding_dropout": ("text", "language", "tokens", "sequences", "instructions"),
+    "prompt_weight": ("instructions",),
+    "tied": ("language", "tokens", "instructions"),
     "spread_penalty": ("text", "sequences"),
 }
 """Options that mean something for some kinds of data only."""
@@ -98,7 +106,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     _check_kind(options)
     recipe = defaults(options["architecture"], kind, options["recipe"])
     sizes = {name for names in SIZES.values() for name in names}
-    fresh = sizes | {"base", "decays", "vocabulary", "lowercase", *OWN}
+    fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
     if options["init_from"] is not None:
         converting = ("beta", "tau", "prior", "kl") if options["architecture"] in GATES else ()
         useless = [name for name in sorted(fresh - {*converting}) if options[name] is not None]
@@ -110,7 +118,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         _settle_model(options, architecture, recipe, sizes)
     for name, value in recipe.items():
-        of_the_model = name in sizes or name in OWN or name == "decays"
+        of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
         if not of_the_model and name in options and options[name] is None and _fits(name, kind):
             options[name] = value
     return options
@@ -123,7 +131,7 @@ def _fits(name: str, kind: str) -> bool:
 def _check_kind(options: Mapping[str, Any]) -> None:
     """Refuse what the data has no use for."""
     task = task_options(options["data"])
-    for name in ("length", "examples", "flipped", "unit", "filler"):
+    for name in ("length", "examples", "flipped", "unit", "filler", "mixture"):
         if options[name] is not None and name not in task:
             raise InputError(f"{name} means nothing for {options['data']}; leave it out")
     if options["vocabulary"] is not None and options["kind"] != "text" and "vocabulary" not in task:
@@ -131,7 +139,7 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     for name, kinds in OF_KIND.items():
         if options[name] and options["kind"] not in kinds:
             raise InputError(f"{name} means nothing for {options['data']}, which is no {' or '.join(kinds)}")
-    least = 8 if options["kind"] == "text" else 2
+    least = {"text": 8, "instructions": 259}.get(options["kind"], 2)
     if options["vocabulary"] is not None and options["vocabulary"] < least:
         raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least {least}")
     if options["architecture"] == "selective" and options["kind"] == "pixels":
@@ -160,6 +168,8 @@ def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[st
     useless += [size for size in sorted(sizes) if options[size] is not None and size not in SIZES[base]]
     if options["decays"] is not None and base not in ("mamba", "mamba2"):
         useless.append("decays")
+    if options["tied"] is not None and base == "selective":
+        useless.append("tied")
     if useless:
         on = f" on {base}" if len(architecture.bases) > 1 else ""
         raise InputError(f"{useless[0]} means nothing for {name}{on}; leave it out")
@@ -178,7 +188,9 @@ def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[st
         options["decays"] = None
     elif options["decays"] is None:
         options["decays"] = recipe["decays"]
-    if options["kind"] == "text":
+    if options["tied"] is None and base != "selective":
+        options["tied"] = recipe.get("tied")
+    if options["kind"] in ("text", "instructions"):
         options.update({key: value for key, value in TOKENIZER.items() if options[key] is None})
     width = options["width"]
     inner = width * (options["expand"] or 1)
@@ -198,10 +210,22 @@ def plan_of(options: Mapping[str, Any], parts: Mapping[str, Data | None]) -> dic
 
 def _described(data: Data) -> dict[str, Any]:
     found = {"name": data.name, "split": data.split, "examples": len(data), "fingerprint": data.fingerprint}
+    if isinstance(data, InstructionData):
+        return {**found, "examples": len(data.first), "prompts": len(data), "tasks": _tasks(data)}
     if isinstance(data, TokenData):
         return {**found, "asked": int((data.targets != IGNORED).sum())}
     counts = Counter(data.labels if isinstance(data, TextData) else np.asarray(data.labels).tolist())
     return {**found, "classes": {name: counts[i] for i, name in enumerate(data.label_names)}}
+
+
+def _tasks(data: InstructionData) -> dict[str, Any]:
+    """By task: the split of its data set that the examples are from, and how many are of every class."""
+    answers = data.answers
+    counts = Counter((data.tasks[at], answers[at]) for at in data.first)
+    return {
+        task: {"split": split, "classes": {word: counts[task, word] for word in TASK_PROMPTS[task].words}}
+        for task, split in data.sources.items()
+    }
 
 
 def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:

@@ -45,6 +45,21 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "sequences": {"held_out": 0.0, "epochs": 50, "batch_size": 32, "learning_rate": 3e-3},
     "tokens": {"epochs": 12, "batch_size": 64, "learning_rate": 2e-3},
     "language": {"epochs": 10, "batch_size": 16, "learning_rate": 2e-3, "embedding_dropout": 0.2},
+    "instructions": {
+        "decays": "spread",
+        "tied": True,
+        "examples": 10_000,
+        "epochs": 24,
+        "batch_size": 64,
+        "learning_rate": 3e-3,
+        "dropout": 0.2,
+        "embedding_dropout": 0.4,
+        "token_dropout": 0.1,
+        "subword_dropout": 0.1,
+        "label_smoothing": 0.1,
+        "prompt_weight": 0.0,
+        "saved_as": "bfloat16",
+    },
 }
 """Where they differ from `PLAIN`, by the kind of data."""
 
@@ -55,6 +70,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "sequences": ARRAYS,
     "tokens": ARRAYS,
     "language": {"width": 128, "layers": 4, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
+    "instructions": {"width": 64, "layers": 2, "state": 16, "head_width": 16, "heads": 4, "expand": 2},
 }
 """The sizes of a model trained from scratch, by the kind of data."""
 

@@ -44,6 +44,7 @@ def train_model(
     flipped: float | None = None,
     unit: str | None = None,
     filler: str | Path | None = None,
+    mixture: str | None = None,
     init_from: str | Path | None = None,
     base: str | None = None,
     width: int | None = None,
@@ -59,6 +60,7 @@ def train_model(
     kl: str | None = None,
     scope: str | None = None,
     differential_layers: str | None = None,
+    tied: bool | None = None,
     k: int | None = None,
     state_groups: int | None = None,
     fir_taps: int | None = None,
@@ -78,6 +80,7 @@ def train_model(
     token_dropout: float | None = None,
     subword_dropout: float | None = None,
     label_smoothing: float | None = None,
+    prompt_weight: float | None = None,
     spread_penalty: float | None = None,
     patience: int | None = None,
     seed: int = 0,
@@ -103,7 +106,8 @@ def train_model(
         data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
-            questions (`qa1` to `qa5`), or language (`wikitext2` or a .txt file).
+            questions (`qa1` to `qa5`), language (`wikitext2` or a .txt file), or `instruct`: SST-2, WNLI and SNLI as
+            prompts that a language model answers with a label word.
         out: the directory; new, empty, or of the same run, which is then continued.
         recipe: `experiment1` or `experiment2` of the selective SSM's paper (Generalization bounds, section 5).
         split: of a known data set, to train on; by default `train`.
@@ -113,10 +117,11 @@ def train_model(
         held_out: that share; 0 for none.
         share: of the training examples that are used, as many of every class.
         length: of generated sequences, in tokens; of a language model's rows.
-        examples: the number of generated training examples.
+        examples: the number of generated training examples; of `instruct`, the most of each task (10,000).
         flipped: of majority, the probability with which a one of the training set becomes a zero.
         unit: of language, `word` or `byte`.
         filler: of questions, `generated` (default), or `wikitext2` or a file whose sentences lie between the facts.
+        mixture: of `instruct`, its tasks with commas between them (sst2,wnli,snli).
         init_from: a trained model (directory, demo or hub id) to start from, with its sizes and tokenizer. A Mamba or
             Mamba-2 becomes a Baleen without a new parameter.
         base: what a Baleen, Diff-Mamba, GroupMamba or GFSSM is built on, `mamba2` (default) or `mamba`.
@@ -133,12 +138,13 @@ def train_model(
         kl: Baleen-E's divergence, `true` or `printed` (Eq. 9 to the letter).
         scope: of Diff-Mamba, `block` (Diff-Mamba, default) or `s6` (Diff-S6).
         differential_layers: `full` (default) or `hybrid`, every second layer.
+        tied: of a language model, whether its head is its embeddings (True for `instruct`).
         k: of GroupMamba, the modules whose states a module attends to (2).
         state_groups: Q of GFSSM, the states that take turns (2).
         fir_taps: of GFSSM's filter (4).
         spectral_abscissa: s_A of the selective SSM at the start (0).
-        vocabulary: tokens of the byte-pair tokenizer, trained on the training texts (4000); of words (10,000); of a
-            generated task.
+        vocabulary: tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000); of words
+            (10,000); of a generated task.
         lowercase: whether a byte-pair tokenizer reads all text as lower case (True).
         max_length: longer texts are cut to so many tokens, the end token kept.
         epochs: passes over the data, at most.
@@ -148,11 +154,12 @@ def train_model(
         weight_decay: AdamW's.
         warmup: share of all steps until the peak.
         clip: the gradient's largest norm.
-        dropout: of the vector that a classifier's head reads.
+        dropout: of the vector that a classifier's head reads, or the head of a model of instructions.
         embedding_dropout: of the components of token embeddings.
         token_dropout: share of tokens that are replaced by the unknown token.
         subword_dropout: share of byte-pair merges that are skipped, anew in every epoch (BPE-dropout).
         label_smoothing: share of the target that is spread over all classes.
+        prompt_weight: of instructions, the weight of the loss on the prompt's own tokens beside the answer's.
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
         seed: of everything that draws.
@@ -263,11 +270,15 @@ def _train(
 def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[str, torch.Tensor]) -> None:
     import torch
     from safetensors.torch import save_file
+    from transformers import Mamba2ForCausalLM
 
+    from ssmscope.models.generation import MAMBA2_TIED
     from ssmscope.models.quiet import quiet
     from ssmscope.tasks.tokenizer import save_tokenizer
 
     stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
+    if type(stored) is Mamba2ForCausalLM:
+        stored._tied_weights_keys = MAMBA2_TIED
     with quiet():
         stored.save_pretrained(str(out))
     if tokenizer is not None:
@@ -289,15 +300,29 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
     if objective.extra is not None:
         objective.extra.load_state_dict({name: t.float() for name, t in load_file(out / EXTRA).items()})
     found: dict[str, Any] = {}
-    # how far apart training and test accuracies are is what is asked of labelled sequences
-    names = ("train", "validation", "test") if options["kind"] == "sequences" else ("validation", "test")
-    for name in names:
+    # how far apart training and test accuracies are is what is asked of labelled sequences, and of instructions how far
+    # apart seen and unseen prompts are
+    more = {"sequences": ("train", "validation", "test"), "instructions": ("validation", "test", "unseen")}
+    for name in more.get(options["kind"], ("validation", "test")):
         if objective.parts[name] is None:
             found[name] = None
             continue
         with fast_scan(model.module):
             found[name] = score_record(objective.score(model.module, name), seed=options["seed"])
     return found
+
+
+def _commands_before(source: str | Path | None) -> list[str]:
+    """The commands that made the model that a run starts from, where its directory has our record of them."""
+    from ssmscope.models.load import demos
+    from ssmscope.training.checkpoint import read_json
+    from ssmscope.training.plan import FINISHED
+
+    file = demos().get(str(source), Path(str(source))) / FINISHED
+    if source is None or not file.is_file():
+        return []
+    record = read_json(file)
+    return [*record.get("commands_before", ()), *([record["command"]] if "command" in record else ())]
 
 
 def _describe(
@@ -331,6 +356,7 @@ def _describe(
         "epochs_run": len(outcome.history),
         "history": outcome.history,
         "command": command,
+        "commands_before": _commands_before(options["init_from"]),
         "versions": versions(),
     }
     write_atomically(out / "README.md", lambda stream: stream.write(model_card(record).encode("utf-8")))

@@ -31,7 +31,7 @@ class TestKind:
         known = tasks()
         assert all(kind_of(name) == kind for name, kind in known.items())
         assert {known[name] for name in GENERATORS} == {"tokens"}
-        assert set(known.values()) == {"text", "pixels", "sequences", "tokens", "language"}
+        assert set(known.values()) == {"text", "pixels", "sequences", "tokens", "language", "instructions"}
 
     @pytest.mark.parametrize(
         ("file", "kind"), [("a.txt", "language"), ("A.TXT", "language"), ("a.csv", "text"), ("b/a.parquet", "text")]
@@ -48,6 +48,7 @@ class TestKind:
         assert set(task_options("qa2")) == {"length", "examples", "filler"}
         assert set(task_options("memorization")) == {"length", "examples", "vocabulary"}
         assert set(task_options("a.txt")) == {"length", "unit", "vocabulary"}
+        assert set(task_options("instruct")) == {"mixture", "examples", "vocabulary"}
         assert not task_options("sst2") and not task_options("cifar10")
 
 

@@ -1,0 +1,167 @@
+"""The objective of instructions: the label word that a language model says after a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.functional import dropout as drop
+
+from ssmscope.errors import InputError
+from ssmscope.tasks.batches import drop_tokens, epoch_order
+from ssmscope.tasks.instructions import InstructionData, label_tokens
+from ssmscope.tasks.subwords import SubwordDropout
+from ssmscope.tasks.tokens import IGNORED
+from ssmscope.training.objectives import Objective, Score, regularized, unknown_token
+
+
+class PromptBatch(NamedTuple):
+    """Prompts and, in training, their answers.
+
+    `ids` (batch, length) int64 padded on the right, `mask` (batch, length) int64, 1 where a token is real, `last`
+    (batch,) int64, the position of each prompt's last token, after which the label word is asked.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    last: Tensor
+
+
+class Answers(Objective):
+    """Prompts of several tasks, of each example one a training epoch, and all of them where accuracy is measured.
+
+    The training loss is the cross-entropy of the label word among all tokens plus that of the end token after it. With
+    `label_smoothing` ε the word's target is 1 − ε and, in equal parts, ε on all label words of its task. With
+    `prompt_weight` w, w times the mean cross-entropy of the prompt's own tokens is added.
+
+    An answer is right where its label word is the most likely among those of its task.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any
+    ) -> None:
+        super().__init__(parts, options, device)
+        self.unknown_id = unknown_token(tokenizer, options["token_dropout"])
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        if tokenizer.eos_token_id is None:
+            raise InputError("the tokenizer has no end token, which an answer ends with; use one that has")
+        self.end_id = tokenizer.eos_token_id
+        known = label_tokens(tokenizer, parts["train"].sources)
+        self.words = {name: _rectangular(known.of(part)) for name, part in parts.items() if part is not None}
+        self.tokenizer = tokenizer
+        self.encoded: dict[str, list[list[int]]] = {}
+        self.subwords = None
+        if options["subword_dropout"]:
+            self.subwords = SubwordDropout(parts["train"], tokenizer, None, options["subword_dropout"], options["seed"])
+        self.current: Mapping[int, list[int]] = {}
+
+    def prompts(self, part: str) -> list[list[int]]:
+        """The token ids of a part's prompts, found when first asked for: those of the test are many, and come last."""
+        if part not in self.encoded:
+            texts = list(self.parts[part].texts)
+            self.encoded[part] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return self.encoded[part]
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        data: InstructionData = self.parts["train"]
+        rows = data.drawn(self.options["seed"], epoch)
+        if self.subwords is not None:
+            cuts = self.subwords.cuts(epoch)
+            self.current = {row: self.subwords.row(row, cuts) for row in rows}
+        else:
+            prompts = self.prompts("train")
+            self.current = {row: prompts[row] for row in rows}
+        lengths = [len(self.current[row]) for row in rows]
+        order = epoch_order(lengths, self.options["batch_size"], self.options["seed"], epoch)
+        return [[rows[at] for at in batch] for batch in order]
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        words = self.words["train"][list(rows)]
+        labels = torch.tensor([self.parts["train"].labels[row] for row in rows])
+        said = words.gather(1, labels[:, None])
+        batch = self._padded([[*self.current[row], word] for row, word in zip(rows, said.flatten().tolist())])
+        of_prompt = torch.arange(batch.ids.shape[1]) < batch.last[:, None]
+        ids = batch.ids
+        if self.options["token_dropout"]:
+            dropped = drop_tokens(ids, self.options["token_dropout"], self.unknown_id, torch.tensor([self.pad_id]))
+            ids = torch.where(of_prompt, dropped, ids)
+        following, inner = batch.ids[:, 1:], of_prompt[:, 1:]
+        ids, mask, last, said, words, following, inner = (
+            t.to(self.device) for t in (ids, batch.mask, batch.last, said, words, following, inner)
+        )
+        with self.autocast():
+            hidden = self._hidden(module, self.embedded(module, ids), mask)
+            head, each = module.get_output_embeddings(), torch.arange(len(rows), device=self.device)
+            after_prompt, after_word = (
+                head(drop(hidden[each, at], self.options["dropout"] or 0.0)).float() for at in (last - 1, last)
+            )
+            loss = self._word_loss(after_prompt, said, words)
+            loss = loss + cross_entropy(after_word, torch.full_like(last, self.end_id))
+            if self.options["prompt_weight"]:
+                logits = head(hidden[:, :-1][inner]).float()
+                loss = loss + self.options["prompt_weight"] * cross_entropy(logits, following[inner])
+        return regularized(module, loss)
+
+    def _word_loss(self, logits: Tensor, said: Tensor, words: Tensor) -> Tensor:
+        smoothing = self.options["label_smoothing"] or 0.0
+        found = logits.log_softmax(-1)
+        right = found.gather(1, said).squeeze(1)
+        real = words != IGNORED
+        others = (found.gather(1, words.clamp(min=0)) * real).sum(1) / real.sum(1)
+        return -((1 - smoothing) * right + smoothing * others).mean()
+
+    def lengths(self, part: str) -> Sequence[int]:
+        return [len(ids) for ids in self.prompts(part)]
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Logits (batch, classes) of the label words, −∞ where a task has fewer classes, and class ids (batch,)."""
+        prompts = self.prompts(part)
+        batch = PromptBatch(*(t.to(self.device) for t in self._padded([prompts[row] for row in rows])))
+        hidden = self._hidden(module, {"input_ids": batch.ids}, batch.mask)
+        logits = module.get_output_embeddings()(hidden[torch.arange(len(rows), device=self.device), batch.last])
+        words = self.words[part][list(rows)].to(self.device)
+        found = logits.float().gather(1, words.clamp(min=0)).masked_fill(words == IGNORED, -torch.inf)
+        return found, torch.tensor([self.parts[part].labels[row] for row in rows], device=self.device)
+
+    def score(self, module: Any, part: str) -> Score:
+        """By example, over its prompts; in groups by task, and in these by prompt (numbered from 1)."""
+        data: InstructionData = self.parts[part]
+        rows = super().score(module, part)
+        tasks, templates, examples = (np.array(x) for x in (data.tasks, data.templates, data.examples))
+        groups = {}
+        for task in data.sources:
+            prompts = {
+                str(at + 1): _chosen(rows, np.flatnonzero((tasks == task) & (templates == at)))
+                for at in np.unique(templates[tasks == task]).tolist()
+            }
+            groups[task] = _by_example(rows, examples, np.flatnonzero(tasks == task), prompts)
+        return _by_example(rows, examples, np.arange(len(data)), groups)
+
+    def _hidden(self, module: Any, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        return module.base_model(**inputs, attention_mask=mask, use_cache=False).last_hidden_state
+
+    def _padded(self, rows: Sequence[list[int]]) -> PromptBatch:
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [self.pad_id] * (longest - len(row)) for row in rows])
+        last = torch.tensor([len(row) - 1 for row in rows])
+        return PromptBatch(ids, (torch.arange(longest) <= last[:, None]).long(), last)
+
+
+def _rectangular(rows: Sequence[Sequence[int]]) -> Tensor:
+    """(rows, longest) int64, the shorter ones filled with `IGNORED`."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[IGNORED] * (longest - len(row))] for row in rows])
+
+
+def _chosen(rows: Score, at: np.ndarray) -> Score:
+    return Score(rows.right[at], rows.asked[at], rows.loss[at])
+
+
+def _by_example(rows: Score, examples: np.ndarray, at: np.ndarray, groups: Mapping[str, Score]) -> Score:
+    first = np.unique(examples[at], return_index=True)[1]
+    right, asked, loss = (np.add.reduceat(column[at], first) for column in (rows.right, rows.asked, rows.loss))
+    return Score(right, asked, loss, groups)
