@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from ssmscope import attacks as attacks
     from ssmscope import interp as interp
     from ssmscope import models as models
+    from ssmscope import probes as probes
+    from ssmscope.attacks.effect import attack_effect as attack_effect
+    from ssmscope.attacks.insertion import insertion_sweep as insertion_sweep
+    from ssmscope.attacks.overflow import state_overflow as state_overflow
     from ssmscope.attacks.position import position_bias as position_bias
+    from ssmscope.attacks.prompts import prompt_attack as prompt_attack
+    from ssmscope.attacks.words import word_attack as word_attack
     from ssmscope.errors import InputError as InputError
+    from ssmscope.evaluation import Evaluator as Evaluator
     from ssmscope.interp.attending import attention_gradient as attention_gradient
     from ssmscope.interp.attending import implicit_attention as implicit_attention
     from ssmscope.interp.explaining import explain as explain
@@ -33,6 +40,10 @@ if TYPE_CHECKING:
     from ssmscope.model import Model as Model
     from ssmscope.model import fast_scan as fast_scan
     from ssmscope.models.load import load as load
+    from ssmscope.probes.generalization import generalization_bound as generalization_bound
+    from ssmscope.probes.influence import influence as influence
+    from ssmscope.probes.stability import stability as stability
+    from ssmscope.probes.stability_table import stability_table as stability_table
     from ssmscope.results import Result as Result
     from ssmscope.ssm import Recurrence as Recurrence
     from ssmscope.trace import LayerTrace as LayerTrace
@@ -41,24 +52,34 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Evaluator": "evaluation",
     "InputError": "errors",
     "LayerTrace": "trace",
     "Model": "model",
     "Recurrence": "ssm",
     "Result": "results",
     "Trace": "trace",
+    "attack_effect": "attacks.effect",
     "attention_gradient": "interp.attending",
     "cascading_randomisation": "interp.sanity",
     "explain": "interp.explaining",
     "fast_scan": "model",
     "fidelity_auc": "interp.fidelity",
     "fidelity_table": "interp.fidelity_result",
+    "generalization_bound": "probes.generalization",
     "implicit_attention": "interp.attending",
+    "influence": "probes.influence",
+    "insertion_sweep": "attacks.insertion",
     "load": "models.load",
     "position_bias": "attacks.position",
+    "prompt_attack": "attacks.prompts",
     "selection_heatmap": "interp.selection",
+    "stability": "probes.stability",
+    "stability_table": "probes.stability_table",
+    "state_overflow": "attacks.overflow",
+    "word_attack": "attacks.words",
 }
-_PACKAGES = ("attacks", "interp", "models")
+_PACKAGES = ("attacks", "interp", "models", "probes")
 
 __all__ = ["__version__", *sorted((*_HOMES, *_PACKAGES))]  # noqa: PLE0604
 

@@ -17,7 +17,14 @@ from ssmscope.cli.app import app as app
 
 # The order of the verbs in --help is that of these lines.
 from ssmscope.cli.interp import heatmap as heatmap, attention as attention, explain as explain, fidelity as fidelity
-from ssmscope.cli.attacks import position as position
+from ssmscope.cli.attacks import (
+    position as position,
+    insertion as insertion,
+    overflow as overflow,
+    prompts as prompts,
+    words as words,
+    effect as effect,
+)
 from ssmscope.cli.training import train as train, models as models
 # isort: on
 

@@ -154,8 +154,7 @@ class Evaluator:
 
     def _keys(self, rows: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], bytes]:
         """Distinct rows by what decides their scores."""
-        source = self.model.source
-        shared = self._settings | {name: source[name] for name in ("fingerprint", "dtype")}
+        shared = self._settings | {"fingerprint": self.model.fingerprint}  # which knows the dtype, too
         of_labels = [_digest([shared, paths]) for paths in self._paths or (None,)]
         found = {}
         for row, label in rows:
@@ -166,20 +165,17 @@ class Evaluator:
         return found
 
     def _wave(self, keys: dict[tuple[bytes, int], bytes]) -> None:
-        """Run the rows that are not known yet."""
+        """Run the rows that are not known yet, chunk by chunk.
+
+        Chunks are run in the order of their rows, and where one begins depends on no row before it: those that a killed
+        process leaves are cut as they would have been.
+        """
         self.seconds += self._store.recall(list(keys.values()))
-        if all(key in self._store for key in keys.values()):
+        new = sorted(row for row, key in keys.items() if key not in self._store)
+        if not new:
             return
-        rows = sorted(keys)
-        self._try(rows)
-        how = [self._forks, self._tokens_at_once, self._rows_at_once, self.model.device.type]
-        wave = _digest([how, [keys[row].hex() for row in rows]]).digest()
-        # what a killed process has left of this very wave still counts where its rows are cut into chunks
-        new = [row for row in rows if self._store.wave(keys[row]) in (None, wave)]
+        self._try(sorted(keys))
         for chunk in self._chunks(new):
-            named = [keys[row] for row in chunk]
-            if all(key in self._store for key in named):
-                continue
             started = time.perf_counter()
             found = self._scores(chunk)
             seconds = time.perf_counter() - started
@@ -187,7 +183,7 @@ class Evaluator:
                 raise InputError(
                     f"the scores of {self.model.name} are not finite: the model is damaged, or overflows on these texts"
                 )
-            self._store.add(named, found, wave, seconds)
+            self._store.add([keys[row] for row in chunk], found, seconds)
             self.run += len(chunk)
             self.seconds += seconds
 

@@ -53,9 +53,7 @@ class Rows:
             rows = np.arange(first, min(first + step, len(self)))
             ids, real = self.padded(rows, np.zeros_like(rows), lengths[rows])
             differ = (ids[1:] != ids[:-1]) | ~real[1:] | ~real[:-1]
-            # a row that is the beginning of the next, and as long as the longest, differs nowhere
-            ends = np.minimum(lengths[rows[1:]], lengths[rows[:-1]])
-            found[rows[1:]] = np.where(differ.any(1), differ.argmax(1), ends)
+            found[rows[1:]] = np.where(differ.any(1), differ.argmax(1), lengths[rows[1:]])
         return found
 
     def padded(

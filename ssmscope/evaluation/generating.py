@@ -58,15 +58,11 @@ class Speaker:
                 longer = Rows(np.concatenate(whole), np.cumsum([0, *map(len, whole)]))
                 every = np.arange(len(longer))
                 logits = run_batch(self.model, *longer.padded(every, np.zeros_like(every), longer.lengths)).logits
-        ended = [ids[:-1] if ids[-1] == self.end else ids for ids in said]
-        return [self._answer(ids) for ids in ended]
+        return [self._text(ids).partition("\n")[0] for ids in said]
 
-    def _answer(self, ids: list[int]) -> str:
-        return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip().partition("\n")[0]
+    def _text(self, ids: list[int]) -> str:
+        """What was said, from its first word on; the end token is not said."""
+        return self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()
 
     def _finished(self, ids: list[int]) -> bool:
-        if ids[-1] == self.end:
-            return True
-        if not self._breaks(ids[-1]):
-            return False
-        return "\n" in self.model.tokenizer.decode(ids, skip_special_tokens=True).lstrip()
+        return ids[-1] == self.end or (self._breaks(ids[-1]) and "\n" in self._text(ids))

@@ -58,7 +58,9 @@ def run_pieces(
     states_at_once: int,
     states: bool = False,
 ) -> None:
-    """Run every piece once, level after level, and read the logits where a row ends.
+    """Run every piece once, and read the logits where a row ends.
+
+    Pieces from whose states others start are run level after level, then the others in full batches.
 
     Args:
         read: called with the rows that end in a batch; see `Read`.
@@ -66,32 +68,40 @@ def run_pieces(
         states_at_once: how many rows are run together where they begin with states, or these are kept.
         states: whether `read` is given the states.
     """
-    lengths = pieces.stop - pieces.start
-    before: States = ()
-    places = np.empty(len(lengths), dtype=np.int64)  # of a level's pieces among its states
-    for level in range(int(pieces.level.max(initial=-1)) + 1):
-        after: list[States] = []
-        count = 0
-        for kept in (True, False):
-            chosen = np.flatnonzero((pieces.level == level) & (pieces.kept == kept))
-            chosen = chosen[np.argsort(lengths[chosen], kind="stable")]
-            most = _rows_together(model, states_at_once if level or kept or states else None)
-            for part in _batches(lengths[chosen], tokens_at_once, most):
-                batch = chosen[part]
-                ids, mask = rows.padded(pieces.row[batch], pieces.start[batch], pieces.stop[batch])
-                start = gathered(before, _index(places[pieces.above[batch]], model)) if level else None
-                logits, ended = run_batch(model, ids, mask, start, keep=kept or states)
-                if kept:
-                    places[batch] = np.arange(count, count + len(batch))
-                    count += len(batch)
-                    after.append(ended)
-                ends = np.flatnonzero(pieces.ends[batch])
-                if len(ends) == len(batch):
-                    read(pieces.row[batch], logits, ended)
-                elif len(ends):
-                    at = _index(ends, model)
-                    read(pieces.row[batch[ends]], logits[at], gathered(ended, at))
-        before = joined(after)
+    places = np.zeros(len(pieces.row), dtype=np.int64)  # of pieces among the states that others start from
+
+    def run(chosen: Int[np.ndarray, " chosen"], starts: States, keep: bool) -> States:
+        ended: list[States] = []
+        most = _rows_together(model, states_at_once if starts or keep else None)
+        for part in _batches((pieces.stop - pieces.start)[chosen], tokens_at_once, most):
+            batch = chosen[part]
+            ids, mask = rows.padded(pieces.row[batch], pieces.start[batch], pieces.stop[batch])
+            start = gathered(starts, _index(places[pieces.above[batch]], model)) if starts else None
+            logits, after = run_batch(model, ids, mask, start, keep=keep)
+            ends = np.flatnonzero(pieces.ends[batch])
+            if len(ends) == len(batch):
+                read(pieces.row[batch], logits, after)
+            elif len(ends):
+                at = _index(ends, model)
+                read(pieces.row[batch[ends]], logits[at], gathered(after, at))
+            ended.append(after)
+        return joined(ended)
+
+    ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
+    kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
+    left: list[States] = []
+    held = 0
+    for number in range(int(level[kept].max(initial=-1)) + 1):
+        chosen = ascending[kept & (level == number)]
+        left.append(run(chosen, left[-1] if left else (), True))
+        places[chosen] = np.arange(len(chosen))
+    for number in range(len(left)):
+        places[pieces.kept & (pieces.level == number)] += held
+        held += int((kept & (level == number)).sum())
+    everything = joined(left)
+    left.clear()
+    run(ascending[~kept & first], (), states)
+    run(ascending[~kept & ~first], everything, states)
 
 
 def _rows_together(model: Model, states_at_once: int | None) -> int:

@@ -22,7 +22,7 @@ AT_ONCE = 500
 
 
 class Store:
-    """Scores by the key of their row, with the wave that each row was run in.
+    """Scores by the key of their row.
 
     With a file, what is added is in it when `add` returns, all rows of a call or none, even where the process is killed
     a moment later; several processes may share it.
@@ -33,7 +33,7 @@ class Store:
 
     def __init__(self, file: str | Path | None, width: int) -> None:
         self._places: dict[bytes, int] = {}
-        self._waves: list[bytes] = []
+        self._count = 0
         self._scores = np.empty((0, width))
         self._file = None if file is None else Path(file)
         self._connection = None if self._file is None else _opened(self._file)
@@ -52,49 +52,42 @@ class Store:
                 part = unknown[first : first + AT_ONCE]
                 marks = ",".join("?" * len(part))
                 found = self._connection.execute(
-                    f"SELECT key, wave, seconds, scores FROM rows WHERE key IN ({marks})", part
+                    f"SELECT key, seconds, scores FROM rows WHERE key IN ({marks})", part
                 ).fetchall()
                 if not found:
                     continue
-                known, waves, times, scores = zip(*found)
+                known, times, scores = zip(*found)
                 numbers = np.frombuffer(b"".join(scores), dtype="<f8")
-                self._remember(known, numbers.reshape(len(known), -1), waves)
+                self._remember(known, numbers.reshape(len(known), -1))
                 seconds += sum(times)
         return seconds
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
 
-    def wave(self, key: bytes) -> bytes | None:
-        """The wave that a row was run in; None where it was not."""
-        place = self._places.get(key)
-        return None if place is None else self._waves[place]
-
     def scores(self, keys: Sequence[bytes]) -> Float[np.ndarray, "rows classes"]:
         """The scores of rows that are all known."""
         return self._scores[[self._places[key] for key in keys]]
 
-    def add(
-        self, keys: Sequence[bytes], scores: Float[np.ndarray, "rows classes"], wave: bytes, seconds: float
-    ) -> None:
+    def add(self, keys: Sequence[bytes], scores: Float[np.ndarray, "rows classes"], seconds: float) -> None:
         """Keep the scores of rows that took so many seconds together."""
         if self._connection is not None:
             assert self._file is not None
             each = seconds / len(keys)
-            rows = [(key, wave, each, row.astype("<f8").tobytes()) for key, row in zip(keys, scores)]
+            rows = [(key, each, row.astype("<f8").tobytes()) for key, row in zip(keys, scores)]
             with _reported(self._file), _transaction(self._connection):
-                self._connection.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?, ?, ?)", rows)
-        self._remember(keys, scores, [wave] * len(keys))
+                self._connection.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?, ?)", rows)
+        self._remember(keys, scores)
 
-    def _remember(self, keys: Sequence[bytes], scores: np.ndarray, waves: Sequence[bytes]) -> None:
-        held, needed = len(self._waves), len(self._waves) + len(keys)
+    def _remember(self, keys: Sequence[bytes], scores: np.ndarray) -> None:
+        held, needed = self._count, self._count + len(keys)
         if needed > len(self._scores):
             larger = np.empty((max(1024, 2 * needed), self._scores.shape[1]))
             larger[:held] = self._scores[:held]
             self._scores = larger
         self._scores[held:needed] = scores
         self._places.update(zip(keys, range(held, needed)))
-        self._waves.extend(waves)
+        self._count = needed
 
 
 def _opened(file: Path) -> sqlite3.Connection:
@@ -116,7 +109,7 @@ def _opened(file: Path) -> sqlite3.Connection:
                 connection.execute(f"PRAGMA application_id = {MARK}")
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS rows "
-                    "(key BLOB PRIMARY KEY, wave BLOB NOT NULL, seconds REAL NOT NULL, scores BLOB NOT NULL) "
+                    "(key BLOB PRIMARY KEY, seconds REAL NOT NULL, scores BLOB NOT NULL) "
                     "WITHOUT ROWID"
                 )
         except BaseException:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ssmscope.evaluation import running
+from ssmscope.evaluation import generating, running
 
 
 @pytest.fixture
 def tokens_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each batch had that was run through `running`, padding left out."""
+    """How many tokens each batch had that was run, padding left out."""
     counts: list[int] = []
     run_batch = running.run_batch
 
@@ -17,5 +17,6 @@ def tokens_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(int(mask.sum()))
         return run_batch(model, ids, mask, *args, **kwargs)
 
-    monkeypatch.setattr(running, "run_batch", counted)
+    for module in (running, generating):
+        monkeypatch.setattr(module, "run_batch", counted)
     return counts

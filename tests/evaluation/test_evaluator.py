@@ -19,9 +19,11 @@ from evaluation.slow import (
     language_model,
     slow_likelihoods,
 )
-from loud import TrueFloat64
+from loud import TrueFloat64, loud
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import nn
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 import ssmscope
@@ -29,7 +31,7 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.model import Model
-from ssmscope.tasks.language import symbol_tokenizer
+from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
@@ -108,11 +110,34 @@ def test_a_text_that_ends_in_what_a_label_says(tokens_run):
         np.testing.assert_allclose(Evaluator(model, words=["not bad", "bad"]).scores([text])[0], scores, rtol=1e-5)
 
 
+def test_what_a_text_ends_with_decides_a_words_tokens():
+    sizes = dict(hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, num_hidden_layers=2)
+    torch.manual_seed(0)
+    model = Model(loud(Mamba2ForCausalLM(Mamba2Config(vocab_size=256, **sizes))), byte_tokenizer(), "bytes")
+    texts = ["ab:", "ab: ", "ab:\n", "ab: \n", "b"]
+    labels = [[list((joint + word).encode()) for word in ("yes", "no")] for joint in (" ", "", "", "", " ")]
+    found = Evaluator(model, words=["yes", "no"]).scores(texts)
+    for text, ids, scores in zip(texts, labels, found):
+        slow = slow_likelihoods(lambda row: model.logits(model.encode(ids=row))[0], [list(text.encode())], ids)
+        np.testing.assert_allclose(scores, slow[0], rtol=1e-5)
+
+
+def test_a_word_that_merges_with_the_end_of_one_text_only():
+    merging = Tokenizer(BPE({"x": 0, "y": 1, " ": 2, "g": 3, "x ": 4}, [("x", " ")]))  # no pre-tokenizer keeps it apart
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging)
+    evaluator = Evaluator(Model(language_model("mamba2").module, tokenizer, "merging"), words=["g"])
+    assert evaluator.scores(["y", "x y"]).shape == (2, 1)
+    with pytest.raises(
+        InputError, match="the label word 'g' merges with the text before it, 'y x': end the text without"
+    ):
+        evaluator.scores(["y", "y x"])
+
+
 class TestGenerated:
     @pytest.mark.parametrize(
         "name, fork", [("mamba", True), ("mamba2", True), ("rwkv", True), ("gfssm", True), ("mamba2", False)]
     )
-    def test_answers_are_those_of_a_slow_loop(self, name, fork):
+    def test_answers_are_those_of_a_slow_loop(self, name, fork, tokens_run):
         model = language_model(name)
         words = FILLING[::5]
         said = [slow_answer(model, row, 5) for row in token_rows(model, TEXTS)]
@@ -121,6 +146,7 @@ class TestGenerated:
         evaluator = Evaluator(model, words=words, scoring="generated", new_tokens=5, fork=fork, tokens_at_once=150)
         scores = evaluator.scores(TEXTS)
         assert evaluator.forks == fork
+        assert sum(tokens_run) < 1.4 * sum(len(text.split()) for text in TEXTS) if fork else sum(tokens_run) > 2000
         assert evaluator.answers(scores).tolist() == expected
         assert (scores.sum(1) == (np.array(expected) >= 0)).all() and set(scores.flat) == {0.0, 1.0}
 

@@ -29,6 +29,7 @@ def test_what_neighbours_share(monkeypatch, at_once):
     monkeypatch.setattr(forking, "AT_ONCE", at_once)
     rows = rows_of([1, 2, 3], [1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 0], [2], [2, 0, 0, 0, 0])
     assert rows.shared().tolist() == [0, 3, 2, 3, 0, 1]
+    assert rows_of([1, 2], [1, 2], [1, 2, 3]).shared().tolist() == [0, 2, 2]
     assert Rows.of([]).shared().tolist() == [] and rows_of([3]).shared().tolist() == [0]
 
 
