@@ -1,0 +1,239 @@
+"""How strongly an output depends on each token: the sizes of Jacobian blocks, by vector–Jacobian products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ssmscope.encoding import Batch
+from ssmscope.interp.methods.gradients import outputs_kept
+from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE, weights_frozen
+from ssmscope.model import TOKENS_AT_ONCE, Model, fast_scan, reader_of
+
+VECTORS = ("signs", "normal")
+OUTPUTS = ("hidden", "logits")
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The vectors v of the products vᵀJ.
+
+    Attributes:
+        number: how many random ones; None for every unit vector, which is exact.
+        vectors: what random ones are drawn from: "signs", ±1, or "normal", N(0, 1).
+        seed: a vector depends on it, on what is measured, the text, the position and its own number alone.
+    """
+
+    number: int | None
+    vectors: str = "signs"
+    seed: int = 0
+
+    def count(self, size: int) -> int:
+        return size if self.number is None else self.number
+
+    def vector(self, which: int, size: int, place: int, text: int, position: int) -> Float[np.ndarray, " size"]:
+        if self.number is None:
+            return np.eye(1, size, which)[0]
+        random = np.random.default_rng([self.seed, place, text, position, which])
+        return random.standard_normal(size) if self.vectors == "normal" else 2.0 * random.integers(0, 2, size) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Dependence:
+    """y at every position of a text as a differentiable function of one vector per token.
+
+    Attributes:
+        x: (texts, length, width), where it is taken.
+        size: how many components y has.
+        run: x (rows, length, width) and its mask → what `at` reads.
+        at: what `run` gave, and a position of each row → y (rows, size).
+        layers: how many layers it runs through, which says what memory a backward pass takes.
+        place: 0 for the whole model, 1 + i for layer i: they draw different probes.
+    """
+
+    x: Float[Tensor, "texts length width"]
+    size: int
+    run: Callable[[Tensor, Tensor], Tensor]
+    at: Callable[[Tensor, Tensor], Tensor]
+    layers: int
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """‖∂y_t/∂x_s‖_F for positions t of one text and all of its tokens s."""
+
+    positions: Int[np.ndarray, " positions"]
+    norm: Float[np.ndarray, "positions length"]
+    error: Float[np.ndarray, "positions length"]
+    """The standard error of an estimated norm; 0 where it is exact."""
+
+
+def of_output(model: Model, batch: Batch, of: str) -> Dependence:
+    """The whole model: the hidden vector before the head, or the logits, as a function of the token embeddings.
+
+    A classifier's logits are those at the last position, whichever is asked for.
+    """
+    with torch.no_grad():
+        x = model.embed(batch).masked_fill(~batch.mask.unsqueeze(-1), 0)
+    module = model.module
+    head = module.get_output_embeddings() if of == "logits" and not model.is_classifier else None
+    classes = of == "logits" and model.is_classifier
+
+    def run(x: Tensor, mask: Tensor) -> Tensor:
+        with fast_scan(module, mask=mask):
+            return model.forward_embeddings(x, mask) if classes else hidden(model, x, mask)
+
+    def at(found: Tensor, positions: Tensor) -> Tensor:
+        if classes:
+            return found
+        y = found[torch.arange(len(found), device=found.device), positions]
+        return y if head is None else head(y.to(head.weight.dtype))
+
+    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.weight.shape[0]
+    return Dependence(x, size, run, at, model.num_layers, 0)
+
+
+def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts length width"]) -> Dependence:
+    """One mixer alone: its output as a function of its input, at the input `u` that it has in the model."""
+    mixer = model.mixers[index]
+    reader = reader_of(mixer)
+
+    def run(x: Tensor, mask: Tensor) -> Tensor:
+        return reader.output(mixer, reader.quantities(mixer, x, mask))
+
+    def at(found: Tensor, positions: Tensor) -> Tensor:
+        return found[torch.arange(len(found), device=found.device), positions]
+
+    size = model.module.get_input_embeddings().weight.shape[1]
+    return Dependence(u, size, run, at, max(1, u.shape[-1] // size), 1 + index)
+
+
+def hidden(
+    model: Model, embeddings: Float[Tensor, "texts length width"], mask: Tensor
+) -> Float[Tensor, "texts length width"]:
+    """What the head reads, at every position, in the caller's context."""
+    module = model.module
+    if module.base_model is not module:
+        return module.base_model(
+            inputs_embeds=embeddings, attention_mask=mask.long(), use_cache=False
+        ).last_hidden_state
+    kept: dict[int, Tensor] = {}  # a classifier in one piece: its head reads its only layer
+    with outputs_kept(model.mixers[-1:], kept):
+        module(inputs_embeds=embeddings, attention_mask=mask.long())
+    return kept[0]
+
+
+def block_norms(
+    model: Model,
+    dependence: Dependence,
+    batch: Batch,
+    positions: Sequence[Int[np.ndarray, " positions"]],
+    probes: Probes,
+    chunk: int | None = None,
+) -> list[Blocks]:
+    """‖∂y_t/∂x_s‖_F of every text at its `positions` t, for all s.
+
+    ‖J‖_F² = Σ_i ‖Jᵀe_i‖² over unit vectors e_i, or E‖Jᵀv‖² over random v with E vvᵀ = I (Hutchinson 1990), of which the
+    mean over the probes has no bias; its root is the norm, on average a little too small, by about error² / (2 norm).
+    One product Jᵀv gives the blocks of a t with every s, so that the errors of neighbouring s go together.
+
+    Texts, and copies of them where there is room, run forward once and backward as often as there are vectors, at most
+    `chunk` tokens at a time (but a whole text); by default as many as the device has memory for.
+    """
+    count = probes.count(dependence.size)
+    lengths = batch.lengths
+    sums = [np.zeros((2, len(own), lengths[text])) for text, own in enumerate(positions)]
+    most = room(model, dependence.layers) if chunk is None else chunk
+    for chosen in together(lengths, most):
+        longest = max(lengths[text] for text in chosen)
+        products = max(len(positions[text]) for text in chosen) * count
+        copies = max(1, min(products, most // (len(chosen) * longest)))
+        rows = [text for text in chosen for _ in range(copies)]
+        x = dependence.x[rows, :longest].detach().requires_grad_()
+        # Parts that are run again for the backward pass find the weights as they were, so both passes are in here.
+        with weights_frozen(model.module), torch.enable_grad():
+            found = dependence.run(x, batch.mask[rows, :longest])
+            rounds = math.ceil(products / copies)
+            for step in range(rounds):
+                jobs = [_job(text, step * copies + row % copies, positions, count) for row, text in enumerate(rows)]
+                v = _vectors(rows, jobs, positions, probes, dependence)
+                at = [0 if job is None else int(positions[text][job[0]]) for text, job in zip(rows, jobs)]
+                y = dependence.at(found, torch.tensor(at, device=x.device))
+                weight = torch.from_numpy(v).to(torch.promote_types(y.dtype, torch.float32)).to(y.device)
+                (gradient,) = torch.autograd.grad((y * weight).sum(), x, retain_graph=step < rounds - 1)
+                squares = _squares(gradient)
+                for text, job, square in zip(rows, jobs, squares):
+                    if job is not None:
+                        square = square[: lengths[text]]
+                        sums[text][:, job[0]] += square, square**2
+    return [_blocks(own, total, probes, count) for own, total in zip(positions, sums)]
+
+
+def room(model: Model, layers: int) -> int:
+    """How many tokens a backward pass through so many layers can be of."""
+    width = model.module.get_input_embeddings().weight.shape[1]
+    return max(1, min(TOKENS_AT_ONCE, NUMBERS_AT_ONCE // (KEPT * layers * width)))
+
+
+def together(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Texts of alike length, so many that they have at most `most` tokens together, padding included."""
+    chosen: list[int] = []
+    for text in sorted(range(len(lengths)), key=lambda text: lengths[text]):
+        if chosen and lengths[text] * (len(chosen) + 1) > most:
+            yield chosen
+            chosen = []
+        chosen.append(text)
+    yield chosen
+
+
+def _job(
+    text: int, number: int, positions: Sequence[Int[np.ndarray, " positions"]], count: int
+) -> tuple[int, int] | None:
+    """A text's product of this number: the place of its position, and which vector. None where it has no more."""
+    place, which = divmod(number, count)
+    return (place, which) if place < len(positions[text]) else None
+
+
+def _vectors(
+    rows: Sequence[int],
+    jobs: Sequence[tuple[int, int] | None],
+    positions: Sequence[Int[np.ndarray, " positions"]],
+    probes: Probes,
+    dependence: Dependence,
+) -> Float[np.ndarray, "rows size"]:
+    found = np.zeros((len(rows), dependence.size))
+    for row, (text, job) in enumerate(zip(rows, jobs)):
+        if job is not None:
+            place, which = job
+            found[row] = probes.vector(which, dependence.size, dependence.place, text, int(positions[text][place]))
+    return found
+
+
+def _squares(gradient: Float[Tensor, "rows length width"]) -> Float[np.ndarray, "rows length"]:
+    """Σ_width gradient², in float64 on the CPU: scaled before it is squared, as not every device has float64."""
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    scale = gradient.abs().amax(-1)
+    unit = gradient / scale.where(scale > 0, 1).unsqueeze(-1)
+    return unit.square().sum(-1).cpu().double().numpy() * scale.cpu().double().numpy() ** 2
+
+
+def _blocks(
+    positions: Int[np.ndarray, " positions"],
+    sums: Float[np.ndarray, "two positions length"],
+    probes: Probes,
+    count: int,
+) -> Blocks:
+    if probes.number is None:
+        return Blocks(positions, np.sqrt(sums[0]), np.zeros_like(sums[0]))
+    mean, mean_square = sums / count
+    spread = np.maximum(mean_square - mean**2, 0) / (count - 1)  # the variance of the mean
+    norm = np.sqrt(mean)
+    error = np.divide(np.sqrt(spread), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
+    return Blocks(positions, norm, error)

@@ -1,0 +1,612 @@
+"""The generalisation bound: sums against exact rationals, capacity against plain numbers, published checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES, TEXTS
+from loud import loud
+
+import ssmscope
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.model import Model
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
+from ssmscope.probes.bound_layers import measured
+from ssmscope.probes.bound_norms import norms_of, theorem_model, worst_row
+from ssmscope.probes.bound_terms import (
+    LINEAR_P,
+    Norms,
+    capacity,
+    gap,
+    largest_pairs,
+    log_linear_capacity,
+    log_lower_bound,
+    log_sums,
+    softplus,
+)
+from ssmscope.probes.generalization import CURVES, GeneralizationBound, generalization_bound
+from ssmscope.probes.stability_inputs import inputs_of
+from ssmscope.probes.stability_layers import run
+from ssmscope.results import Result
+
+
+def log_fraction(number: Fraction) -> float:
+    """ln of a positive rational of any size, to full precision near 1 too."""
+    if abs(number - 1) < Fraction(1, 2):
+        return math.log1p(float(number - 1))
+    shift = number.numerator.bit_length() - number.denominator.bit_length()
+    return math.log(float(number * Fraction(2) ** -shift)) + shift * math.log(2)
+
+
+def exact_sums(rho: Fraction, length: int) -> tuple[Fraction, Fraction]:
+    powers = [rho**t for t in range(length)]
+    return sum(powers, Fraction()), sum((t * power for t, power in enumerate(powers)), Fraction())
+
+
+class TestSums:
+    NEAR = [1 + sign * Fraction(1, 10**k) for sign in (1, -1) for k in (1, 2, 3, 4, 6, 9, 12)]
+    FAR = [Fraction(1, 10**9), Fraction(1, 2), Fraction(9, 10), Fraction(6, 5), Fraction(3), Fraction(10**6)]
+
+    @pytest.mark.parametrize("length", [2, 3, 7, 40, 120])
+    def test_against_rationals(self, length):
+        for rho in self.NEAR + self.FAR:
+            expected = [log_fraction(s) for s in exact_sums(rho, length)]
+            assert log_sums(log_fraction(rho), length) == pytest.approx(expected, rel=1e-13, abs=1e-13), rho
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_where_the_two_forms_of_the_mean_meet(self, sign):
+        """|T ln ρ| = 0.1, and on both sides of it."""
+        for length, factor in product((2, 5, 50), (0.5, 0.999, 1.001, 2.0)):
+            rho = Fraction(math.exp(sign * 0.1 * factor / length))
+            expected = [log_fraction(s) for s in exact_sums(rho, length)]
+            assert log_sums(log_fraction(rho), length) == pytest.approx(expected, rel=1e-13, abs=1e-13)
+
+    def test_known_values(self):
+        assert math.exp(log_sums(math.log(0.5), 3)[1]) == pytest.approx(1.0, rel=1e-15)
+        assert math.exp(log_sums(0.0, 1000)[1]) == pytest.approx(499500, rel=1e-14)
+        assert math.exp(log_sums(0.0, 1000)[0]) == pytest.approx(1000, rel=1e-14)
+        for log_rho in (-3.0, -1e-9, 0.0, 1e-9, 3.0):
+            assert log_sums(log_rho, 1) == (0.0, -math.inf)
+
+    def test_long_texts_do_not_overflow(self):
+        """At ρ = 6/5 the sums are 5 (ρᵀ − 1) and 30 + (5T − 30) ρᵀ."""
+        T, r = 10**6, math.log(1.2)
+        assert log_sums(r, T) == pytest.approx((T * r + math.log(5), T * r + math.log(5 * T - 30)), rel=1e-14)
+        # At ρ = 1/2 they are 2 and 2, up to 2^−T.
+        assert log_sums(-math.log(2), T) == pytest.approx((math.log(2), math.log(2)), rel=1e-13)
+        assert log_sums(-2000.0, 5)[1] == pytest.approx(-2000.0)
+        assert log_sums(2000.0, 5) == pytest.approx((8000.0, 8000.0 + math.log(4)))
+
+
+# ---- norms and capacity against plain numbers
+
+
+def make(channels=3, state=2, tokens=4, rows=1, seed=0, abscissa=-0.2, scale=0.6) -> Model:
+    """A small random classifier of the theorem whose numbers stay small enough for plain formulas."""
+    torch.manual_seed(seed)
+    config = SelectiveSSMConfig(tokens, channels, state, binary=rows == 1, num_labels=max(rows, 2))
+    module = SelectiveSSMForSequenceClassification(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape))
+        module.ssm.A.copy_(abscissa - torch.rand(channels, state))
+        module.ssm.A[0, 0] = abscissa
+    return Model(module, None, "small")
+
+
+def numbers(model: Model, row: int = 0) -> dict[str, float]:
+    """The norms once more, in numpy."""
+    module = model.module
+    A, W_B, W_C, q = (
+        t.detach().double().numpy() for t in (module.ssm.A, module.ssm.W_B, module.ssm.W_C, module.ssm.q_delta)
+    )
+    w, table = module.head.weight.detach().double().numpy()[row], module.embedding.weight.detach().double().numpy()
+    found = {
+        "B_u": max(math.sqrt(sum(x * x for x in u)) for u in table),
+        "B_B": math.sqrt(max(np.linalg.eigvalsh(W_B.T @ W_B))),
+        "B_C": math.sqrt(max(np.linalg.eigvalsh(W_C.T @ W_C))),
+        "B_w": math.sqrt(sum(w**2)),
+        "B_q": math.sqrt(sum(q**2)),
+        "B_A": max(abs(A).ravel()),
+        "p": module.ssm.p_delta.item(),
+        "s": max(A.ravel()),
+        "N": A.shape[1],
+        "d": A.shape[0],
+    }
+    for name, W in (("M_B", W_B), ("M_C", W_C), ("M_w", w), ("M_q", q), ("M_A", A)):
+        found[name] = sum(abs(W).ravel())
+    return found
+
+
+def plain_capacity(n: dict[str, float], T: int) -> tuple[float, float, dict[str, float]]:
+    """C with constants, C of Eq. 14 and the parts α^{1/3} β^{2/3}, by the formulas of the proof, without logarithms."""
+    low, high = (math.log(1 + math.exp(n["p"] + sign * n["B_q"] * n["B_u"])) for sign in (-1, 1))
+    rho = math.exp(n["s"] * (low if n["s"] <= 0 else high))
+    S1, S2 = sum(rho**t for t in range(T)), sum(t * rho**t for t in range(T))
+    u, B, C, w, q, A, N, d = (n[name] for name in ("B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "N", "d"))
+    parts = {
+        "W_B": (u**2 * n["M_B"] ** 2 * math.log(2 * N * d + 1), w * C * u**2 * high * S1),
+        "W_C": ((high * B * u**2 * S1 * n["M_C"]) ** 2 * math.log(2 * N * d**2 + 1), w * u),
+        "w": ((high * B * C * u**3 * S1 * n["M_w"]) ** 2 * math.log(2 * d + 1), 1),
+        "A": (2 * n["M_A"] ** 2 * N * d * math.log(math.sqrt(2) * N * d), high**2 * w * B * C * u**3 * S2),
+        "q": (u**2 * n["M_q"] ** 2 * math.log(2 * d + 1), w * B * C * u**3 * (S1 + high * A * S2)),
+    }
+    terms = {name: alpha ** (1 / 3) * beta ** (2 / 3) for name, (alpha, beta) in parts.items()}
+    steps = high ** (2 / 3) * N ** (1 / 3) * d ** (1 / 3) + q ** (2 / 3) * u ** (2 / 3)
+    return sum(terms.values()) ** 1.5, high * w * u**3 * B * C * A * S2 * steps**1.5, terms
+
+
+class TestCapacity:
+    @pytest.mark.parametrize("abscissa", [-0.7, -1e-3, 0.0, 0.05, 0.4])
+    @pytest.mark.parametrize("T", [2, 9, 60])
+    def test_against_plain_numbers(self, abscissa, T):
+        model = make(abscissa=abscissa)
+        bound = generalization_bound(model, length=T, examples=100)
+        with_constants, printed, terms = plain_capacity(numbers(model), T)
+        assert bound.capacity is not None and bound.norms is not None
+        assert bound.capacity.log == pytest.approx(math.log(with_constants), rel=1e-12)
+        assert bound.capacity.log_printed == pytest.approx(math.log(printed), rel=1e-12)
+        shares = {name: term / sum(terms.values()) for name, term in terms.items()}
+        assert dict(bound.capacity.shares) == pytest.approx(shares, rel=1e-10)
+        for name, value in numbers(model).items():
+            if name[1:2] == "_":
+                assert getattr(bound.norms, name) == pytest.approx(value, rel=1e-12), name
+        T_terms = {symbol: value for _, symbol, value, _ in bound.terms()}
+        assert T_terms["s_A"] == pytest.approx(abscissa, abs=1e-7) and T_terms["d"] == 3 and T_terms["N"] == 2
+
+    def test_by_hand(self):
+        """One channel, one state: A = −1/2, W_B = 2, W_C = 3, q = 1/2, p = 1/4, embeddings 1 and −2, w = 4, T = 3."""
+        model = make(1, 1, 2)
+        module = model.module
+        with torch.no_grad():
+            values = (module.ssm.A, -0.5), (module.ssm.W_B, 2), (module.ssm.W_C, 3), (module.ssm.q_delta, 0.5)
+            for parameter, value in (*values, (module.ssm.p_delta, 0.25), (module.head.weight, 4)):
+                parameter.fill_(value)
+            module.embedding.weight.copy_(torch.tensor([[1.0], [-2.0]]))
+        low, high = math.log(1 + math.exp(-0.75)), math.log(1 + math.exp(1.25))
+        rho = math.exp(-0.5 * low)
+        S1, S2 = 1 + rho + rho**2, rho + 2 * rho**2
+        parts = [
+            (4 * 4 * math.log(3)) ** (1 / 3) * (4 * 3 * 4 * high * S1) ** (2 / 3),
+            ((high * 2 * 4 * S1 * 3) ** 2 * math.log(3)) ** (1 / 3) * (4 * 2) ** (2 / 3),
+            ((high * 2 * 3 * 8 * S1 * 4) ** 2 * math.log(3)) ** (1 / 3),
+            (2 * 0.25 * math.log(math.sqrt(2))) ** (1 / 3) * (high**2 * 4 * 2 * 3 * 8 * S2) ** (2 / 3),
+            (4 * 0.25 * math.log(3)) ** (1 / 3) * (4 * 2 * 3 * 8 * (S1 + high * 0.5 * S2)) ** (2 / 3),
+        ]
+        found = generalization_bound(model, length=3, examples=10)
+        assert found.capacity is not None and found.norms is not None
+        assert found.capacity.log == pytest.approx(1.5 * math.log(sum(parts)), rel=1e-12)
+        printed = high * 4 * 8 * 2 * 3 * 0.5 * S2 * (high ** (2 / 3) + 1) ** 1.5
+        assert found.capacity.log_printed == pytest.approx(math.log(printed), rel=1e-12)
+        assert found.log_linear == pytest.approx(math.log(3 * 4 * 2 * 3 * 8), rel=1e-12)
+        assert found.norms.log_rho == pytest.approx(-0.5 * low, rel=1e-12)
+
+    @pytest.mark.parametrize("name", ["ssm.W_B", "ssm.W_C", "head.weight"])
+    def test_doubling_a_projection_doubles_c(self, name):
+        model = make(abscissa=0.1)
+        before = generalization_bound(model, length=30, examples=100)
+        with torch.no_grad():
+            model.module.get_parameter(name).mul_(2)
+        after = generalization_bound(model, length=30, examples=100)
+        assert before.capacity is not None and after.capacity is not None
+        for one in ("log", "log_printed"):
+            moved = getattr(after.capacity, one) - getattr(before.capacity, one)
+            assert moved == pytest.approx(math.log(2), rel=1e-9)
+        assert after.log_linear - before.log_linear == pytest.approx(math.log(2), rel=1e-9)
+        letter = {"ssm.W_B": "B", "ssm.W_C": "C", "head.weight": "w"}[name]
+        for norm in (f"B_{letter}", f"M_{letter}"):
+            assert getattr(after.norms, norm) == pytest.approx(2 * getattr(before.norms, norm))
+
+    def test_length(self):
+        """Below s_A = 0 a longer text stops to matter; above, C grows by ln ρ a token; at 0 as T²."""
+        norms = norms_of(theorem_model(make(abscissa=-0.5)), 0)
+        assert capacity(norms, 10**6).log == pytest.approx(capacity(norms, 10**5).log, abs=1e-9)
+        assert capacity(norms, 10**5).log > capacity(norms, 10).log + 0.1
+        norms = norms_of(theorem_model(make(abscissa=0.3)), 0)
+        assert norms.log_rho == pytest.approx(0.3 * norms.M_delta, rel=1e-6)
+        grown = capacity(norms, 20_000).log - capacity(norms, 10_000).log
+        assert grown == pytest.approx(10_000 * norms.log_rho + math.log(2), rel=1e-4)
+        assert math.isfinite(capacity(norms, 10**6).log)
+        norms = dataclasses.replace(norms, abscissa=0.0)
+        assert capacity(norms, 2 * 10**6).log_printed - capacity(norms, 10**6).log_printed == pytest.approx(math.log(4))
+
+    def test_one_token(self):
+        """S₂ = 0: nothing depends on A, and the cover of A costs nothing."""
+        found = generalization_bound(make(), length=1, examples=10)
+        assert found.capacity is not None and found.capacity.shares["A"] == 0
+        assert found.capacity.log_printed == -math.inf and math.isfinite(found.capacity.log)
+        assert Result.from_dict(json.loads(found.to_json())) == found
+
+    def test_weights_that_are_zero(self):
+        model = make()
+        with torch.no_grad():
+            model.module.head.weight.zero_()
+        found = generalization_bound(model, length=5, examples=100)
+        assert found.capacity is not None and found.gap is not None
+        assert found.capacity.log == -math.inf and not found.vacuous
+        assert found.gap.bound == pytest.approx(3 * math.sqrt(math.log(40) / 200))
+        assert "Generalisation bound" in str(found)
+
+
+class TestGrowth:
+    """ρ bounds the growth of every state on every input; the printed one does not for s_A > 0."""
+
+    @pytest.mark.parametrize("abscissa", [-0.4, 0.0, 0.3])
+    def test_no_state_grows_faster(self, abscissa):
+        model = make(6, 3, 40, abscissa=abscissa, scale=1.0)
+        norms = norms_of(theorem_model(model), 0)
+        ids = torch.randint(40, (8, 30), generator=torch.Generator().manual_seed(1))
+        recurrence = model.trace(ids=ids.tolist()).layers[0].recurrence
+        log_a = recurrence.log_decay().double()
+        assert log_a.max() <= norms.log_rho + 1e-9
+        assert norms.delta_min <= recurrence.delta.min() and recurrence.delta.max() <= norms.M_delta
+        S1, _ = log_sums(norms.log_rho, 30)
+        states = ssm.scan_reference(recurrence).state.double().flatten(1).norm(dim=1)
+        log_most = math.log(norms.M_delta * norms.B_B) + 2 * math.log(norms.B_u) + S1
+        assert states.max().log() <= log_most  # Lemma E.4
+        if abscissa > 0:
+            assert log_a.max() > norms.log_rho_printed
+        else:
+            assert norms.log_rho == norms.log_rho_printed
+
+
+class TestGap:
+    def test_is_the_minimum_of_dudleys_integral(self):
+        """2 inf_α (4α + 12 ∫_α^{c_l} l C / (√m ε) dε) + 3 c_l √(ln(2/δ) / 2m), by a search over α."""
+        cases = (0.3, 900, 1.0, 1.0, 0.05), (2.0, 10**4, 5.0, 0.25, 0.01), (0.7, 400, 2.0, 3.0, 0.2)
+        for C, m, c, slope, delta in cases:
+            alpha = np.geomspace(1e-6, c, 400_001)
+            dudley = (4 * alpha + 12 * slope * C / math.sqrt(m) * np.log(c / alpha)).min()
+            expected = 2 * dudley + 3 * c * math.sqrt(math.log(2 / delta) / (2 * m))
+            found = gap(math.log(C), examples=m, delta=delta, loss_bound=c, lipschitz=slope)
+            assert found.bound == pytest.approx(expected, rel=1e-7) and not found.vacuous
+            by_formula = 24 * slope * C / math.sqrt(m) * (1 + math.log(c * math.sqrt(m) / (3 * slope * C)))
+            tail = 3 * c * math.sqrt(math.log(2 / delta) / (2 * m))
+            assert found.bound == pytest.approx(by_formula + tail, rel=1e-12)
+
+    def test_vacuous(self):
+        """From 3 l C / √m = c_l on it holds; beyond it is c_l, never a negative number."""
+        c, slope, m = 2.0, 0.5, 144
+        edge = c * math.sqrt(m) / (3 * slope)
+        options = dict(examples=m, delta=0.05, loss_bound=c, lipschitz=slope)
+        below, above = gap(math.log(edge * (1 - 1e-9)), **options), gap(math.log(edge * (1 + 1e-9)), **options)
+        assert not below.vacuous and above.vacuous and above.bound == c
+        assert below.bound == pytest.approx(8 * c + 3 * c * math.sqrt(math.log(40) / (2 * m)), rel=1e-8)
+        assert above.log_examples == pytest.approx(math.log(m), abs=1e-8)
+        for log_capacity in (-800.0, 0.0, 40.0, 1e5):
+            assert gap(log_capacity, **options).bound >= 0
+        needed = math.ceil(math.exp(gap(math.log(100.0), **options).log_examples) * (1 + 1e-12))
+        assert not gap(math.log(100.0), **{**options, "examples": needed}).vacuous
+        assert gap(math.log(100.0), **{**options, "examples": needed - 2}).vacuous
+
+    def test_more_examples_close_it(self):
+        bounds = [generalization_bound(make(), length=5, examples=10**k).gap for k in range(2, 19, 2)]
+        values = [one.bound for one in bounds if not one.vacuous]
+        assert bounds[0].vacuous and len(values) >= 3 and values == sorted(values, reverse=True) and values[-1] < 0.02
+
+
+class TestLowerBound:
+    def test_as_printed(self):
+        expected = 3.0 * (1.2**10 - 1) / 0.2 * math.sqrt(2 / (math.pi * 50))
+        assert log_lower_bound(0.2, 3.0, length=10, examples=50) == pytest.approx(math.log(expected), rel=1e-12)
+        expected = 3.0 * 10 * math.sqrt(2 / (math.pi * 50))
+        assert log_lower_bound(0.0, 3.0, length=10, examples=50) == pytest.approx(math.log(expected), rel=1e-12)
+        assert math.isnan(log_lower_bound(-0.1, 3.0, length=10, examples=50))
+
+    def test_limits(self):
+        at_zero = log_lower_bound(0.0, 1.0, length=1000, examples=50)
+        assert log_lower_bound(1e-12, 1.0, length=1000, examples=50) == pytest.approx(at_zero, rel=1e-8)
+        long = log_lower_bound(0.2, 1.0, length=10**6, examples=50)
+        assert long == pytest.approx(10**6 * math.log(1.2) + math.log(5) + math.log(2 / (math.pi * 50)) / 2, rel=1e-12)
+
+
+class TestLinearAttention:
+    def test_the_step_is_one(self):
+        """With A = 0, q = 0 and p = ln(e − 1) the model is linear attention; with the printed p = e it is not."""
+        model = make(4, 3, 9, abscissa=0.0)
+        with torch.no_grad():
+            model.module.ssm.A.zero_()
+            model.module.ssm.q_delta.zero_()
+            model.module.ssm.p_delta.fill_(LINEAR_P)
+        found = generalization_bound(model, length=5, examples=10)
+        assert found.is_linear_attention and "Proposition 3.4 is about it" in str(found)
+        ids = [3, 1, 8, 2, 2]
+        u, W_B, W_C = (t.detach().double() for t in (model.module.embedding.weight[ids], *_projections(model)))
+        y = sum(((W_C @ u[-1]) @ (W_B @ past)) * past for past in u)
+        expected = (model.module.head.weight.double() @ y).item()
+        assert model.logits(model.encode(ids=ids))[0, 1].item() == pytest.approx(expected, rel=1e-5)
+        with torch.no_grad():
+            model.module.ssm.p_delta.fill_(math.e)
+        found = generalization_bound(model, length=5, examples=10)
+        assert not found.is_linear_attention and softplus(math.e) == pytest.approx(2.782, abs=1e-3)
+
+    def test_the_other_conditions(self):
+        for name in ("A", "q_delta"):
+            model = make(abscissa=0.0)
+            with torch.no_grad():
+                model.module.ssm.A.zero_()
+                model.module.ssm.q_delta.zero_()
+                model.module.ssm.p_delta.fill_(LINEAR_P)
+                getattr(model.module.ssm, name).flatten()[0] = -0.01
+            assert not generalization_bound(model, length=5, examples=10).is_linear_attention
+        assert not generalization_bound(Model(loud(example("mamba"))), length=5, examples=10).is_linear_attention
+
+    def test_capacity_is_linear_in_the_length(self):
+        norms = norms_of(theorem_model(make()), 0)
+        assert log_linear_capacity(norms, 700) - log_linear_capacity(norms, 7) == pytest.approx(math.log(100))
+
+
+def _projections(model: Model):
+    return model.module.ssm.W_B, model.module.ssm.W_C
+
+
+class TestClasses:
+    def test_the_worst_row_of_the_head(self):
+        """One row is the longest, another has the largest sum: the capacity decides."""
+        model = make(8, 2, 5, rows=4)
+        with torch.no_grad():
+            head = model.module.head.weight
+            head.fill_(0.01)
+            head[1, 0] = 3.0
+            head[2] = 1.0
+            head[3] = 0.9
+        parts = theorem_model(model)
+        assert parts is not None
+        for T in (1, 20):
+            logs = [capacity(norms_of(parts, row), T).log for row in range(4)]
+            assert worst_row(parts, T) == int(np.argmax(logs))
+        found = generalization_bound(model, length=20, examples=9)
+        assert found.rows == 4 and found.row == worst_row(parts, 20)
+        assert f"row {found.row} of the 4 of W" in str(found)
+        assert found.capacity == capacity(norms_of(parts, found.row), 20)
+
+    def test_rows_that_none_exceeds(self):
+        draw = np.random.default_rng(0)
+        for _ in range(50):
+            a, b = draw.integers(0, 6, (2, 12)).astype(float)
+            expected = {
+                (x, y) for x, y in zip(a, b) if not any(p >= x and q >= y and (p, q) != (x, y) for p, q in zip(a, b))
+            }
+            found = largest_pairs(a, b)
+            assert {(a[i], b[i]) for i in found} == expected and len(found) == len(expected)
+
+    def test_other_heads(self):
+        """A language model has a row per token, a classifier of ours two rows and a bias, which is said."""
+        torch.manual_seed(0)
+        config = SelectiveSSMConfig(vocab_size=11, hidden_size=4, state_size=2)
+        language = generalization_bound(Model(SelectiveSSMForCausalLM(config)), length=5, examples=100)
+        assert language.applies and language.rows == 11 and not language.notes
+        module = SSMForSequenceClassification(SSMClassifierConfig(config, num_labels=2))
+        module.head.bias.data.fill_(1.0)
+        found = generalization_bound(Model(module), length=5, examples=3)
+        assert found.applies and found.rows == 2
+        assert any("bias" in note for note in found.notes) and any("m ≥ d" in note for note in found.notes)
+        config = SelectiveSSMConfig(vocab_size=1, hidden_size=4, state_size=2)
+        pixels = SSMForSequenceClassification(SSMClassifierConfig(config, channels=3, image_size=(2, 3), num_labels=2))
+        assert not generalization_bound(Model(pixels), length=7, examples=3).applies  # no table bounds its inputs
+
+
+# ---- layers that are not the theorem's
+
+
+def example(name: str) -> torch.nn.Module:
+    architecture, index = EXAMPLES[name]
+    torch.manual_seed(0)
+    return list(architecture.examples().values())[index]
+
+
+OUTSIDE = [name for name in EXAMPLES if not name.startswith("selective")]
+
+
+class TestOtherArchitectures:
+    @pytest.mark.parametrize("name", OUTSIDE)
+    def test_terms_are_the_largest_of_the_trace(self, name):
+        model = Model(loud(example(name)))
+        batch = model.encode(ids=TEXTS)
+        terms = measured(model, batch)
+        traces = [model.trace(ids=row) for row in TEXTS]
+        norms = run(model, batch, [10]).norms
+        for one in terms:
+            layers = [trace.layers[one.layer] for trace in traces]
+            each = [layer.recurrences[one.part] for layer in layers]
+            largest = [
+                max(getattr(r, term).double().flatten(start).norm(dim=-1).max().item() for r in each)
+                for term, start in (("x", 2), ("b", 3), ("c", 3))
+            ]
+            assert (one.B_x, one.B_b, one.B_c) == pytest.approx(tuple(largest), rel=1e-5)
+            heads, width, state = each[0].shape[2:]
+            assert (one.channels, one.state) == (heads * width, state)
+            for layer, recurrence in zip(layers, each):
+                if layer.initial is None:
+                    scanned = ssm.scan_reference(recurrence)
+                    length = recurrence.x.shape[1]
+                    size = scanned.state.double().norm().item()
+                    assert math.log(size) <= one.log_state(length) + 1e-5
+                    skip = dataclasses.replace(recurrence, D=None)
+                    y = ssm.scan_reference(skip).y[0, -1].double().norm().item()
+                    assert math.log(max(y, 1e-300)) <= one.log_output(length) + 1e-5
+        assert norms.shape == (model.num_layers, 3, 1)
+
+    def test_eq_14_with_measured_terms(self):
+        model = Model(loud(example("mamba")))
+        (one, _) = measured(model, model.encode(ids=TEXTS))
+        each = [model.trace(ids=row).layers[0].recurrence for row in TEXTS]
+        delta = torch.cat([r.delta[0] for r in each]).double()
+        A = each[0].A.double()
+        raw = torch.log(torch.expm1(delta))
+        half = ((raw.amax(0) - raw.amin(0)) / 2).max().item()
+        assert one.half_range == pytest.approx(half, rel=1e-5)
+        assert (one.delta_min, one.M_delta) == pytest.approx((delta.min().item(), delta.max().item()), rel=1e-5)
+        assert (one.abscissa, one.B_A) == pytest.approx((A.max().item(), A.abs().max().item()))
+        rho = torch.exp(delta.unsqueeze(-1) * A).max().item()
+        T, M = 40, delta.max().item()
+        S2 = sum(t * rho**t for t in range(T))
+        steps = M ** (2 / 3) * (5 * 48) ** (1 / 3) + half ** (2 / 3)
+        expected = M * one.B_x * one.B_b * one.B_c * A.abs().max().item() * S2 * steps**1.5
+        assert one.log_capacity(T) == pytest.approx(math.log(expected), rel=1e-5)
+
+    def test_is_marked(self):
+        found = generalization_bound(Model(loud(example("gla")), None, "gla"), length=50, examples=10)
+        assert not found.applies and found.vacuous is None and found.gap is None and found.capacity is None
+        assert "outside the theorem's assumptions" in found.headline
+        assert "no bound on the loss follows" in str(found).replace("\n", " ") and "nan" not in str(found)
+        assert found.inputs == "4 random sequences of 50 tokens (seed 0)"
+        frame = found.to_frame()
+        assert set(frame["layer"]) == {0, 1} and frame[frame.symbol == "s_A"].value.isna().all()
+        assert found.curves.shape == (2, len(found.lengths))
+        at = [one.log_output(int(found.lengths[7])) for one in found.layers]
+        assert found.curves[:, 7].tolist() == pytest.approx(at)
+
+    def test_damaged(self):
+        model = Model(loud(example("mamba2")))
+        with torch.no_grad():
+            model.mixers[1].in_proj.weight.fill_(math.nan)
+        with pytest.raises(InputError, match="layer 1 are not finite"):
+            generalization_bound(model, length=5, examples=10)
+
+
+# ---- published checkpoints
+
+
+class TestOracles:
+    @pytest.mark.parametrize(
+        ("name", "length", "abscissa", "log_rho", "printed", "capacities"),
+        [
+            ("majority_T25_seed1.pth", 25, 0.214152202, 0.271, 0.0025, None),
+            ("imdb_T100_seed1.pth", 100, 0.205731139, None, None, (66.86, 70.55)),
+            ("listops_T100_seed3.pth", 100, -0.139018178, None, None, None),
+        ],
+    )
+    def test_numbers(self, oracle, name, length, abscissa, log_rho, printed, capacities):
+        found = generalization_bound(ssmscope.load(oracle(name)), length=length, examples=1000)
+        assert found.vacuous and found.gap is not None and found.gap.bound == 1.0
+        assert found.norms is not None and found.norms.abscissa == pytest.approx(abscissa, abs=1e-8)
+        if log_rho is not None:
+            assert found.norms.log_rho == pytest.approx(log_rho, abs=5e-4)
+            assert found.norms.log_rho_printed == pytest.approx(printed, abs=5e-5)
+        assert found.capacity is not None
+        if capacities is not None:
+            assert (found.capacity.log_printed, found.capacity.log) == pytest.approx(capacities, abs=5e-3)
+
+    def test_listops(self, oracle):
+        """With the first class's row of W and the 104 tokens to which the texts are padded; the worst row has more."""
+        parts = theorem_model(ssmscope.load(oracle("listops_T100_seed3.pth")))
+        assert parts is not None and worst_row(parts, 104) == 8
+        first, worst = (capacity(norms_of(parts, row), 104) for row in (0, 8))
+        assert (first.log_printed, first.log) == pytest.approx((28.91, 32.88), abs=5e-3)
+        assert worst.log_printed > first.log_printed and worst.log > first.log
+
+
+# ---- the result and its views
+
+
+@pytest.fixture(scope="module")
+def result() -> GeneralizationBound:
+    return generalization_bound(make(rows=3, abscissa=0.1), length=40, examples=500)
+
+
+class TestResult:
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert list(frame.columns) == ["layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
+        values = frame.set_index("symbol").value
+        assert values["ln C"] == result.capacity.log and values["vacuous"] == 1 and values["bound"] == 1
+        assert values[[f"share of {name}" for name in ("W_B", "W_C", "w", "A", "q")]].sum() == pytest.approx(1)
+        S1, S2 = exact_sums(Fraction(math.exp(result.norms.log_rho)), 40)
+        assert values["ln S₁"] == pytest.approx(log_fraction(S1)) and values["ln S₂"] == pytest.approx(log_fraction(S2))
+        assert values["ln m needed"] == pytest.approx(2 * (math.log(3) + result.capacity.log))
+
+    def test_curves(self, result):
+        assert result.curves.shape == (3, len(result.lengths)) and result.lengths[0] == 2
+        place = 17
+        T = int(result.lengths[place])
+        found = capacity(result.norms, T)
+        assert result.curves[:, place].tolist() == pytest.approx(
+            [found.log, found.log_printed, log_linear_capacity(result.norms, T)]
+        )
+        frame = result.curve()
+        assert set(frame.curve) == set(CURVES) and len(frame) == 3 * len(result.lengths)
+        short = generalization_bound(make(), length=40, examples=500, lengths=[100, 1, 100])
+        assert short.lengths.tolist() == [1, 100]
+        short.figure()
+
+    def test_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "bound")
+        assert Result.load(paths["json"]) == result
+        page = paths["html"].read_text()
+        assert "The bound is vacuous" in page and "<script" not in page
+
+    def test_words(self, result):
+        said = str(result).replace("\n", " ")
+        assert "The bound is vacuous" in said and "which is no upper bound for s_A > 0" in said
+        assert "s_A > 0: a state may grow" in said and "(Eq. 19)" in said
+        holds = generalization_bound(make(), length=3, examples=10**12)
+        assert not holds.vacuous and "differ by at most" in str(holds) and "with probability 95 %" in str(holds)
+        assert "s_A < 0: no state can grow" in str(holds)
+        known = dataclasses.replace(holds, gap=dataclasses.replace(holds.gap, bound=1.5))
+        assert "is no less than c_l = 1" in str(known).replace("\n", " ")
+        zero = generalization_bound(make(abscissa=0.0), length=3, examples=10)
+        expected = numbers(make(abscissa=0.0))["B_w"] * 3 * math.sqrt(2 / (math.pi * 10))
+        assert zero.log_lower == pytest.approx(math.log(expected), rel=1e-9)
+        assert "(Eq. 20)" in str(zero) and "C grows as T²" in str(zero)
+
+    def test_figures_of_all_kinds(self, result):
+        steep = generalization_bound(make(abscissa=0.5), length=40, examples=500)
+        assert steep.figure().axes[0].get_yscale() == "log"
+        flat = generalization_bound(make(abscissa=-0.5), length=40, examples=500)
+        assert flat.figure().axes[0].get_yscale() == "linear"
+        name = "$x^{" + "deep/" * 40
+        hostile = dataclasses.replace(result, provenance={**result.provenance, "model": name})
+        figure = hostile.figure()
+        figure.canvas.draw()
+        edge = figure.get_window_extent().x1
+        assert all(text.get_window_extent().x1 < edge for text in figure.texts)
+        assert "$x^{" in figure.texts[0].get_text()
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (dict(length=0), "length is 0"),
+            (dict(length=2.5), "length is 2.5"),
+            (dict(examples=True), "examples is True"),
+            (dict(delta=0), "delta is 0"),
+            (dict(delta=1.0), "delta is 1.0"),
+            (dict(loss_bound=-1), "loss_bound is -1"),
+            (dict(lipschitz=math.inf), "lipschitz is inf"),
+            (dict(lengths=[]), "lengths is []"),
+            (dict(lengths=[5, 0]), "a length is 0"),
+            (dict(texts="a text"), "is about all texts: leave them out"),
+        ],
+    )
+    def test_refuses(self, options, says):
+        with pytest.raises(InputError, match=says.replace("[", r"\[").replace("]", r"\]")):
+            generalization_bound(make(), **{"length": 5, "examples": 10, **options})
+
+    def test_refuses_damaged_weights(self):
+        model = make()
+        with torch.no_grad():
+            model.module.ssm.W_C[0, 0] = math.nan
+        with pytest.raises(InputError, match="W_C of the selective SSM has numbers that are not finite"):
+            generalization_bound(model, length=5, examples=10)
+
+    def test_norms_of_half_precision(self):
+        model = make()
+        model.module.to(torch.bfloat16)
+        found = norms_of(theorem_model(model), 0)
+        assert isinstance(found, Norms) and found.B_B == pytest.approx(numbers(model)["B_B"], rel=1e-12)
+
+
+def test_inputs_are_the_seeds():
+    model = Model(loud(example("mamba")))
+    one, same, other = (inputs_of(model, None, length=9, samples=2, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.batch.input_ids, same.batch.input_ids)
+    assert not torch.equal(one.batch.input_ids, other.batch.input_ids)

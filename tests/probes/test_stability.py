@@ -1,0 +1,627 @@
+"""Stability: every architecture against a slow reference, closed forms, verdicts, and many checkpoints at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES, TEXTS
+from loud import loud
+from torch import nn
+from torch.nn.functional import softplus
+from transformers import Mamba2Config
+
+import ssmscope
+from ssmscope import ssm
+from ssmscope.bootstrap import Estimate
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError
+from ssmscope.model import Model
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
+from ssmscope.probes.generalization import generalization_bound
+from ssmscope.probes.stability import QUANTILES, Stability, stability
+from ssmscope.probes.stability_inputs import LENGTH, inputs_of
+from ssmscope.probes.stability_layers import by_length, step_gains
+from ssmscope.probes.stability_table import StabilityTable, stability_table
+from ssmscope.results import Result
+
+LN2 = math.log(2)
+
+
+def example(name: str) -> Model:
+    architecture, index = EXAMPLES[name]
+    torch.manual_seed(0)
+    return Model(loud(list(architecture.examples().values())[index]), None, name)
+
+
+# ---- every architecture against a slow reference
+
+
+def log_gains(recurrence: ssm.Recurrence, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-gains of step t of one text, (heads, states), and of each head's transition as a whole, (heads,)."""
+    if not isinstance(recurrence, ssm.DeltaRecurrence):
+        log_a = recurrence.log_decay(t, t + 1)[0, 0].double()
+        return log_a, log_a.amax(-1)
+    b = recurrence.by_head()[0][0, t].double()
+    beta, a = recurrence.beta[0, t].double(), recurrence.log_a[0, t, :, 0].double().exp()
+    transition = a[:, None, None] * (torch.eye(b.shape[-1]) - beta[:, None, None] * b[:, :, None] * b[:, None, :])
+    mean = torch.linalg.slogdet(transition).logabsdet / b.shape[-1]
+    return mean.unsqueeze(-1), torch.linalg.svdvals(transition)[:, 0].log()
+
+
+def reference(model: Model, row: list[int], positions: list[int]) -> list[list[dict]]:
+    """What is measured on one text, a step at a time."""
+    found = []
+    for layer in model.trace(ids=row).layers:
+        parts = []
+        starts = layer.initial or (None,) * len(layer.recurrences)
+        for place, (recurrence, start) in enumerate(zip(layer.recurrences, starts)):
+            steps = [t for t in range(len(row)) if t > 0 or "log_weight" not in layer.extras]
+            gains = [log_gains(recurrence, t) for t in steps]
+            own = [t for t in steps if layer.turn is None or layer.turn[0, t] == place]
+            squares = [
+                ssm.scan_reference(recurrence.between(0, at + 1), start).state.double().square().sum().item()
+                for at in positions
+                if at < len(row)
+            ]
+            parts.append(
+                {
+                    "sums": torch.stack([each for each, _ in gains]).sum(0),
+                    "steps": len(steps),
+                    "largest": torch.stack([log_gains(recurrence, t)[1] for t in own]).amax(0),
+                    "squares": squares,
+                }
+            )
+        found.append(parts)
+    return found
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_against_a_slow_reference(name):
+    """Texts of different lengths at once: padding counts for nothing."""
+    model, positions = example(name), [0, 2, 5, 9]
+    found = stability(model, model.encode(ids=TEXTS), positions=positions)
+    each = [reference(model, row, positions) for row in TEXTS]
+    assert found.given and found.longest == 11 and found.inputs == "3 texts of 3 to 11 tokens"
+    assert found.number == model.num_layers and len(found) == sum(len(parts) for parts in each[0])
+    for one in found.layers:
+        parts = [of_text[one.layer][one.part] for of_text in each]
+        mean = (sum(p["sums"] for p in parts) / sum(p["steps"] for p in parts)).numpy()
+        half = np.sort(np.where(mean < 0, LN2 / np.maximum(-mean, 1e-300), np.inf).ravel())
+        assert (one.heads, one.states) == mean.shape and one.parts == len(each[0][one.layer])
+        expected = [half[max(math.ceil(q * len(half)) - 1, 0)] for q in QUANTILES]
+        assert one.quantiles == pytest.approx(expected, rel=1e-4)
+        assert one.never == (half > 11).sum()
+        np.testing.assert_allclose(one.mean, mean.max(1), rtol=1e-4)
+        largest = torch.stack([p["largest"] for p in parts]).amax(0).numpy()
+        np.testing.assert_allclose(one.largest, largest, rtol=1e-4, atol=1e-7)
+        growth = np.mean([(p["sums"] / p["steps"]).max().item() for p in parts])
+        assert one.growth.value == pytest.approx(growth, rel=1e-4)
+        assert one.growth.low <= one.growth.value <= one.growth.high
+        if one.possible is not None:
+            assert (one.largest <= one.possible + 1e-9).all()
+    for layer in range(found.number):
+        for at in range(len(positions)):
+            sizes = [of_text[layer] for of_text in each if len(of_text[layer][0]["squares"]) > at]
+            norms = [math.sqrt(sum(part["squares"][at] for part in parts)) for parts in sizes]
+            assert found.norms[layer, at, 0] == pytest.approx(np.mean(norms), rel=1e-4)
+            assert math.isnan(found.norms[layer, at, 1]) == (len(norms) == 1)
+    assert not any("forward" in vars(mixer) for mixer in model.mixers)
+
+
+def test_long_texts_are_worked_in_pieces(monkeypatch):
+    """Pieces of decays, and batches of texts, change nothing."""
+    model = example("baleen-e-mamba")
+    batch = model.encode(ids=TEXTS)
+    whole = stability(model, batch, positions=[2, 7])
+    monkeypatch.setattr("ssmscope.probes.stability_layers.AT_ONCE", 3 * 48 * 5 * 2)
+    monkeypatch.setattr("ssmscope.probes.stability_layers.TOKENS_AT_ONCE", 8)
+    pieces = stability(model, batch, positions=[2, 7])
+    assert list(by_length(batch.lengths)) == [[1], [2], [0]] and list(by_length([2, 2, 2, 2, 4])) == [[0, 1, 2, 3], [4]]
+    for a, b in zip(whole.layers, pieces.layers):
+        assert a.quantiles == pytest.approx(b.quantiles, rel=1e-5) and a.growth.value == pytest.approx(b.growth.value)
+        np.testing.assert_allclose(a.largest, b.largest, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(whole.norms, pieces.norms, rtol=1e-5)
+
+
+# ---- closed forms
+
+
+def selective(A, p: float = 0.3, seed: int = 0, channels: int | None = None) -> Model:
+    """A selective SSM of constant steps softplus(p) with this table A (channels, state)."""
+    A = torch.tensor(A)
+    torch.manual_seed(seed)
+    config = SelectiveSSMConfig(vocab_size=9, hidden_size=A.shape[0], state_size=A.shape[1])
+    module = SelectiveSSMForSequenceClassification(config)
+    with torch.no_grad():
+        module.ssm.A.copy_(A)
+        module.ssm.q_delta.zero_()
+        module.ssm.p_delta.fill_(p)
+    return Model(module, None, "constant")
+
+
+class TestClosedForms:
+    def test_constant_steps(self):
+        """Half-lives are ln 2 / (Δ |A|), every gain Δ A, and the norm a geometric sum on one repeated token."""
+        A = [[-0.5, -1.0], [-0.01, -3.0], [-0.2, -0.7]]
+        model = selective(A)
+        step = softplus(torch.tensor(0.3)).double().item()
+        (one,) = stability(model, length=50).layers
+        half = sorted(LN2 / (step * -a) for row in torch.tensor(A).double().tolist() for a in row)
+        assert one.quantiles == pytest.approx((half[0], half[1], half[2], half[4], half[5]), rel=1e-7)
+        assert one.half_life.tolist() == pytest.approx([LN2 / step, LN2 / (3 * step), LN2 / (0.7 * step)], rel=1e-6)
+        assert one.never == sum(h > 50 for h in half) == 1
+        top = torch.tensor([-0.5, -0.01, -0.2]).double() * step
+        for found in (one.largest, one.mean, one.possible):
+            assert found.tolist() == pytest.approx(top.tolist(), rel=1e-6)
+        assert one.growth.value == pytest.approx(-0.01 * step, rel=1e-6)
+        assert one.growth.low == pytest.approx(one.growth.high) and one.spectral_abscissa == pytest.approx(-0.01)
+
+        result = stability(model, model.encode(ids=[4] * 20), positions=[0, 7, 19])
+        ssm_layer, u = model.module.ssm, model.module.embedding.weight[4].double()
+        written = step * torch.outer(u, ssm_layer.W_B.double() @ u)
+        gains = torch.exp(step * ssm_layer.A.double())
+        for place, at in enumerate((0, 7, 19)):
+            H = written * (1 - gains ** (at + 1)) / (1 - gains)
+            assert result.norms[0, place, 0] == pytest.approx(H.norm().item(), rel=1e-5)
+
+    def test_states_that_never_fade(self):
+        (one,) = stability(selective([[0.0, -1.0], [0.25, -2.0]]), length=10).layers
+        assert one.never == 2 and one.quantiles[-1] == math.inf and math.isfinite(one.quantiles[1])
+        assert one.half_life[0] == pytest.approx(LN2 / softplus(torch.tensor(0.3)).item(), rel=1e-6)
+
+    def test_the_largest_gain(self):
+        """Of a state that grows it is that of the largest step, of one that fades that of the smallest."""
+        model = selective([[0.3, -1.0], [-0.2, -2.0], [0.0, -1.0]])
+        nn.init.normal_(model.module.ssm.q_delta)
+        batch = model.encode(ids=[[1, 5, 3, 8], [7, 2]])
+        steps = [model.trace(ids=ids).layers[0].recurrence.delta[0, :, 0].double() for ids in ([1, 5, 3, 8], [7, 2])]
+        steps = torch.cat(steps)
+        (one,) = stability(model, batch).layers
+        expected = (0.3 * steps.max().item(), -0.2 * steps.min().item(), 0.0)
+        assert one.largest.tolist() == pytest.approx(expected, rel=1e-6)
+        assert steps.max() > 1.5 * steps.min()
+
+    def test_a_longer_text_changes_who_never_forgets(self):
+        model = selective([[-0.05, -2.0]])
+        half = LN2 / (0.05 * softplus(torch.tensor(0.3)).item())
+        before, after = (stability(model, length=length).layers[0] for length in (int(half), int(half) + 1))
+        assert (before.never, before.verdict) == (1, "marginal") and (after.never, after.verdict) == (0, "stable")
+
+    def test_groups_that_take_turns_remember_longer(self):
+        """With Q groups a step comes every Q tokens: with constant steps half-lives are Q times as long."""
+        found = {}
+        for name in ("gfssm", "mamba2"):
+            model = example(name)
+            with torch.no_grad():
+                for mixer in model.mixers:  # the steps are the last rows of the projection
+                    mixer.in_proj.weight[-mixer.num_heads :].zero_()
+                    mixer.A_log.copy_(example("mamba2").mixers[0].A_log)
+                    mixer.dt_bias.fill_(-1.0)
+            groups = getattr(getattr(model.mixers[0], "grouping", None), "groups", 1)
+            ids = torch.randint(97, (12 * groups,), generator=torch.Generator().manual_seed(0)).tolist()
+            found[name] = (groups, stability(model, model.encode(ids=ids)))
+        groups, grouped = found["gfssm"]
+        assert groups == 2 and grouped.unit == "recurrences" and grouped[1].name == "0.1"
+        for one in grouped.layers:
+            base = found["mamba2"][1][one.layer]
+            np.testing.assert_allclose(np.array(one.quantiles), groups * np.array(base.quantiles), rtol=1e-6)
+            np.testing.assert_allclose(one.largest, base.largest, rtol=1e-6)  # of its own steps
+
+    def test_a_text_shorter_than_the_groups(self):
+        """A group whose turn does not come makes no step."""
+        model = example("gfssm-three-groups")
+        found = stability(model, model.encode(ids=[5, 9]))
+        assert found[2].largest_gain == -math.inf and math.isfinite(found[1].largest_gain)
+        assert found[2].never == found[2].heads * found[2].states
+        assert "−∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
+
+    def test_worst_cases(self):
+        """Clamped steps bound the gain away from 1; constant decays are their own bound; open steps reach 1."""
+        clamped = example("mamba2-one-group")
+        for one, mixer in zip(stability(clamped, length=20).layers, clamped.mixers):
+            A = -mixer.A_log.detach().double().exp()
+            assert one.possible.tolist() == pytest.approx((0.01 * A).tolist(), rel=1e-6)
+            assert one.bounded_by == "steps Δ from 0.01 to 0.2"
+        for one in stability(example("retnet"), length=20).layers:
+            assert one.possible.tolist() == pytest.approx([math.log(1 - 2.0 ** (-5 - h)) for h in range(3)])
+            assert one.largest.tolist() == pytest.approx(one.possible.tolist())
+        for name in ("mamba", "gla", "rwkv", "deltanet", "baleen-e-mamba"):
+            assert all((one.possible == 0).all() for one in stability(example(name), length=20).layers)
+        expected = stability(example("mamba"), length=20)
+        assert all(not np.signbit(one.possible).any() for one in expected.layers)
+
+    def test_the_worst_case_of_a_selective_ssm_is_the_bounds(self):
+        for A in ([[-0.4, -1.0]], [[0.3, -1.0]]):
+            model = selective(A)
+            nn.init.normal_(model.module.ssm.q_delta)
+            bound = generalization_bound(model, length=10, examples=10)
+            assert stability(model, length=10)[0].possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
+
+    def test_a_baleen_with_clamped_steps(self):
+        """The expected gate 1 / (1 + |A| Δ) at the smallest Δ."""
+        model = example("baleen-e-mamba2")
+        for mixer in model.mixers:
+            mixer.time_step_limit = (0.5, 2.0)
+        for one, mixer in zip(stability(model, length=20).layers, model.mixers):
+            A = mixer.A_log.detach().double().exp()
+            assert one.possible.tolist() == pytest.approx((-torch.log1p(0.5 * A)).tolist(), rel=1e-6)
+            assert (one.largest <= one.possible + 1e-6).all()
+
+    @pytest.mark.parametrize("name", ["diff-mamba", "diff-s6"])
+    def test_differential_layers_with_clamped_steps(self, name):
+        model = example(name)
+        for mixer in model.mixers:
+            for part in (mixer.m1, mixer.m2) if name == "diff-mamba" else (mixer.sizes,):
+                part.time_step_limit = (0.3, 1.5)
+        found = stability(model, length=20)
+        assert len(found) == 4
+        for one in found.layers:
+            assert one.bounded_by == "steps Δ from 0.3 to 1.5" and (one.largest <= one.possible + 1e-6).all()
+            assert one.possible.tolist() == pytest.approx((0.3 * one.abscissa).tolist())
+
+    def test_delta_rules(self):
+        """What is exchanged outright counts as e^−80, and keys that are longer than 1 can make a state grow."""
+        b = torch.zeros(1, 3, 1, 2)
+        b[0, :, 0, 0] = torch.tensor([1.0, 2.0, 0.0])
+        terms = dict(x=torch.zeros(1, 3, 1, 1), c=b, log_a=torch.full((1, 3, 1, 1), -0.1))
+        recurrence = ssm.DeltaRecurrence(b=b, beta=torch.ones(1, 3, 1), **terms)
+        counted = torch.ones(1, 3, dtype=torch.bool)
+        gains = step_gains(recurrence, counted, counted)
+        assert gains.largest.item() == pytest.approx(-0.1 + math.log(3))  # |1 − 1 · 4|
+        assert gains.sums.item() == pytest.approx(-0.3 - 80 / 2 + math.log(3) / 2, rel=1e-6)
+        one_state = {name: term[..., :1] for name, term in terms.items()}
+        narrow = ssm.DeltaRecurrence(b=b[..., :1] * 0.5, beta=torch.ones(1, 3, 1), **one_state)
+        first = torch.tensor([[True, False, False]])
+        assert step_gains(narrow, counted, first).largest.item() == pytest.approx(-0.1 + math.log(0.75))
+
+    def test_rwkvs_first_token_does_not_count(self):
+        found = stability(example("rwkv"), length=30)
+        assert all(one.growth.value > -1e3 for one in found.layers)
+        w = torch.cat([m.attention.time_decay.detach().double().exp() for m in example("rwkv").mixers])
+        middle = torch.sort(LN2 / w).values[len(w) // 2 - 1].item()
+        assert f"half-lives of {middle:.3g} tokens (median" in found.notes[0]
+
+
+# ---- verdicts
+
+
+class TestVerdicts:
+    @pytest.mark.parametrize(
+        ("A", "verdict", "why"),
+        [
+            ([[-0.5, -1.0]], "stable", "every state forgets half within the 40 tokens of the longest text"),
+            ([[-0.001, -1.0]], "marginal", "1 of 2 states keep half"),
+            ([[0.0, -1.0]], "marginal", "1 of 2 states keep half"),
+            ([[1e-7, -1.0]], "marginal", "1 of 2 states keep half"),
+            ([[1e-3, -1.0]], "unstable", "a step multiplies a state by"),
+        ],
+    )
+    def test_of_a_layer(self, A, verdict, why):
+        found = stability(selective(A), length=40)
+        assert found.verdict == found[0].verdict == verdict and found[0].why.startswith(why)
+        assert f"The model is {verdict}: {why}" in " ".join(str(found).split())
+
+    def test_growth_that_no_given_token_shows(self):
+        """s_A > 0 with a token whose step is almost 0: nothing grows on it, but something could."""
+        model = selective([[0.01, -1.0]])
+        with torch.no_grad():
+            model.module.ssm.q_delta.fill_(1.0)
+            model.module.embedding.weight.fill_(0.1)
+            model.module.embedding.weight[3] = -40.0
+        found = stability(model, model.encode(ids=[3, 3, 3]))
+        assert found[0].largest_gain < 1e-6 < found[0].possible_gain
+        assert found.verdict == "unstable" and found[0].why.startswith("a step may multiply a state by")
+
+    def test_tolerance(self):
+        model = selective([[1e-3, -1.0]])
+        assert stability(model, length=40, tolerance=0.01).verdict == "marginal"
+        assert stability(model, length=40, tolerance=0).verdict == "unstable"
+
+    def test_of_a_slow_state(self):
+        """No half-life beyond the text, but within the tolerance of no change."""
+        found = stability(selective([[-0.05, -1.0]]), length=200, tolerance=0.06)
+        assert found.verdict == "marginal" and found[0].why.startswith("its slowest state changes by e^-0.04")
+
+    def test_states_that_overflow(self):
+        found = stability(selective([[1.0, -1.0]], p=1.0), length=100)
+        assert found.verdict == "unstable" and np.isinf(found.norms[0, -1, 0]) and np.isfinite(found.norms[0, 0, 0])
+        assert "∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
+        found.figure()
+
+    def test_states_that_are_written_too_large(self):
+        model = selective([[-0.5, -1.0], [-0.5, -1.0]])
+        with torch.no_grad():
+            model.module.embedding.weight.fill_(1e25)
+        found = stability(model, length=10)
+        assert found[0].largest_gain < 0 and found.verdict == "unstable"
+        assert found[0].why == "its states overflow on the inputs"
+
+    def test_the_model_is_what_its_worst_layer_is(self):
+        model = example("mamba2")
+        with torch.no_grad():
+            model.mixers[1].A_log[2] = -12.0
+        found = stability(model, length=40)
+        assert [one.verdict for one in found.layers] == ["stable", "marginal"] and found.verdict == "marginal"
+        assert found.headline == "Stability of mamba2: marginal in 1 of 2 layers"
+        assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
+        said = " ".join(str(found).split())
+        assert "(1 stable, 1 marginal). The marginal layer, 1: 1 of 6 states keep half" in said
+
+    def test_damaged(self):
+        model = example("mamba2")
+        with torch.no_grad():
+            model.mixers[1].in_proj.weight.fill_(math.nan)
+        with pytest.raises(InputError, match="the decays of layer 1 are not finite"):
+            stability(model, length=5)
+        assert not any("forward" in vars(mixer) for mixer in model.mixers)
+
+
+# ---- inputs
+
+
+class TestInputs:
+    def test_random_tokens(self):
+        model = example("mamba")
+        found = inputs_of(model, None, length=30, samples=3, seed=5)
+        assert found.batch.input_ids.shape == (3, 30) and found.name == "3 random sequences of 30 tokens (seed 5)"
+        assert found.batch.input_ids.unique().numel() > 50 and found.batch.input_ids.max() < 97
+        assert inputs_of(model, None, length=None, samples=1, seed=0).longest == LENGTH
+        one, same = (stability(model, length=30, seed=5) for _ in range(2))
+        assert one.norms.tolist() == same.norms.tolist() and not one.given
+        assert one.norms.tolist() != stability(model, length=30, seed=6).norms.tolist()
+
+    def test_special_tokens_are_not_drawn(self):
+        model = ssmscope.load("demo/sst2-mamba2")
+        drawn = set(inputs_of(model, None, length=4000, samples=2, seed=0).batch.input_ids.flatten().tolist())
+        assert not drawn & set(model.tokenizer.all_special_ids) and len(drawn) > 1000
+
+    def test_pixels(self):
+        backbone = Mamba2Config(
+            vocab_size=1, hidden_size=16, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=8, n_groups=1,
+            pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+        config = SSMClassifierConfig(backbone, channels=3, image_size=(3, 4), num_labels=2)
+        model = Model(SSMForSequenceClassification(config).eval(), None, "pixels")
+        found = stability(model)
+        assert found.longest == 13 and "random sequences of 13 tokens" in found.inputs
+        batch = inputs_of(model, None, length=6, samples=2, seed=0).batch
+        assert batch.values.shape == (2, 5, 3) and 0 <= batch.values.min() < 0.2 and 0.8 < batch.values.max() <= 1
+
+    def test_texts(self):
+        model = ssmscope.load("demo/sst2-mamba2")
+        text = "A gripping, beautifully acted film."
+        found = stability(model, text)
+        assert found.texts == 1 and found.given and found.inputs == f"1 text of {found.longest} tokens"
+        assert math.isnan(found[0].growth.low) and np.isnan(found.norms[:, :, 1:]).all()
+        batch = model.encode([text, "Dull."])
+        assert isinstance(batch, Batch)
+        np.testing.assert_array_equal(stability(model, batch).norms, stability(model, [text, "Dull."]).norms)
+
+    def test_positions(self):
+        model = example("mamba")
+        for asked, expected in (
+            (1, [29]),
+            (2, [0, 29]),
+            (4, [0, 10, 19, 29]),
+            ([7, 3, 3], [3, 7]),
+            (99, list(range(30))),
+        ):
+            assert stability(model, length=30, positions=asked).positions.tolist() == expected
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
+            (dict(length="9"), "length is '9'"),
+            (dict(samples=0), "samples is 0"),
+            (dict(seed=-1), "seed is -1"),
+            (dict(positions=0), "positions is 0"),
+            (dict(positions=[5, 30], length=30), r"positions is \[5, 30\]; allowed are places from 0 to 29"),
+            (dict(positions="all"), "positions is 'all'"),
+            (dict(tolerance=-0.1), "tolerance is -0.1"),
+            (dict(tolerance=math.nan), "tolerance is nan"),
+            (dict(texts="some words"), "no tokenizer"),
+        ],
+    )
+    def test_refuses(self, options, says):
+        with pytest.raises(InputError, match=says):
+            stability(example("mamba"), **options)
+
+    def test_refuses_texts_that_keep_nothing(self):
+        model = example("mamba")
+        with pytest.raises(InputError, match="text 2 has one token"):
+            stability(model, model.encode(ids=[[1, 2], [3]]))
+        with pytest.raises(InputError, match="length 9 was given beside texts"):
+            stability(model, model.encode(ids=[1, 2]), length=9)
+
+
+# ---- the result and its views
+
+
+@pytest.fixture(scope="module")
+def result() -> Stability:
+    return stability(example("gfssm"), length=40)
+
+
+class TestResult:
+    def test_frames(self, result):
+        frame = result.to_frame()
+        assert len(frame) == len(result) == 4 and frame.part.tolist() == [0, 1, 0, 1]
+        one = result[3]
+        row = frame.iloc[3]
+        assert row.spectral_abscissa == one.spectral_abscissa and row.half_life_50 == one.quantiles[2]
+        assert row.growth == one.growth.value and row.largest_gain == one.largest.max()
+        assert row.last_norm == result.norms[1, -1, 0]
+        assert row.never_share == one.never / (one.heads * one.states)
+        heads = result.heads()
+        assert len(heads) == sum(layer.heads for layer in result.layers)
+        chosen = heads[(heads.layer == 1) & (heads.part == 1)]
+        assert chosen.mean_gain.tolist() == one.mean.tolist() and chosen.half_life.tolist() == one.half_life.tolist()
+        norms = result.norms_over_time()
+        assert len(norms) == result.norms[..., 0].size and norms.norm.tolist() == result.norms[..., 0].ravel().tolist()
+        without = stability(example("gla"), length=20)
+        assert without.to_frame().spectral_abscissa.isna().all() and without.heads().spectral_abscissa.isna().all()
+
+    def test_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "stability")
+        assert Result.load(paths["json"]) == result
+        page = paths["html"].read_text()
+        assert "On 4 random sequences of 40 tokens" in page and "<script" not in page
+
+    def test_words(self, result):
+        said = " ".join(str(result).split())
+        assert said.startswith("Stability of gfssm: stable in all 4 recurrences")
+        assert "On 4 random sequences of 40 tokens (seed 0). The model is stable, in every one of its 4" in said
+        assert "0.1 stable" in said and "numbered after the dot" in said and "nan" not in said
+
+    def test_figure(self, result):
+        figure = result.figure()
+        left, right = figure.axes
+        assert [label.get_text() for label in left.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
+        assert left.get_xscale() == right.get_yscale() == "log"
+        dots = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
+        assert dots == pytest.approx([layer.quantiles[2] for layer in result.layers])
+        many = dataclasses.replace(result, layers=result.layers * 10, norms=np.repeat(result.norms, 20, axis=0))
+        many.figure().canvas.draw()
+
+
+# ---- many checkpoints
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """State dicts of the paper's authors' kind with s_A from −0.2 to 0.2, and a file that is none."""
+    folder, paths = tmp_path_factory.mktemp("sweep"), []
+    for number, abscissa in enumerate((-0.2, -0.1, 0.0, 0.2)):
+        torch.manual_seed(number)
+        A = abscissa - torch.rand(6, 3)
+        A[:, 0] = abscissa
+        weights = {"embedding.weight": torch.randn(5, 6), "SSM.w": torch.randn(6), "SSM.ssm.A": A}
+        weights |= {"SSM.ssm.W_B": torch.randn(3, 6), "SSM.ssm.W_C": torch.randn(3, 6)}
+        weights |= {"SSM.ssm.q_delta": torch.randn(6) * 0.1, "SSM.ssm.p_delta": torch.zeros(1)}
+        paths.append(folder / f"run{number}.pth")
+        torch.save(weights, paths[-1])
+    (folder / "notes.pth").write_text("no checkpoint")
+    return [*paths[:2], folder / "notes.pth", *paths[2:]]
+
+
+@pytest.fixture(scope="module")
+def table(sweep) -> StabilityTable:
+    return stability_table(sweep, length=30, examples=1000)
+
+
+class TestTable:
+    def test_rows_are_those_of_single_runs(self, sweep, table):
+        assert len(table) == 5 and [bool(row.reason) for row in table.rows] == [False, False, True, False, False]
+        for path, row, curve in zip(sweep, table.rows, table.curves):
+            if row.reason:
+                continue
+            model = ssmscope.load(path)
+            bound = generalization_bound(model, length=30, examples=1000, lengths=table.lengths.tolist())
+            alone = stability(model, length=30)
+            assert row.name == str(path) and row.fingerprint == model.fingerprint
+            assert row.norms == bound.norms and row.vacuous == bound.vacuous and row.bound == bound.gap.bound
+            assert (row.log_capacity, row.log_capacity_printed) == (bound.capacity.log, bound.capacity.log_printed)
+            assert row.abscissa == pytest.approx(bound.norms.abscissa) and row.verdict == alone.verdict
+            assert row.possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
+            assert (row.growth, row.largest_gain) == (alone[0].growth.value, alone[0].largest_gain)
+            assert curve.tolist() == bound.curves[0].tolist()
+        assert [row.verdict for row in table.rows] == ["stable", "stable", "", "marginal", "unstable"]
+
+    def test_a_bad_file_says_why(self, sweep, table):
+        assert "notes.pth" in table[2].reason and np.isnan(table.curves[2]).all()
+        assert table.names == ["run0.pth", "run1.pth", "notes.pth", "run2.pth", "run3.pth"]
+        assert table.headline == "Stability of 5 checkpoints: 2 stable, 1 marginal, 1 unstable, 1 unreadable"
+        assert f"notes.pth: {sweep[2]}" in str(table).replace("\n", "")
+        frame = table.to_frame()
+        assert frame.reason.tolist()[2] == table[2].reason and frame.iloc[2][["B_u", "log_capacity"]].isna().all()
+        assert frame.vacuous.tolist()[:2] == [True, True] and frame.states.tolist()[0] == 3
+
+    def test_all_bad_is_refused(self, sweep):
+        with pytest.raises(InputError, match=r"none of the 2 checkpoints can be read: .*notes.pth"):
+            stability_table([sweep[2], "no/such.pth"])
+        with pytest.raises(InputError, match=r"the checkpoint cannot be read: .*notes.pth"):
+            stability_table(sweep[2])
+        with pytest.raises(InputError, match="no checkpoint was given"):
+            stability_table([])
+
+    def test_lengths_of_their_own(self, sweep):
+        good = [path for path in sweep if path.name != "notes.pth"]
+        found = stability_table(good, length=[10, 20, 30, 40], lengths=[10, 20])
+        assert [row.length for row in found.rows] == [10, 20, 30, 40] and found.lengths.tolist() == [10, 20]
+        assert found[1].log_capacity == pytest.approx(found.curves[1, 1])
+        assert found[0].vacuous is None and math.isnan(found[0].bound)  # no number of examples
+        without = stability_table(good[:1])
+        assert math.isnan(without[0].log_capacity) and np.isfinite(without.curves).all()
+        for options, says in (
+            (dict(length=[10]), "1 lengths were given for 4 checkpoints"),
+            (dict(length=0), "length is 0"),
+            (dict(length="10"), "length is '10'"),
+            (dict(examples=0), "examples is 0"),
+            (dict(lengths=[]), r"lengths is \[\]"),
+        ):
+            with pytest.raises(InputError, match=says):
+                stability_table(good, **options)
+
+    def test_an_option_out_of_range_is_no_bad_file(self, sweep):
+        refused = (
+            (dict(delta=2), "^delta is 2"),
+            (dict(loss_bound=0), "^loss_bound is 0"),
+            (dict(seed=-1), "^seed is -1"),
+        )
+        for options, says in refused:
+            with pytest.raises(InputError, match=says):
+                stability_table(sweep, length=5, examples=10, **options)
+
+    def test_models_of_other_kinds(self, sweep):
+        found = stability_table([example("mamba2"), sweep[0]], length=20)
+        assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].verdict == "stable"
+        assert found[0].abscissa == pytest.approx(-1.0) and found[0].name == "mamba2"
+        assert "1 is no selective SSM, outside of the theorem" in str(found)
+        found.figure()
+        alone = stability_table([example("mamba2"), example("gla")])
+        assert math.isnan(alone[1].abscissa) and "nan" not in str(alone)
+        alone.figure().canvas.draw()
+
+    def test_saved_and_read_back(self, table, tmp_path):
+        paths = table.save(tmp_path, "table")
+        assert Result.load(paths["json"]) == table
+        assert "notes.pth" in paths["html"].read_text()
+
+    def test_figure_of_a_hundred(self, table):
+        rows = [dataclasses.replace(row, abscissa=row.abscissa + 0.001 * i) for i in range(25) for row in table.rows]
+        many = dataclasses.replace(table, rows=tuple(rows), curves=np.tile(table.curves, (25, 1)))
+        figure = many.figure()
+        figure.canvas.draw()
+        left, right = figure.axes[:2]
+        assert len(left.lines) == 100 and left.lines[0].get_linewidth() < 1
+        colours = {line.get_color() for line in left.lines}
+        assert len(colours) > 20
+        assert right.get_ylabel() == "ln C, T = 30"
+        assert "40 of 125 checkpoints" in str(many)
+
+    def test_curve_frame(self, table):
+        frame = table.curve()
+        assert len(frame) == 4 * len(table.lengths) and frame.log_capacity.notna().all()
+
+
+def test_published_checkpoints(oracle):
+    """s_A, and how much the states really grow in a step."""
+    found = stability(ssmscope.load(oracle("majority_T25_seed1.pth")), length=100)
+    assert found.verdict == "unstable"
+    assert found[0].spectral_abscissa == pytest.approx(0.214152202, abs=1e-8)
+    assert found[0].largest_gain == pytest.approx(0.0345, abs=5e-5)
+    assert found[0].possible_gain == pytest.approx(0.271, abs=5e-4)
+    assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).verdict == "stable"
+
+
+def test_estimates_of_one_text_have_no_interval():
+    found = stability(example("mamba"), length=20, samples=1)
+    assert isinstance(found[0].growth, Estimate) and math.isnan(found[0].growth.low)
+    assert not math.isnan(stability(example("mamba"), length=20, samples=2)[0].growth.low)
