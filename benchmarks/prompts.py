@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import nltk
 import numpy as np
 import torch
 from timing import THREADS, machine
@@ -98,7 +98,7 @@ def stopwords_at_hand() -> Any:
         corpus = Path(folder) / "corpora" / "stopwords"
         corpus.mkdir(parents=True)
         (corpus / "english").write_text("\n".join(sorted(stopwords()[0])))
-        os.environ["NLTK_DATA"] = folder
+        nltk.data.path.insert(0, folder)
         yield
 
 
