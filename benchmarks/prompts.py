@@ -48,6 +48,7 @@ class OneByOne:
 
     @torch.no_grad()
     def __call__(self, prompt: str, dataset: Any, model: Any) -> float:
+        prompt = prompt.rstrip()  # the space behind a suffix belongs to the answer
         ids = [found[0] for found in label_words(self.model, self.words, after=prompt[prompt.find(CONTENT) :]).ids]
         right = 0
         for text, label in zip(self.data.texts, self.data.labels):
@@ -118,8 +119,8 @@ def main() -> None:
     # ends in a word: PromptBench puts suffixes before the last punctuation, ours stand at the end
     prompt = f"{known.templates[0].partition(CONTENT)[0].rstrip()} {CONTENT}\nAnswer"
     with stopwords_at_hand():
-        ours(model, data.take(range(2)), "stresstest", prompt)  # imports
         for attack in options.attacks.split(","):
+            ours(model, data.take(range(2)), attack, prompt)  # imports
             evaluate = OneByOne(model, data, known.words)
             slow = theirs(attack, prompt, evaluate, known.words)
             quick, accuracies, evaluations = ours(model, data, attack, prompt)

@@ -42,8 +42,12 @@ if TYPE_CHECKING:
     from ssmscope.models.load import load as load
     from ssmscope.probes.generalization import generalization_bound as generalization_bound
     from ssmscope.probes.influence import influence as influence
+    from ssmscope.probes.lens import load_lens as load_lens
+    from ssmscope.probes.lens import logit_lens as logit_lens
+    from ssmscope.probes.lens_training import fit_lens as fit_lens
     from ssmscope.probes.stability import stability as stability
     from ssmscope.probes.stability_table import stability_table as stability_table
+    from ssmscope.probes.trajectory import trajectory as trajectory
     from ssmscope.results import Result as Result
     from ssmscope.ssm import Recurrence as Recurrence
     from ssmscope.trace import LayerTrace as LayerTrace
@@ -66,17 +70,21 @@ _HOMES = {
     "fast_scan": "model",
     "fidelity_auc": "interp.fidelity",
     "fidelity_table": "interp.fidelity_result",
+    "fit_lens": "probes.lens_training",
     "generalization_bound": "probes.generalization",
     "implicit_attention": "interp.attending",
     "influence": "probes.influence",
     "insertion_sweep": "attacks.insertion",
     "load": "models.load",
+    "load_lens": "probes.lens",
+    "logit_lens": "probes.lens",
     "position_bias": "attacks.position",
     "prompt_attack": "attacks.prompts",
     "selection_heatmap": "interp.selection",
     "stability": "probes.stability",
     "stability_table": "probes.stability_table",
     "state_overflow": "attacks.overflow",
+    "trajectory": "probes.trajectory",
     "word_attack": "attacks.words",
 }
 _PACKAGES = ("attacks", "interp", "models", "probes")

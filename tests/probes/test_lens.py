@@ -1,0 +1,318 @@
+"""Lenses: the unembedding of every architecture, the residual stream, tuned-lens's own files, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from examples import EXAMPLES, TEXTS, relative
+from loud import loud
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+pytest.importorskip("tuned_lens")
+
+from tuned_lens import TunedLens  # noqa: E402
+
+import ssmscope  # noqa: E402
+from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.model import Model  # noqa: E402
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
+from ssmscope.probes.lens import (  # noqa: E402
+    SSMUnembed,
+    blocks_of,
+    check_lens,
+    chosen_states,
+    final_norm_of,
+    hidden_states,
+    lens_of,
+    load_lens,
+    logit_lens,
+    slices,
+    translated,
+)
+
+
+def example(name: str) -> Model:
+    """A random model in which the final norm's own weights matter too."""
+    architecture, index = EXAMPLES[name]
+    torch.manual_seed(0)
+    model = Model(loud(list(architecture.examples().values())[index]))
+    norm = final_norm_of(model)
+    if norm is not None:
+        with torch.no_grad():
+            norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)
+    return model
+
+
+def small(layers: int = 3, seed: int = 0, width: int = 16, cls=Mamba2ForCausalLM) -> Model:
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=40, hidden_size=width, num_hidden_layers=layers, state_size=4, use_cache=False)
+    if cls is Mamba2ForCausalLM:
+        config = Mamba2Config(**sizes, num_heads=2, head_dim=width, expand=2, n_groups=1, chunk_size=8)
+    else:
+        config = MambaConfig(**sizes)
+    return Model(loud(cls(config)), name="small")
+
+
+def classifier(**options) -> Model:
+    torch.manual_seed(0)
+    backbone = Mamba2Config(
+        vocab_size=options.pop("vocab_size", 40), hidden_size=16, num_hidden_layers=2, state_size=4, num_heads=2,
+        head_dim=16, expand=2, n_groups=1, chunk_size=8, use_cache=False,
+    )  # fmt: skip
+    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    module = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=3, id2label=labels, **options))
+    return Model(loud(module), name="classifier")
+
+
+def randomly_tuned(model: Model, seed: int = 0):
+    """The logit lens with random translators in it."""
+    lens = logit_lens(model)
+    generator = torch.Generator().manual_seed(seed)
+    for translator in lens.tuned:
+        translator.weight.copy_(0.1 * torch.randn(translator.weight.shape, generator=generator))
+        translator.bias.copy_(torch.randn(translator.bias.shape, generator=generator))
+    return lens
+
+
+def hooks(module: torch.nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
+
+
+class TestUnembedding:
+    @pytest.mark.parametrize("name", EXAMPLES)
+    def test_of_the_last_stream_is_the_models_own_logits(self, name):
+        model = example(name)
+        batch = model.encode(ids=TEXTS)
+        unembed, stream, own = SSMUnembed(model), hidden_states(model, batch)[-1], model.logits(batch)
+        where = (torch.arange(3), batch.last) if model.is_classifier else batch.mask
+        own = own if model.is_classifier else own[where]
+        assert relative(unembed(stream)[where], own) < 1e-5
+        if not isinstance(unembed.final_norm, torch.nn.Identity):
+            assert relative(unembed.unembedding(stream)[where], own) > 1e-2
+            assert relative(unembed(unembed.final_norm(stream))[where], own) > 1e-2  # normed twice
+        else:
+            assert name.startswith("selective")
+
+    def test_of_pixels(self):
+        model = classifier(vocab_size=1, channels=3, image_size=(2, 3))
+        batch = model.encode(values=torch.rand(4, 6, 3))
+        states = hidden_states(model, batch)
+        assert states.shape == (3, 4, 7, 16)
+        assert relative(SSMUnembed(model)(states[-1, :, -1]), model.logits(batch)) < 1e-5
+        assert torch.equal(chosen_states(model, batch, "last"), states[:, :, -1])
+
+    def test_is_a_frozen_copy_in_float32(self):
+        model = small()
+        half = Model(copy.deepcopy(model.module).to(torch.bfloat16))
+        unembed = SSMUnembed(half)
+        assert {p.dtype for p in unembed.parameters()} == {torch.float32}
+        assert not any(p.requires_grad for p in unembed.parameters()) and not unembed.training
+        assert unembed.unembedding.weight.data_ptr() != half.module.lm_head.weight.data_ptr()
+        assert hidden_states(half, half.encode(ids=TEXTS[1])).dtype == torch.float32
+        SSMUnembed(Model(copy.deepcopy(model.module).double()))
+
+    def test_logits_that_are_made_otherwise_are_refused(self):
+        model = small()
+
+        def doubled(module, inputs, output):
+            output.last_hidden_state = 2 * output.last_hidden_state
+            return output
+
+        model.module.backbone.register_forward_hook(doubled)
+        with pytest.raises(InputError, match="small: its final norm and head do not give its own logits"):
+            SSMUnembed(model)
+
+    def test_several_norms_or_stacks_are_refused(self):
+        model = small()
+        backbone = model.module.backbone
+        backbone.second = torch.nn.Identity()
+        handle = backbone.norm_f.register_forward_hook(lambda module, inputs, output: backbone.second(output))
+        with pytest.raises(InputError, match="behind the last block of small run Identity, Mamba2RMSNorm; a lens"):
+            SSMUnembed(model)
+        handle.remove()
+        assert final_norm_of(model) is backbone.norm_f
+        backbone.more = copy.deepcopy(backbone.layers)
+        with pytest.raises(InputError, match="small has 2 lists of layers"):
+            blocks_of(model)
+
+
+class TestStream:
+    @pytest.mark.parametrize("cls", [MambaForCausalLM, Mamba2ForCausalLM])
+    def test_is_that_of_transformers(self, cls):
+        """transformers gives the same streams, but without the embeddings, and at the end the last one normed."""
+        model = small(cls=cls)
+        batch = model.encode(ids=TEXTS[1])
+        with torch.no_grad():
+            theirs = model.module(batch.input_ids, output_hidden_states=True).hidden_states
+            ours = hidden_states(model, batch)
+            normed = model.module.backbone.norm_f(ours[-1])
+        assert len(theirs) == len(ours) == 4
+        for layer in range(3):
+            assert relative(ours[layer + 1], theirs[layer]) < 1e-5
+        assert relative(normed, theirs[-1]) < 1e-5 and relative(ours[-1], theirs[-1]) > 1e-2
+
+    @pytest.mark.parametrize("name", ["mamba2", "rwkv", "diff-mamba-hybrid", "selective-ssm-language"])
+    def test_begins_with_the_embeddings_and_continues_block_by_block(self, name):
+        model = example(name)
+        batch = model.encode(ids=[TEXTS[0]])
+        states = hidden_states(model, batch)
+        assert len(states) == len(blocks_of(model)) + 1
+        assert torch.equal(states[0], model.embed(batch))
+        with torch.no_grad():
+            for index, block in enumerate(blocks_of(model)):
+                after = block(states[index])
+                after = after[0] if isinstance(after, tuple) else after
+                assert relative(states[index + 1], after) < 1e-5
+
+    def test_padding_changes_no_stream(self):
+        model = example("mamba2")
+        together, batch = hidden_states(model, model.encode(ids=TEXTS)), model.encode(ids=TEXTS)
+        chosen, at = chosen_states(model, batch, "every"), 0
+        for row, text in enumerate(TEXTS):
+            alone = hidden_states(model, model.encode(ids=[text]))[:, 0]
+            assert relative(together[:, row, : len(text)], alone) < 1e-5
+            assert relative(chosen[:, at : at + len(text)], alone) < 1e-5
+            assert relative(chosen_states(model, batch, "last")[:, row], alone[:, -1]) < 1e-5
+            at += len(text)
+        assert at == chosen.shape[1]
+
+    def test_leaves_nothing_behind(self, monkeypatch):
+        model = small()
+        before, drawn = hooks(model.module), torch.get_rng_state()
+        logit_lens(model)
+        monkeypatch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
+        for call in (hidden_states, lambda m, b: final_norm_of(m)):
+            with pytest.raises(ZeroDivisionError):
+                call(model, model.encode(ids=[1, 2]))
+        assert hooks(model.module) == before and torch.equal(torch.get_rng_state(), drawn)
+
+
+class TestLens:
+    def test_logit_lens_is_norm_and_head(self):
+        model = small()
+        batch = model.encode(ids=TEXTS[1])
+        lens, states = logit_lens(model), chosen_states(model, batch, "every")
+        found = lens.log_probs(states)
+        assert relative(found[-1], model.logits(batch)[0].log_softmax(-1)) < 1e-5
+        for layer in range(3):
+            with torch.no_grad():
+                slow = model.module.lm_head(model.module.backbone.norm_f(states[layer])).log_softmax(-1)
+            assert relative(found[layer], slow) < 1e-5
+        assert len(lens) == 3 and lens.positions == "every" and logit_lens(classifier()).positions == "last"
+
+    def test_all_layers_at_once_are_tuned_lens_one_by_one(self):
+        model = small()
+        lens, states = randomly_tuned(model), chosen_states(model, model.encode(ids=TEXTS[0][:3]), "every")
+        found = lens.log_probs(states)
+        for layer in range(3):
+            slow = lens.tuned(states[layer], layer).log_softmax(-1)
+            assert relative(found[layer], slow) < 1e-5
+            assert relative(found[layer], logit_lens(model).log_probs(states)[layer]) > 1e-2
+        assert relative(found[-1], lens.tuned.unembed(states[-1]).log_softmax(-1)) < 1e-6
+
+    def test_translation(self):
+        hidden, weight, bias = torch.randn(3, 4, 5), torch.randn(2, 5, 5), torch.randn(2, 5)
+        found = translated(hidden, weight, bias)
+        for layer in range(2):
+            linear = torch.nn.functional.linear(hidden[layer], weight[layer], bias[layer])
+            torch.testing.assert_close(found[layer], hidden[layer] + linear)
+        assert torch.equal(found[2], hidden[2])
+
+    def test_slices_are_the_whole(self, monkeypatch):
+        monkeypatch.setitem(ssmscope.probes.lens.NUMBERS_AT_ONCE, "cpu", 30)
+        pieces = list(slices(10, 10, torch.device("cpu")))
+        assert [(p.start, p.stop) for p in pieces] == [(0, 3), (3, 6), (6, 9), (9, 10)]
+        assert [p.stop - p.start for p in slices(2, 1000, torch.device("cpu"))] == [1, 1]
+
+    def test_of_a_head_of_log_odds(self):
+        model = example("selective-ssm")
+        batch = model.encode(ids=TEXTS)
+        found = logit_lens(model).log_probs(chosen_states(model, batch, "last"))
+        assert found.shape == (2, 3, 2)
+        assert relative(found[-1], model.logits(batch).log_softmax(-1)) < 1e-5
+
+
+class TestFiles:
+    @pytest.fixture
+    def saved(self, tmp_path):
+        model = small()
+        lens = randomly_tuned(model)
+        lens.tuned.save(tmp_path / "lens")
+        return model, lens, tmp_path / "lens"
+
+    def test_tuned_lens_own_files_are_read(self, saved):
+        model, lens, path = saved
+        found = load_lens(path, model)
+        states = chosen_states(model, model.encode(ids=TEXTS[1]), "every")
+        assert torch.equal(found.log_probs(states), lens.log_probs(states))
+        assert found.fit is None and found.positions == "every" and found.name == str(path)
+        assert torch.equal(lens_of(str(path), model).log_probs(states), lens.log_probs(states))
+        assert lens_of(lens, model) is lens and lens_of(None, model).name == "logit lens"
+
+    def test_tuned_lens_reads_them_with_an_unembedding(self, saved):
+        model, lens, path = saved
+        theirs = TunedLens.from_unembed_and_pretrained(SSMUnembed(model), str(path))
+        states = hidden_states(model, model.encode(ids=TEXTS[1]))
+        torch.testing.assert_close(theirs(states[1], 1), lens.tuned(states[1], 1))
+
+    def test_another_models_are_refused(self, saved):
+        model, lens, path = saved
+        for other, says in (
+            (small(layers=2), "a lens for a model of number of layers 3; that of small is 2"),
+            (small(width=8), "a lens for a model of width 16; that of small is 8"),
+            (small(seed=1), r"was fitted to another model \(small, \?\) than small \(float32\), with other weights"),
+        ):
+            with pytest.raises(InputError, match=says) as caught:
+                load_lens(path, other)
+            assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="the logit lens is that of another model than small; fit one"):
+            check_lens(logit_lens(model), small(seed=1))
+
+    def test_absent_and_damaged_files_are_refused(self, saved, tmp_path):
+        model, lens, path = saved
+        with pytest.raises(InputError, match="nowhere holds no lens: it has no config.json; fit one with fit_lens"):
+            load_lens(tmp_path / "nowhere", model)
+        whole = (path / "params.pt").read_bytes()
+        for content in (b"", whole[: len(whole) // 2], b"not a file of torch"):
+            (path / "params.pt").write_bytes(content)
+            with pytest.raises(InputError, match="params.pt is damaged") as caught:
+                load_lens(path, model)
+            assert "\n" not in str(caught.value)
+        torch.save([1, 2], path / "params.pt")
+        with pytest.raises(InputError, match="params.pt is damaged"):
+            load_lens(path, model)
+        torch.save({"0.weight": torch.zeros(16, 16)}, path / "params.pt")
+        with pytest.raises(InputError, match="params.pt is damaged"):
+            load_lens(path, model)
+        (path / "params.pt").write_bytes(whole)
+        config = json.loads((path / "config.json").read_text())
+        for content, says in (("{", "is no JSON"), ("[]", "holds no JSON object")):
+            (path / "config.json").write_text(content)
+            with pytest.raises(InputError, match=says):
+                load_lens(path, model)
+        (path / "config.json").write_text(json.dumps(config))
+        load_lens(path, model)
+        shutil.rmtree(path)
+
+
+def test_prediction_trajectory_is_tuned_lens_own():
+    pytest.importorskip("plotly")
+    model = small()
+    lens, text = randomly_tuned(model), TEXTS[0][:3] + [9, 22]
+    found = lens.prediction_trajectory(model, text)
+    states = hidden_states(model, model.encode(ids=[text]))[:, 0]
+    assert found.log_probs.shape == (4, 4, 40) and found.num_layers == 3
+    assert found.input_ids.tolist() == text[:-1] and found.targets.tolist() == text[1:]
+    for layer in range(3):
+        slow = lens.tuned(states[layer, :-1], layer).log_softmax(-1)
+        assert relative(torch.from_numpy(found.log_probs[layer]), slow) < 1e-5
+    own = model.logits(model.encode(ids=[text]))[0, :-1].log_softmax(-1)
+    assert relative(torch.from_numpy(found.model_log_probs), own) < 1e-5
+    with pytest.raises(InputError, match="one token; a trajectory of next tokens needs at least 2"):
+        lens.prediction_trajectory(model, [3])
+    with pytest.raises(InputError, match="is a classifier"):
+        logit_lens(classifier()).prediction_trajectory(classifier(), text)

@@ -1,0 +1,462 @@
+"""Fitting a tuned lens: the divergence and its gradient, the loop, a kill in its middle, and what it is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+pytest.importorskip("tuned_lens")
+
+import ssmscope  # noqa: E402
+import ssmscope.probes.lens as lenses  # noqa: E402
+from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.model import Model, fast_scan  # noqa: E402
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
+from ssmscope.probes import lens_training  # noqa: E402
+from ssmscope.probes.lens import chosen_states, load_lens, logit_lens  # noqa: E402
+from ssmscope.probes.lens_data import Rows, divided, packed, rows_of, shuffled  # noqa: E402
+from ssmscope.probes.lens_fitting import divergences, measure  # noqa: E402
+from ssmscope.probes.lens_training import LensFit, fit_lens  # noqa: E402
+from ssmscope.tasks.language import language_data, word_tokenizer  # noqa: E402
+from ssmscope.tasks.pixels import PixelData  # noqa: E402
+from ssmscope.tasks.sequences import SequenceData  # noqa: E402
+from ssmscope.tasks.tokens import IGNORED, TokenData  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import json, sys
+import ssmscope
+from ssmscope.probes.lens_training import fit_lens
+fit_lens(ssmscope.load(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], **json.loads(sys.argv[4]))
+"""
+TOKENS = 20
+QUICK = dict(steps=12, batch_tokens=200, look_every=4, held_out=0.3, progress=False)
+
+
+def chain(rows: int, length: int, seed: int) -> list[list[int]]:
+    """Rows in which a token's successor depends on it and, by its parity, on the one before."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(rows):
+        row = random.integers(0, TOKENS, 2).tolist()
+        while len(row) < length:
+            sure = (3 * row[-1] + row[-2] % 2) % TOKENS
+            row.append(sure if random.random() < 0.8 else int(random.integers(TOKENS)))
+        found.append(row)
+    return found
+
+
+def backbone(**sizes) -> Mamba2Config:
+    given = dict(vocab_size=TOKENS, hidden_size=16, num_hidden_layers=2, state_size=4, num_heads=2, head_dim=16)
+    return Mamba2Config(**{**given, **sizes}, expand=2, n_groups=1, chunk_size=8, use_cache=False)
+
+
+def trained(module, rows: list[list[int]], labels: torch.Tensor | None = None, steps: int = 80) -> Model:
+    """The module after a short training on the next token, or on the rows' labels."""
+    ids = torch.tensor(rows)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    module.train()
+    with fast_scan(module):
+        for _ in range(steps):
+            chosen = torch.randint(len(ids), (24,), generator=generator)
+            logits = module(input_ids=ids[chosen]).logits
+            if labels is None:
+                loss = cross_entropy(logits[:, :-1].flatten(0, 1), ids[chosen][:, 1:].flatten())
+            else:
+                loss = cross_entropy(logits, labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return Model(module, name="tiny")
+
+
+@pytest.fixture(scope="module")
+def language() -> Model:
+    torch.manual_seed(0)
+    return trained(Mamba2ForCausalLM(backbone()), chain(200, 16, seed=0))
+
+
+@pytest.fixture(scope="module")
+def reader() -> Model:
+    """A classifier of chains that end with the same token: is there more than one pair of twos?"""
+    rows = [[*row, 0] for row in chain(300, 12, seed=2)]
+    labels = torch.tensor([int(sum(token < 8 for token in row) > 5) for row in rows])
+    torch.manual_seed(1)
+    return trained(SSMForSequenceClassification(SSMClassifierConfig(backbone(), num_labels=2)), rows, labels)
+
+
+@pytest.fixture(scope="module")
+def fitted(language, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("lens") / "fitted"
+    data = chain(160, 16, seed=1)
+    return fit_lens(language, data, out, steps=80, batch_tokens=400, look_every=20, held_out=0.3, progress=False)
+
+
+class TestDivergences:
+    def slow(self, normed: torch.Tensor, head: torch.nn.Linear):
+        """torch's own divergence, layer by layer and position by position."""
+        normed = normed.clone().requires_grad_()
+        p = head(normed[-1].detach()).softmax(-1)
+        kl = torch.stack(
+            [
+                torch.stack([(p[at] * (p[at] / head(h).softmax(-1)).log()).sum() for at, h in enumerate(layer)])
+                for layer in normed[:-1]
+            ]
+        )
+        (gradient,) = torch.autograd.grad(kl.sum(), normed)
+        return kl.detach(), gradient[:-1]
+
+    @pytest.mark.parametrize("at_once", [1, 300, 10**6])
+    def test_are_those_of_a_slow_loop(self, at_once, monkeypatch):
+        monkeypatch.setitem(lenses.NUMBERS_AT_ONCE, "cpu", at_once)
+        torch.manual_seed(0)
+        head = torch.nn.Linear(6, 9).double()
+        normed = torch.randn(4, 7, 6, dtype=torch.float64)
+        kl, gradient = divergences(normed, head, gradient=True)
+        slow, slope = self.slow(normed, head)
+        torch.testing.assert_close(kl, slow, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-12)
+        assert torch.equal(divergences(normed, head).kl, kl) and divergences(normed, head).gradient is None
+        assert (kl > 0).all()
+
+    def test_are_zero_where_the_lens_is_the_model(self):
+        head, normed = torch.nn.Linear(6, 9), torch.randn(1, 7, 6).expand(3, 7, 6)
+        kl, gradient = divergences(normed, head, gradient=True)
+        assert kl.abs().max() < 1e-6 and gradient.abs().max() < 1e-6
+
+    def test_summed_by_row(self, language):
+        rows = Rows("r", "all", tuple(map(tuple, [*chain(5, 9, 3), *chain(4, 17, 4)])))
+        tuned = logit_lens(language).tuned
+        generator = torch.Generator().manual_seed(0)
+        lens = (0.1 * torch.randn(2, 16, 16, generator=generator), torch.randn(2, 16, generator=generator))
+        for positions in ("every", "last"):
+            (found,) = measure(language, tuned.unembed, rows, positions, [lens])
+            for row in range(len(rows)):
+                states = chosen_states(language, rows.batch(language, [row]), positions)
+                p = tuned.unembed(states[-1]).log_softmax(-1)
+                for layer in range(2):
+                    moved = states[layer] + torch.nn.functional.linear(states[layer], lens[0][layer], lens[1][layer])
+                    q = tuned.unembed(moved).log_softmax(-1)
+                    slow = (p.exp() * (p - q)).sum().item()
+                    assert found.kl[row, layer] == pytest.approx(slow, rel=1e-4)
+                assert found.asked[row] == (len(rows.ids[row]) if positions == "every" else 1)
+            assert found.means == pytest.approx(found.kl.sum(0) / found.asked.sum())
+
+
+class TestRows:
+    def test_of_a_text_end_before_its_padding(self, language):
+        lines = ["a b c d", "a c", "d"]
+        tokenizer = word_tokenizer(lines)
+        data = language_data(lines, tokenizer, length=4)
+        assert (data.targets == IGNORED).sum() == 3
+        model = dataclasses.replace(language, tokenizer=tokenizer)
+        assert rows_of(model, data).lengths == [4, 4, 1]
+        assert rows_of(model, ["a b", "d"]).ids == ((2, 5), (4,))  # after <unk> and <eos> the most frequent words
+        inner = TokenData("asked", "test", np.ones((2, 3), int), np.array([[5, -100, -100], [-100, 5, -100]]), ("a",))
+        assert rows_of(model, inner).lengths == [3, 2]
+
+    def test_of_sequences_and_images(self, language):
+        sequences = SequenceData("s", "test", np.ones((4, 3), int), np.zeros(4, int), ("a", "b"), ("x",))
+        assert rows_of(language, sequences).lengths == [3] * 4
+        images = PixelData("i", "test", np.zeros((4, 6, 3), np.uint8), np.zeros(4, int), ("x",), (2, 3))
+        sees = Model(SSMForSequenceClassification(SSMClassifierConfig(backbone(vocab_size=1), channels=3)))
+        rows = rows_of(sees, images)
+        assert rows.lengths == [7] * 4 and rows.batch(sees, [0, 2]).values.shape == (2, 6, 3)
+        with pytest.raises(InputError, match="reads tokens, but i holds images"):
+            rows_of(language, images)
+        with pytest.raises(InputError, match="reads pixels, but s holds tokens"):
+            rows_of(sees, sequences)
+        assert rows.take([1]).fingerprint != rows.fingerprint == rows_of(sees, images).fingerprint
+
+    def test_what_is_refused(self, language):
+        for given, says in (
+            ([], r"texts \(all\) holds nothing"),
+            ("a text", "data is str; allowed are rows of tokens"),
+            (5, "data is int; allowed are"),
+            ([[1, 2], [99]], "token id 99, outside the model's 0…19"),
+            (["a", "b"], "text 1: tiny has no tokenizer"),
+        ):
+            with pytest.raises(InputError, match=says):
+                rows_of(language, given)
+
+    def test_batches(self):
+        lengths = np.random.default_rng(0).integers(1, 30, 200).tolist()
+        first, again, second = (shuffled(lengths, 100, 5, epoch) for epoch in (0, 0, 1))
+        assert first == again != second != shuffled(lengths, 100, 6, 1)
+        for order in (first, second):
+            assert sorted(row for batch in order for row in batch) == list(range(200))
+            assert all(sum(lengths[row] for row in batch) <= 100 for batch in order)
+        assert shuffled([500, 3], 100, 0, 0) in ([[0], [1]], [[1], [0]])
+        parts = list(packed(range(200), lengths, 64))
+        assert sorted(row for part in parts for row in part) == list(range(200))
+        assert all(max(lengths[row] for row in part) * len(part) <= 64 for part in parts)
+        assert list(packed([0, 1], [500, 600], 64)) == [[0], [1]]
+
+    def test_division(self):
+        rows = Rows("r", "all", tuple((i,) for i in range(20)))
+        train, held = divided(rows, 0.25, seed=3)
+        assert len(held) == 5 and sorted([*train.ids, *held.ids]) == list(rows.ids)
+        assert divided(rows, 0.25, seed=4)[1].ids != held.ids == divided(rows, 0.25, seed=3)[1].ids
+        with pytest.raises(InputError, match="has 2 rows; a lens needs at least 3, of which 2 held out"):
+            divided(rows.take([0, 1]), 0.25, seed=0)
+
+
+class TestFit:
+    def test_is_nearer_to_the_model_at_every_layer(self, fitted, language):
+        result = LensFit.load(fitted / "lens.json")
+        assert [one.layer for one in result.layers] == [0, 1]
+        for one in result.layers:
+            assert one.gained.low > 0 and one.tuned.value < 0.7 * one.logit.value
+            assert one.gained.value == pytest.approx(one.logit.value - one.tuned.value)
+            assert one.tuned.low < one.tuned.value < one.tuned.high
+        assert result.tuned.value == pytest.approx(np.mean([one.tuned.value for one in result.layers]))
+        assert result.history[0].step == 0 and result.best_step > 0
+        assert min(look.held_out for look in result.history) < 0.7 * result.history[0].held_out
+        assert {path.name for path in fitted.iterdir()} == {"config.json", "params.pt", "lens.json"}
+
+    def test_numbers_are_those_of_the_lens_on_rows_left_out(self, fitted, language):
+        result, lens = LensFit.load(fitted / "lens.json"), load_lens(fitted, language)
+        train, held = divided(rows_of(language, chain(160, 16, seed=1)), 0.3, 0)
+        choosing, measured = lens_training._halves(held)
+        assert not {*train.ids} & {*measured.ids} and not {*choosing.ids} & {*measured.ids}
+        assert result.provenance["data"]["measured"]["fingerprint"] == measured.fingerprint
+        assert (result.rows, result.measured) == (24, 24 * 16)
+        states = chosen_states(language, measured.batch(language, range(24)), "every")
+        for one, name in ((lens, "tuned"), (logit_lens(language), "logit")):
+            logs = one.log_probs(states)
+            means = ((logs[-1] - logs) * logs[-1].exp()).sum(-1).mean(1)
+            for layer in result.layers:
+                assert getattr(layer, name).value == pytest.approx(means[layer.layer].item(), rel=1e-4)
+        assert lens.fit == result and lens.positions == "every"
+
+    def test_reaches_the_optimum_where_it_is_known(self, reader, tmp_path):
+        """The embedding of the last token is always the same: the best answer there is the mean of the model's."""
+        rows = [[*row, 0] for row in chain(60, 12, seed=5)]
+        out = fit_lens(
+            reader, rows, tmp_path / "lens", validation=rows, steps=120, batch_tokens=10**6, look_every=30,
+            progress=False, weight_decay=0.0,
+        )  # fmt: skip
+        lens = load_lens(out, reader)
+        assert lens.positions == "last" and lens.fit.positions == "last"
+        logs = lens.log_probs(chosen_states(reader, reader.encode(ids=rows), "last"))
+        p = logs[-1].exp()
+        best = (p * (p / p.mean(0)).log()).sum(-1).mean().item()
+        found = (p * (logs[-1] - logs[0])).sum(-1).mean().item()
+        assert best <= found + 1e-6 and found == pytest.approx(best, rel=1e-3) and best > 0.01
+        assert lens.fit.layers[1].tuned.value < 0.8 * lens.fit.layers[1].logit.value
+
+    @pytest.mark.parametrize(("optimizer", "clip"), [("sgd", 0.5), ("sgd", 1e3), ("adam", 0.5)])
+    def test_a_step_is_that_of_the_optimizer(self, language, tmp_path, optimizer, clip):
+        """One step on all rows, from zero: along the clipped gradient (sgd), or of one learning rate (adam)."""
+        rows = chain(6, 9, seed=6)
+        options = dict(optimizer=optimizer, learning_rate=0.05, clip=clip, weight_decay=0.0, steps=1)
+        out = fit_lens(
+            language, rows, tmp_path / "lens", validation=rows, batch_tokens=10**6, progress=False, **options
+        )
+        unembed = logit_lens(language).tuned.unembed
+        states = chosen_states(language, language.encode(ids=rows), "every")
+        weight = torch.zeros(2, 16, 16, requires_grad=True)
+        bias = torch.zeros(2, 16, requires_grad=True)
+        logs = unembed(states[:-1] + states[:-1] @ weight.mT + bias.unsqueeze(1)).log_softmax(-1)
+        p = unembed(states[-1]).softmax(-1)
+        loss = (p * (p.log() - logs)).sum(-1).mean(1).sum()
+        slopes = torch.autograd.grad(loss, (weight, bias))
+        norm = torch.cat([slope.flatten() for slope in slopes]).norm()
+        assert norm > 0.5
+        lens = load_lens(out, language)
+        assert lens.fit.best_step == 1
+        found = [torch.stack([getattr(part, name) for part in lens.tuned]) for name in ("weight", "bias")]
+        for one, slope in zip(found, slopes):
+            if optimizer == "adam":
+                assert torch.allclose(one[slope.abs() > 1e-4], -0.05 * slope[slope.abs() > 1e-4].sign(), atol=1e-3)
+            else:  # Nesterov's first step is (1 + momentum) (1 − momentum) long
+                torch.testing.assert_close(one, -0.05 * 0.19 * slope * min(1, clip / norm), rtol=1e-3, atol=1e-6)
+
+    def test_keeps_the_best_weights(self, language, tmp_path):
+        """With steps much too long nothing is better than the logit lens, which is what is kept."""
+        data = chain(20, 12, seed=7)
+        given = {**QUICK, "steps": 40, "look_every": 2, "clip": 1e6, "learning_rate": 1e4}
+        out = fit_lens(language, data, tmp_path / "lens", **given, patience=3)
+        result = LensFit.load(out / "lens.json")
+        assert result.best_step == 0 and [look.step for look in result.history] == [0, 2, 4, 6]
+        assert all(one.tuned == one.logit and one.gained.value == 0 for one in result.layers)
+        assert not any(p.any() for p in load_lens(out, language).tuned.layer_translators.parameters())
+
+    def test_is_repeated_by_its_seed_alone(self, language, tmp_path):
+        data, drawn = chain(30, 12, seed=8), torch.get_rng_state()
+        np.random.seed(3)
+        numpy = np.random.get_state()[1].copy()
+        runs = [fit_lens(language, data, tmp_path / str(i), **QUICK, seed=i // 2) for i in range(3)]
+        assert torch.equal(torch.get_rng_state(), drawn) and (np.random.get_state()[1] == numpy).all()
+        first, again, other = (torch.load(run / "params.pt", weights_only=True) for run in runs)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        assert not torch.equal(first["0.weight"], other["0.weight"])
+
+    def test_of_a_classifier_at_every_position(self, reader, tmp_path):
+        out = fit_lens(reader, chain(30, 12, seed=8), tmp_path / "lens", **QUICK, positions="every")
+        lens = load_lens(out, reader)
+        assert lens.positions == "every" and lens.fit.measured == 12 * lens.fit.rows
+
+    def test_another_models_lens_is_refused(self, fitted, language):
+        other = Mamba2ForCausalLM(backbone()).eval()
+        with pytest.raises(InputError, match=r"fitted was fitted to another model \(tiny, float32\) than"):
+            load_lens(fitted, Model(other))
+        changed = Mamba2ForCausalLM(backbone()).eval()
+        changed.load_state_dict(language.module.state_dict())
+        load_lens(fitted, Model(changed))
+        with torch.no_grad():  # one weight far from the head
+            changed.backbone.layers[0].mixer.D[0] += 1e-3
+        with pytest.raises(InputError, match="with other weights; fit one to this model") as caught:
+            load_lens(fitted, Model(changed))
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="the tuned lens .*fitted is that of another model"):
+            lenses.lens_of(load_lens(fitted, language), Model(changed))
+
+
+class TestContinuing:
+    def test_a_killed_fit_ends_as_an_unbroken_one(self, language, tmp_path, capfd):
+        language.module.save_pretrained(tmp_path / "model")
+        data = chain(40, 12, seed=9)
+        given = dict(steps=60, batch_tokens=60, look_every=20, checkpoint_minutes=0.0, held_out=0.2)
+        broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
+        state = broken / "checkpoint" / "state.pt"
+        arguments = [str(tmp_path / "model"), json.dumps(data), str(broken), json.dumps(given)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while process.poll() is None and time.monotonic() < deadline:
+                if state.exists() and torch.load(state, weights_only=True)["step"] >= 25:
+                    break
+                time.sleep(0.02)
+            assert process.poll() is None, "the fit ended before it could be killed"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        step = torch.load(state, weights_only=True)["step"]
+        assert 25 <= step < 60 and not (broken / "lens.json").exists()
+
+        model = ssmscope.load(tmp_path / "model")
+        for out in (broken, unbroken):
+            fit_lens(model, data, out, **given)
+        assert capfd.readouterr().err.count(f"continuing after {step} steps") == 1
+        one, other = (torch.load(out / "params.pt", weights_only=True) for out in (broken, unbroken))
+        assert all(torch.equal(one[name], other[name]) for name in one) and one["0.weight"].any()
+        one, other = (LensFit.load(out / "lens.json") for out in (broken, unbroken))
+        assert one.history == other.history and one.layers == other.layers and one.best_step == other.best_step
+        assert not (broken / "checkpoint").exists()
+
+    def test_a_finished_fit_is_left_as_it_is(self, fitted, language):
+        before = {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()}
+        (fitted / "checkpoint").mkdir()
+        given = dict(steps=80, batch_tokens=400, look_every=20, held_out=0.3, progress=False)
+        assert fit_lens(language, chain(160, 16, seed=1), fitted, **given, checkpoint_minutes=1.0) == fitted
+        assert {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()} == before
+        other = Model(Mamba2ForCausalLM(backbone()).eval())
+        for model, data, changed, says in (
+            (language, chain(160, 16, seed=1), {"steps": 81}, r"another fit \(steps was 80 and is now 81\)"),
+            (language, chain(160, 16, seed=1), {"seed": 1}, r"another fit \(another seed\)"),
+            (language, chain(160, 24, seed=2), {}, r"another fit \(another data\)"),
+            (other, chain(160, 16, seed=1), {}, r"another fit \(another model\)"),
+        ):
+            with pytest.raises(InputError, match=says):
+                fit_lens(model, data, fitted, **{**given, **changed})
+
+    def test_other_directories_are_refused(self, language, tmp_path):
+        (tmp_path / "notes.txt").write_text("mine")
+        for out in (tmp_path, tmp_path / "notes.txt"):
+            with pytest.raises(InputError, match="exists and holds no lens of ours; give a new or empty directory"):
+                fit_lens(language, chain(9, 9, 0), out, **QUICK)
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+        with pytest.raises(InputError, match="cannot be written to|exists and holds no lens"):
+            fit_lens(language, chain(9, 9, 0), tmp_path / "notes.txt" / "lens", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(optimizer="sgdd"), "unknown optimizer 'sgdd'; allowed are sgd, adam; did you mean 'sgd'?"),
+        (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
+        (dict(steps=0), "steps is 0; allowed is a whole number from 1"),
+        (dict(batch_tokens=2.5), "batch_tokens is 2.5; allowed is a whole number from 1"),
+        (dict(learning_rate=0), "learning_rate is 0; allowed is a number above 0"),
+        (dict(weight_decay=-1), "weight_decay is -1; allowed is a number from 0"),
+        (dict(clip=float("nan")), "clip is nan; allowed is a number above 0"),
+        (dict(patience=0), "patience is 0"),
+        (dict(look_every=True), "look_every is True"),
+        (dict(seed=-1), "seed is -1"),
+        (dict(checkpoint_minutes=-1), "checkpoint_minutes is -1"),
+        (dict(held_out=1.0), "held_out is 1.0; allowed is a share above 0 and below 1"),
+        (dict(validation=[[1, 2]]), "has 1 row; held out must be at least 2"),
+        (dict(device="gpu"), "device 'gpu' cannot be used here"),
+    ],
+)
+def test_what_is_refused(language, tmp_path, options, says):
+    with pytest.raises(InputError) as caught:
+        fit_lens(language, chain(9, 9, 0), tmp_path / "lens", **{**QUICK, **options})
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "lens").exists()
+
+
+def test_a_damaged_model_is_refused(language, tmp_path):
+    damaged = Mamba2ForCausalLM(backbone()).eval()
+    with torch.no_grad():
+        damaged.backbone.layers[0].mixer.D[0] = torch.nan
+    with pytest.raises(InputError, match="do not give its own logits"):
+        fit_lens(Model(damaged), chain(9, 9, 0), tmp_path / "lens", **QUICK)
+
+
+class TestResult:
+    @pytest.fixture
+    def result(self, fitted) -> LensFit:
+        return LensFit.load(fitted / "lens.json")
+
+    def test_is_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "fit")
+        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
+        assert ssmscope.Result.load(paths["json"]) == result
+
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert frame.layer.tolist() == [0, 1]
+        assert frame.tuned.tolist() == [one.tuned.value for one in result.layers]
+        assert frame.logit_high.tolist() == [one.logit.high for one in result.layers]
+        assert (frame.gained_low <= frame.gained).all()
+
+    def test_terminal(self, result):
+        shown = str(result)
+        for one in result.layers:
+            assert str(one.tuned) in shown and str(one.gained) in shown
+        assert "384 positions of 24 rows of rows (all)" in shown and f"step {result.best_step}." in shown
+        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
+
+    def test_figure(self, result):
+        left, right = result.figure().axes
+        logit, tuned = left.lines
+        assert tuned.get_ydata().tolist() == [one.tuned.value for one in result.layers] + [0]
+        assert logit.get_ydata().tolist() == [one.logit.value for one in result.layers] + [0]
+        assert [text.get_text() for text in left.get_legend().get_texts()] == ["logit lens", "tuned lens"]
+        assert right.lines[0].get_ydata().tolist() == [look.held_out for look in result.history]
+        assert right.texts[0].get_text() == f"kept: step {result.best_step}"
+
+    def test_names_in_the_figure(self, result):
+        for name in ("$m^{x$", "runs/" + "Wide-Model" * 20):
+            figure = dataclasses.replace(result, provenance={**result.provenance, "model": name}).figure()
+            figure.canvas.draw()
+            edge = figure.get_window_extent().x1
+            assert all(text.get_window_extent().x1 < edge for text in figure.texts)
+            assert name[:4] in figure.texts[0].get_text() and name[-4:] in figure.texts[0].get_text()

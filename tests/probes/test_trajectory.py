@@ -1,0 +1,311 @@
+"""Answers by layer: numbers beside tuned-lens's own, what settles where, and the views."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from examples import TEXTS
+from loud import loud
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+pytest.importorskip("tuned_lens")
+
+import ssmscope  # noqa: E402
+import ssmscope.probes.lens as lenses  # noqa: E402
+from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.model import Model  # noqa: E402
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
+from ssmscope.probes.lens import logit_lens  # noqa: E402
+from ssmscope.probes.trajectory import STATISTICS, LensedText, Trajectory, trajectory  # noqa: E402
+from ssmscope.tasks.language import word_tokenizer  # noqa: E402
+
+WORDS = "the cat sat on a mat and saw two dogs run by old red barn while rain fell".split()
+LINES = ["the cat sat on a mat and saw two dogs", "rain fell", "two dogs run by the old red barn while rain fell"]
+
+
+def backbone(vocabulary: int, layers: int) -> Mamba2Config:
+    return Mamba2Config(
+        vocab_size=vocabulary, hidden_size=16, num_hidden_layers=layers, state_size=4, num_heads=2, head_dim=16,
+        expand=2, n_groups=1, chunk_size=8, use_cache=False,
+    )  # fmt: skip
+
+
+def language(layers: int = 3) -> Model:
+    tokenizer = word_tokenizer([" ".join(WORDS)])
+    torch.manual_seed(0)
+    module = loud(Mamba2ForCausalLM(backbone(len(tokenizer), layers)))
+    with torch.no_grad():
+        module.lm_head.weight.mul_(4)
+    return Model(module, tokenizer, name="speaker")
+
+
+def classifier() -> Model:
+    tokenizer = word_tokenizer([" ".join(WORDS)])
+    torch.manual_seed(0)
+    labels = {0: "calm", 1: "wild", 2: "odd"}
+    config = SSMClassifierConfig(backbone(len(tokenizer), 2), num_labels=3, id2label=labels)
+    return Model(loud(SSMForSequenceClassification(config)), tokenizer, name="judge")
+
+
+def tuned(model: Model):
+    """The logit lens with random translators in it."""
+    lens = logit_lens(model)
+    generator = torch.Generator().manual_seed(0)
+    for translator in lens.tuned:
+        translator.weight.copy_(0.2 * torch.randn(translator.weight.shape, generator=generator))
+        translator.bias.copy_(torch.randn(translator.bias.shape, generator=generator))
+    return dataclasses.replace(lens, name="runs/lens")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return language()
+
+
+@pytest.fixture(scope="module")
+def result(model) -> Trajectory:
+    return trajectory(model, LINES, lens=tuned(model))
+
+
+class TestNumbers:
+    def test_are_those_of_tuned_lens(self, model, result):
+        pytest.importorskip("plotly")
+        for line, text in zip(LINES, result.texts):
+            theirs = tuned(model).prediction_trajectory(model, line)
+            for name, found in (
+                ("entropy", theirs.entropy()),
+                ("cross_entropy", theirs.cross_entropy()),
+                ("kl", theirs.forward_kl()),
+                ("top_probability", theirs.max_probability()),
+            ):
+                ours = getattr(text, name)[:, :-1]
+                assert ours.shape == (4, len(text) - 1)
+                assert ours == pytest.approx(found.stats, rel=1e-4, abs=1e-5), name
+            assert (text.top[:, :-1] == theirs.log_probs.argmax(-1)).all()
+
+    def test_the_last_row_is_the_model(self, model, result):
+        for line, text in zip(LINES, result.texts):
+            own = model.logits(model.encode(line))[0].log_softmax(-1)
+            assert text.final == tuple(model.tokenizer.decode([i]) for i in own.argmax(-1).tolist())
+            assert text.top_probability[-1] == pytest.approx(own.exp().max(-1).values.numpy(), rel=1e-4)
+            assert text.answer_probability[-1] == pytest.approx(text.top_probability[-1])
+            assert text.entropy[-1] == pytest.approx(-(own.exp() * own).sum(-1).numpy(), rel=1e-4)
+            assert np.abs(text.kl[-1]).max() < 1e-6 and (text.kl[:-1] > 1e-4).all()
+            assert text.agrees[-1].all() and not text.agrees[0].all()
+
+    def test_of_the_final_answer(self, model, result):
+        lens, text = tuned(model), result.texts[0]
+        states = lenses.hidden_states(model, model.encode(LINES[0]))[:, 0]
+        answer = model.logits(model.encode(LINES[0]))[0].argmax(-1)
+        for layer in range(3):
+            q = lens.tuned(states[layer], layer).softmax(-1)
+            expected = q.gather(-1, answer.unsqueeze(-1)).squeeze(-1)
+            assert text.answer_probability[layer] == pytest.approx(expected.numpy(), rel=1e-4)
+            assert (text.agrees[layer] == (q.argmax(-1) == answer).numpy()).all()
+            assert text.answers[layer] == tuple(model.tokenizer.decode([i]) for i in q.argmax(-1).tolist())
+
+    def test_cross_entropy_is_to_the_token_that_follows(self, model, result):
+        for text in result.texts:
+            assert np.isnan(text.cross_entropy[:, -1]).all() and not np.isnan(text.cross_entropy[:, :-1]).any()
+        own = model.logits(model.encode(LINES[1]))[0].log_softmax(-1)
+        after = model.encode(LINES[1]).input_ids[0, 1]
+        assert result.texts[1].cross_entropy[-1, 0] == pytest.approx(-own[0, after].item(), rel=1e-4)
+
+    def test_texts_together_are_texts_alone(self, model, result, monkeypatch):
+        monkeypatch.setitem(lenses.NUMBERS_AT_ONCE, "cpu", 1)
+        for line, text in zip(LINES, result.texts):
+            (alone,) = trajectory(model, line, lens=tuned(model)).texts
+            assert alone.tokens == text.tokens == tuple(line.split()) and alone.answers == text.answers
+            assert alone.positions.tolist() == list(range(len(text)))
+            for name in STATISTICS:
+                assert getattr(alone, name) == pytest.approx(getattr(text, name), rel=1e-4, abs=1e-5, nan_ok=True)
+
+    def test_at_the_last_position(self, model, result):
+        last = trajectory(model, LINES, lens=tuned(model), positions="last")
+        for text, whole in zip(last.texts, result.texts):
+            assert text.positions.tolist() == [len(whole) - 1] and text.top.shape == (4, 1)
+            assert text.kl[:, 0] == pytest.approx(whole.kl[:, -1], rel=1e-4, abs=1e-5)
+            assert text.answers == tuple((row[-1],) for row in whole.answers)
+            assert np.isnan(text.cross_entropy).all()
+
+    def test_of_a_classifier(self):
+        judge = classifier()
+        found = trajectory(judge, LINES)
+        assert found.positions == "last" and found.classes and found.lens == "logit lens"
+        own = judge.logits(judge.encode(LINES)).softmax(-1)
+        for row, text in enumerate(found.texts):
+            assert text.final == (judge.labels[own[row].argmax()],)
+            assert text.answer_probability[-1, 0] == pytest.approx(own[row].max().item(), rel=1e-5)
+        every = trajectory(judge, LINES, positions="every")
+        for text, whole in zip(found.texts, every.texts):
+            assert whole.entropy.shape == (3, len(whole))
+            assert whole.entropy[:, -1] == pytest.approx(text.entropy[:, 0], rel=1e-4)
+            assert np.isnan(whole.cross_entropy).all()
+        assert "cross_entropy" not in every.to_frame()
+
+    def test_of_ids_without_a_tokenizer(self, model):
+        bare = dataclasses.replace(model, tokenizer=None)
+        (text,) = trajectory(bare, ids=TEXTS[1]).texts
+        assert text.tokens == ("7", "8", "9") and text.final[0] == str(text.top[-1, 0])
+        batch = model.encode(LINES[1])
+        assert trajectory(model, batch).texts[0].answers == trajectory(model, LINES[1]).texts[0].answers
+
+    def test_settled(self):
+        top = np.array([[5, 5, 1, 2, 5], [5, 1, 1, 5, 1], [5, 5, 1, 5, 1], [5, 5, 5, 5, 5]])
+        flat = np.zeros(top.shape)
+        text = LensedText(
+            ("a",) * 5, (0, 1, 2, 3, 4), np.arange(5), flat, flat, flat, flat, flat, top,
+            tuple(tuple(map(str, row)) for row in top.tolist()),
+        )  # fmt: skip
+        assert text.settled.tolist() == [0, 2, 3, 1, 3]
+
+    def test_where_the_lens_was_fitted(self, model):
+        lens = dataclasses.replace(tuned(model), positions="last")
+        assert trajectory(model, LINES[0], lens=lens).positions == "last"
+        assert trajectory(model, LINES[0], lens=lens, positions="every").positions == "every"
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (dict(statistic="entrpy"), "unknown statistic 'entrpy'; allowed are .* did you mean 'entropy'?"),
+            (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
+            (dict(lens="nowhere"), "nowhere holds no lens"),
+        ],
+    )
+    def test_what_is_refused(self, model, options, says):
+        with pytest.raises(InputError, match=says):
+            trajectory(model, LINES, **options)
+
+    def test_other_refusals(self, model):
+        with pytest.raises(InputError, match="judge is a classifier: there is no next token"):
+            trajectory(classifier(), LINES, statistic="cross_entropy")
+        with pytest.raises(InputError, match="the tuned lens runs/lens is that of another model than speaker"):
+            trajectory(language(layers=2), LINES, lens=tuned(model))
+        damaged = language()
+        lens = tuned(damaged)
+        lens.tuned.layer_translators[1].bias[0] = torch.nan
+        with pytest.raises(InputError, match="answers that are not finite"):
+            trajectory(damaged, LINES, lens=lens)
+
+
+class TestViews:
+    def test_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "lens")
+        assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
+        again = ssmscope.Result.load(paths["json"])
+        assert again == result and (again.texts[2].settled == result.texts[2].settled).all()
+
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert len(frame) == 4 * (10 + 2 + 11)
+        row = frame[(frame.text == 3) & (frame.position == 4) & (frame.layer == 2)].iloc[0]
+        text = result.texts[2]
+        assert row.token == "the" and row.answer == text.answers[2][4] and row.final == text.final[4]
+        assert row.kl == text.kl[2, 4] and row.entropy == text.entropy[2, 4] and row.agrees == text.agrees[2, 4]
+        assert row.cross_entropy == text.cross_entropy[2, 4] and row.settled == text.settled[4]
+        assert row.top_probability == text.top_probability[2, 4]
+        assert row.answer_probability == text.answer_probability[2, 4]
+
+    def test_terminal(self, result):
+        shown = str(result)
+        assert "Answers by layer of speaker: tuned lens runs/lens" in shown
+        lines = [line.split() for line in shown.splitlines()]
+        text = result.texts[0]
+        probability = f"{text.answer_probability[-1, 1]:.2f}"
+        row = ["1", "cat", str(text.settled[1]), *(text.answers[i][1] for i in range(4)), probability]
+        assert row in lines and max(map(len, shown.splitlines())) <= 100
+
+    def test_terminal_of_many_layers_and_tokens(self):
+        deep = trajectory(language(layers=9), " ".join(WORDS * 4))
+        shown = str(deep)
+        assert "5 of 9 layers below the model's answer" in shown and "40 of 72 tokens" in shown
+        assert all(f"layer {layer}" in shown for layer in (0, 2, 4, 6, 8)) and "layer 3" not in shown
+        assert max(map(len, shown.splitlines())) <= 100
+
+    def test_figure(self, result):
+        figure = result.figure()
+        sheet = figure.axes[0]
+        written = [text.get_text() for text in sheet.texts]
+        text = result.texts[2]
+        for layer in range(4):
+            assert all(written.count(word) >= text.answers[layer].count(word) for word in set(text.answers[layer]))
+        assert "model" in written and "0 (input)" in written and "text 3" in written
+        assert figure.axes[1].get_xlabel() == STATISTICS["answer_probability"]
+        assert len(sheet.patches) == sum(len(text) for text in result.texts)  # where every answer has settled
+
+    def test_figure_shows_the_statistic(self, model, result):
+        """Of a single token the shade of a cell grows with its number."""
+        one = trajectory(model, "cat", lens=tuned(model), statistic="kl")
+        colours = one.figure().axes[0].collections[0].get_facecolor()[:, 0]
+        assert (np.argsort(colours) == np.argsort(-one.texts[0].kl[::-1, 0])).all()
+        bar = one.figure().axes[1]
+        assert bar.get_xlabel() == STATISTICS["kl"]
+        assert bar.get_xticklabels()[-1].get_text() == f"{one.texts[0].kl.max():.3g}"
+        entropy = result.figure(statistic="entropy").axes[1]
+        assert entropy.get_xlabel() == STATISTICS["entropy"]
+        colours = one.figure(statistic="cross_entropy").axes[0].collections[0].get_facecolor()
+        assert len({tuple(colour) for colour in colours}) == 1  # nothing follows
+
+    def test_figure_of_many_tokens_and_layers(self):
+        deep = trajectory(language(layers=30), " ".join(WORDS * 2))
+        for start, first, last in ((0, "tokens 0 to 23 of 36", "the"), (24, "tokens 24 to 35 of 36", "barn")):
+            figure = deep.figure(start=start)
+            written = [text.get_text() for text in figure.axes[0].texts]
+            (note,) = [text for text in written if "figure(start=…)" in text]
+            assert first in note and "25 of 31 layers" in note and last in written
+            sheet = figure.axes[0]
+            cells = [text for text in sheet.texts if text.get_text() in deep.texts[0].tokens]
+            edge = sheet.get_xlim()[1]
+            assert max(text.get_position()[0] for text in cells) < edge and len(cells) >= 12
+        with pytest.raises(InputError, match="there is no token 36 to start the figure at; allowed are 0 to 35"):
+            deep.figure(start=36)
+        with pytest.raises(InputError, match="unknown statistic 'kll'"):
+            deep.figure(statistic="kll")
+
+    def test_figure_of_last_positions(self):
+        found = trajectory(classifier(), LINES)
+        written = [text.get_text() for text in found.figure().axes[0].texts]
+        assert [text for text in written if text in ("1", "2", "3")].count("3") == 1
+        assert all(written.count(text.final[0]) for text in found.texts)
+        with pytest.raises(InputError, match="there is no text 3 to start"):
+            found.figure(start=3)
+        with pytest.raises(InputError, match="unknown statistic 'cross_entropy'; allowed are answer_probability"):
+            found.figure(statistic="cross_entropy")
+
+    def test_page(self, result):
+        page = result.to_html()
+        text = result.texts[0]
+        assert page.count("<td class=") == 4 * (10 + 2 + 11)
+        assert f"KL(model ‖ lens), nats: {float(text.kl[1, 3]):.5g}" in page
+        assert page.count("settled") >= sum(len(text) for text in result.texts) and "<script" not in page
+        awkward = dataclasses.replace(result, lens="tuned lens <b>&")
+        assert "tuned lens &lt;b&gt;&amp;" in awkward.to_html()
+        assert "3 texts" not in page and "<i></i> 1 probability of the final answer" in page
+
+    def test_names_in_the_figure(self, result):
+        """A $ starts no formula, and whatever their length names stay on the paper."""
+        for name in ("$m^{x$", "runs/" + "Wide-Model" * 20):
+            renamed = {**result.provenance, "model": name}
+            figure = dataclasses.replace(result, provenance=renamed, lens=f"tuned lens {name}").figure()
+            figure.canvas.draw()
+            bar = figure.axes[1].get_window_extent().x0
+            heading = figure.axes[0].texts[:2]
+            assert all(text.get_window_extent().x1 < bar for text in heading)
+            assert all(name[:4] in text.get_text() and name[-4:] in text.get_text() for text in heading)
+
+
+def test_a_uniform_answer_has_the_entropy_of_all_tokens():
+    model = language()
+    with torch.no_grad():
+        model.module.lm_head.weight.zero_()
+        model.module.lm_head.weight[:, 0] = 1e-6
+    lens = dataclasses.replace(logit_lens(language()), fingerprint=model.fingerprint)
+    lens.tuned.unembed.unembedding.weight.zero_()
+    (text,) = trajectory(model, LINES[0], lens=lens).texts
+    assert text.entropy == pytest.approx(np.full((4, 10), math.log(20)), rel=1e-5)
+    assert text.answer_probability == pytest.approx(np.full((4, 10), 0.05), rel=1e-5)
+    assert np.abs(text.kl).max() < 1e-6 and (text.settled == 0).all()
