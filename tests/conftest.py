@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from jaxtyping import install_import_hook
 # Shapes in annotations are checked when a test calls the function; users pay nothing for them.
 CHECKED = ("ssm", "scans.scalar", "models.parts", "models.classifier", "attacks.replaced")
 install_import_hook([f"ssmscope.{name}" for name in CHECKED], "beartype.beartype")
+
+# A run in the background of a shell ignores interrupts, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 

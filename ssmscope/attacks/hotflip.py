@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -194,12 +194,12 @@ class _Search:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that may be put into a text, (tokens,), and their words, by how they are written beyond their letters:
-    in many vocabularies the token of a word behind a space begins with "Ġ" or "▁", and one without is the end of a
-    longer word."""
+    """The tokens that may be put into a text, their words and embeddings, by what stands before their letters: in many
+    vocabularies "Ġ" or "▁" begins the token of a word behind a space, and one without is the end of a longer word."""
 
-    ids: Mapping[str, Int[Tensor, " tokens"]]
+    ids: Mapping[str, tuple[int, ...]]
     words: Mapping[str, tuple[str, ...]]
+    embeddings: Mapping[str, Float[Tensor, "tokens width"]]
 
     @classmethod
     def of(cls, model: Model, absent: Iterable[str] = ()) -> Vocabulary:
@@ -208,10 +208,19 @@ class Vocabulary:
         found: dict[str, list[tuple[int, str]]] = {}
         for token, number in model.tokenizer.get_vocab().items():
             word = letters(model, number)
-            if number < model.vocabulary and number not in special and word and word.lower() not in avoided:
+            if not word or not token.endswith(word) or word.lower() in avoided:
+                continue
+            if number < model.vocabulary and number not in special:
                 found.setdefault(token.removesuffix(word), []).append((number, word))
-        ids = {mark: torch.tensor([i for i, _ in sorted(pairs)], device=model.device) for mark, pairs in found.items()}
-        return cls(ids, {mark: tuple(word for _, word in sorted(pairs)) for mark, pairs in found.items()})
+        ids = {mark: tuple(number for number, _ in sorted(pairs)) for mark, pairs in found.items()}
+        words = {mark: tuple(word for _, word in sorted(pairs)) for mark, pairs in found.items()}
+        return cls(ids, words, {mark: embedded(model, each) for mark, each in ids.items()})
+
+
+def embedded(model: Model, ids: Sequence[int]) -> Float[Tensor, "tokens width"]:
+    """The embeddings of tokens, without gradients."""
+    with torch.no_grad():
+        return model.module.get_input_embeddings()(torch.tensor(ids, device=model.device))
 
 
 def letters(model: Model, number: int) -> str:
@@ -265,14 +274,14 @@ def best_flips(
     for mark, tokens in by_mark.items():
         if mark not in vocabulary.ids:
             continue
-        ids = vocabulary.ids[mark]
-        old = torch.tensor([node.ids[token] for token in tokens], device=ids.device)
-        added = estimates(model, gradient[tokens], old, ids)
+        ids, words = vocabulary.ids[mark], vocabulary.words[mark]
+        old = embedded(model, [node.ids[token] for token in tokens])
+        added = estimates(gradient[tokens], old, vocabulary.embeddings[mark])
         best = added.flatten().topk(min(number, added.numel()))
         for estimate, at in zip(best.values.tolist(), best.indices.tolist()):
             place, which = divmod(at, len(ids))
-            if ids[which] != old[place]:
-                found.append(node.flipped(tokens[place], int(ids[which]), vocabulary.words[mark][which], estimate))
+            if ids[which] != node.ids[tokens[place]]:
+                found.append(node.flipped(tokens[place], ids[which], words[which], estimate))
     return sorted(found, key=lambda flip: -flip.estimate)[:number]
 
 
@@ -280,13 +289,10 @@ def best_flips(
 
 
 def estimates(
-    model: Model, gradient: Float[Tensor, "places width"], old: Int[Tensor, " places"], new: Int[Tensor, " tokens"]
+    gradient: Float[Tensor, "places width"], old: Float[Tensor, "places width"], new: Float[Tensor, "tokens width"]
 ) -> Float[Tensor, "places tokens"]:
     """(e_new − e_old)ᵀ ∇L at every place: what a token in the place of another adds to the loss, to first order."""
-    embed = model.module.get_input_embeddings()
-    with torch.no_grad():
-        before = (gradient * embed(old)).sum(-1, keepdim=True)
-        return gradient @ embed(new).to(gradient).T - before
+    return gradient @ new.T - (gradient * old).sum(-1, keepdim=True)
 
 
 def loss_gradients(

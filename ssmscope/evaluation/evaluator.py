@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,7 @@ class Evaluator:
             self._settings |= {"words": self._answering[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}
         elif self.words is not None:
             self._settings |= {"normalise": normalise}
-        self._forks, self._tried, self._rows_at_once = fork, not fork, NO_LIMIT
+        self._forks, self._tried, self._states_at_once = fork, not fork, NO_LIMIT
         self._tokens_at_once = tokens_at_once or tokens_together(model)
         self._paths: list[Paths] = []
         self._behind: dict[str, int] = {}
@@ -191,22 +191,30 @@ class Evaluator:
         """Find out once whether the model continues from states, and how large these are."""
         if not self._tried:
             self._forks, size = continues(self.model, Rows.of([row for row, _ in rows]))
-            self._rows_at_once = states_together(self.model, size) if self._forks else NO_LIMIT
+            self._states_at_once = states_together(self.model, size) if self._forks else NO_LIMIT
             self._tried = True
 
-    def _chunks(self, rows: list[tuple[bytes, int]]) -> list[list[tuple[bytes, int]]]:
-        """Neighbours in parts of at most so many tokens that are run, and rows whose states are held."""
+    def _chunks(self, rows: list[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
+        """Neighbours in parts of at most so many tokens that are run, and forks whose states are held."""
         ids = Rows.of([row for row, _ in rows])
         shared = ids.shared() if self._forks else np.zeros(len(ids), dtype=np.int64)
-        chunks: list[list[tuple[bytes, int]]] = []
-        tokens = 0
+        chunk: list[tuple[bytes, int]] = []
+        tokens, states = 0, 0
+        parted: list[int] = []  # where the rows of the chunk have parted, on the way to the row before
         for row, length, common in zip(rows, ids.lengths.tolist(), shared.tolist()):
             tokens += length - common
-            if not chunks or tokens > BATCHES * self._tokens_at_once or len(chunks[-1]) >= self._rows_at_once:
-                chunks.append([])
-                tokens = length
-            chunks[-1].append(row)
-        return chunks
+            while parted and parted[-1] > common:
+                parted.pop()
+            if common and parted[-1:] != [common]:
+                parted.append(common)
+                states += 1
+            own = len(self._paths[row[1]].beginnings) - 1 if self._paths else 0  # of its end and of begun label words
+            states += own
+            if chunk and (tokens > BATCHES * self._tokens_at_once or states > self._states_at_once):
+                yield chunk
+                chunk, tokens, states, parted = [], length, own, []
+            chunk.append(row)
+        yield chunk
 
     def _scores(self, rows: Sequence[tuple[bytes, int]]) -> Float[np.ndarray, "rows classes"]:
         if self.words is not None and self._answering is None:
@@ -268,7 +276,7 @@ class Evaluator:
             forked(rows) if self._forks else whole(rows),
             read,
             tokens_at_once=self._tokens_at_once,
-            states_at_once=self._rows_at_once,
+            states_at_once=self._states_at_once,
             states=states,
         )
 

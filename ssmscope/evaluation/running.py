@@ -25,7 +25,8 @@ ON_A_GPU = 32
 LOGITS_AT_ONCE = 2**26
 """How many numbers the logits of a batch have: 256 MiB of float32."""
 STATES_AT_ONCE = 2**29
-"""How many bytes the states of a batch have on a CPU; on a GPU a sixteenth of its memory."""
+"""How many bytes the states have that are held, or that a batch begins with, on a CPU; on a GPU a sixteenth of its
+memory."""
 
 TRIED = 8, 64
 """How long the rows are, at least and at most, with which it is tried whether a model continues from its states."""

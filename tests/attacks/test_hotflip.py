@@ -84,9 +84,9 @@ class TestEstimates:
             gradients = loss_gradients(model, self.ROWS, self.LABELS, label_ids)
             for row, gradient in enumerate(gradients):
                 assert gradient.shape == (len(self.ROWS[row]), 16) and gradient.dtype == torch.float64
-                found = estimates(model, gradient, torch.tensor(self.ROWS[row]), new)
+                found = estimates(gradient, table[self.ROWS[row]], table[new])
                 for place, which in itertools.product(range(len(self.ROWS[row])), range(3)):
-                    step = 1e-4
+                    step = 1e-5
                     ends = [loss(row, place, int(new[which]), sign * step) for sign in (1, -1)]
                     assert float(found[place, which]) == pytest.approx(
                         (ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-7
@@ -124,6 +124,10 @@ WEIGHTS = {"awful": -4.0, "poor": -1.5, "dull": -1.0, "film": 0.0, "plot": 0.25,
 def whole(model: ssmscope.Model) -> Evaluator:
     """The state of a bag of words is not its mixer's."""
     return Evaluator(model, fork=False)
+
+
+def node(text: str) -> module.Node:
+    return module.Node(text, (0,), {0: (0, len(text))})
 
 
 def flip(model: ssmscope.Model, texts: list[str], labels: list[int], **limits) -> list[module.Flipped]:
@@ -183,6 +187,18 @@ class TestSearch:
     def test_the_budget_is_kept(self, budget):
         (found,) = flip(bag(WEIGHTS, ending=-40.0), ["awful poor dull film"], [0], budget=budget, candidates=7)
         assert found.queries == budget
+        assert (budget == 1) == (found.text == "awful poor dull film")
+        assert budget != 2 or found.text == "great poor dull film"  # of a step's candidates the best by estimate
+
+    def test_of_three_classes_one_that_changes_the_answer_is_preferred_to_a_higher_loss(self):
+        search = module._Search(0, node("film"), [node("film")])
+        search.best.judge(np.log([0.8, 0.1, 0.1]), 0)
+        higher, won, lower = node("a"), node("b"), node("c")
+        for each, p in ((higher, [0.34, 0.33, 0.33]), (won, [0.4, 0.5, 0.1]), (lower, [0.45, 0.52, 0.03])):
+            each.judge(np.log(p), 0)
+        assert higher.loss > won.loss > lower.loss == pytest.approx(-np.log(0.45))
+        search.settle([lower, higher, won], Limits())
+        assert search.best is won and search.over
 
     def test_words_that_are_kept_and_those_that_are_not_put_in(self):
         model, texts = bag(WEIGHTS, ending=-40.0), ["awful Poor dull film"]
@@ -297,7 +313,7 @@ class TestTexts:
         assert {"film", "sad", "the", "bad"} <= set(found.words["Ġ"]) and "good" not in found.words["Ġ"]
         assert "film" in found.words[""] and "ing" in found.words[""] and set(found.words) == {"", "Ġ"}
         for mark, words in found.words.items():
-            names = marked.tokenizer.convert_ids_to_tokens(found.ids[mark].tolist())
+            names = marked.tokenizer.convert_ids_to_tokens(list(found.ids[mark]))
             assert names == [mark + word for word in words]
 
     def test_only_texts_that_are_read_as_meant_are_offered(self, marked):
@@ -342,7 +358,7 @@ def by_chance(monkeypatch):
     """From when it is called on, flips are ranked by chance instead of by the gradient."""
     draw = torch.Generator().manual_seed(0)
 
-    def ranked(model, gradient, old, new):
+    def ranked(gradient, old, new):
         return torch.rand(len(old), len(new), generator=draw)
 
     return lambda: monkeypatch.setattr(module, "estimates", ranked)

@@ -28,7 +28,8 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.evaluation import Evaluator, Template
+from ssmscope.evaluation import Evaluator, Template, running
+from ssmscope.evaluation import evaluator as asking
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.model import Model
 from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer
@@ -95,6 +96,33 @@ def test_shared_beginnings_are_run_once(tokens_run):
     assert run(one, texts[::-1]) == 0
     # "not", "not so", "very", "very bad" and "very bad is" stand before the last tokens of labels
     assert run(several, texts) == 20 + 5 * 3 + 5 * 5
+
+
+@pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+@pytest.mark.parametrize("scoring", ["likelihood", "generated"])
+def test_no_more_states_are_held_than_allowed(monkeypatch, words, scoring):
+    model = language_model("mamba2")
+    expected = Evaluator(model, words=words, scoring=scoring).scores(TEXTS)
+    most, held, run_pieces, run_batch = 7, [], asking.run_pieces, running.run_batch
+    monkeypatch.setattr(asking, "states_together", lambda *_: most)
+
+    def pieces_counted(model, rows, pieces, read, **options):
+        held.append(pieces.kept.sum())
+        run_pieces(model, rows, pieces, read, **options)
+
+    def states_counted(model, ids, mask, states=None, *, keep=False):
+        assert len(ids) <= most or not (states or keep)
+        found = run_batch(model, ids, mask, states, keep=keep)
+        for state in found.states:
+            for tensor in (state.conv, *state.ssm):  # none keeps what is larger in memory
+                assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return found
+
+    monkeypatch.setattr(asking, "run_pieces", pieces_counted)
+    monkeypatch.setattr(running, "run_batch", states_counted)
+    found = Evaluator(model, words=words, scoring=scoring).scores(TEXTS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert max(held) <= most and len(held) > 1 and sum(held) > 3
 
 
 def test_a_text_that_ends_in_what_a_label_says(tokens_run):

@@ -15,7 +15,7 @@ import torch
 from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
 
 from ssmscope.errors import InputError
-from ssmscope.evaluation import Evaluator, evaluator, store
+from ssmscope.evaluation import Evaluator, evaluator, running, store
 from ssmscope.evaluation.store import Store
 
 SMALL = dict(words=MANY, tokens_at_once=45)
@@ -54,8 +54,11 @@ def watched(monkeypatch):
     return watch
 
 
-@pytest.mark.parametrize("chunks, fork", [(0, True), (1, True), (3, True), (2, False)])
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, watched, small_chunks, chunks, fork):
+@pytest.mark.parametrize(
+    "chunks, fork, states", [(0, True, 2**29), (1, True, 2**29), (3, True, 2**29), (2, False, 0), (4, True, 2**15)]
+)
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, small_chunks, chunks, fork, states):
+    monkeypatch.setattr(running, "STATES_AT_ONCE", states)
     model = language_model("mamba2")
     unbroken = Evaluator(model, cache=tmp_path / "unbroken", fork=fork, **SMALL)
     expected = [unbroken.scores(WAVES[0])]
