@@ -16,6 +16,7 @@ from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
 
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator, running, store
+from ssmscope.evaluation.forking import as_bytes
 from ssmscope.evaluation.store import Store
 
 SMALL = dict(words=MANY, tokens_at_once=45)
@@ -80,6 +81,22 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, watched, 
     assert rest == second[chunks:]  # the same chunks, and only those that were missing
     assert again.run + broken.run == unbroken.run == len({*WAVES[0], *WAVES[1], *WAVES[2]})
     assert again.seconds > broken.seconds > 0
+
+
+@pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
+def test_where_a_chunk_begins_depends_on_no_row_before_it(monkeypatch, words):
+    monkeypatch.setattr(evaluator, "BATCHES", 1)
+    asked = Evaluator(language_model("mamba2"), words=words)
+    asked.scores(TEXTS[:1])
+    draw = np.random.default_rng(0)
+    for _ in range(40):
+        rows = {tuple(draw.integers(0, 2, draw.integers(1, 12)).tolist()) for _ in range(60)}
+        new = [(row, 0) for row in sorted(as_bytes([list(row) for row in rows]))]
+        asked._tokens_at_once, asked._states_at_once = int(draw.integers(1, 80)), int(draw.integers(1, 20))
+        chunks = list(asked._chunks(new))
+        assert sum(chunks, []) == new
+        for done in range(1, len(chunks)):
+            assert list(asked._chunks(sum(chunks[done:], []))) == chunks[done:]
 
 
 def test_a_stopped_wave_goes_on_in_the_same_process(watched, small_chunks):
