@@ -124,7 +124,7 @@ def word_attack(
         candidates: of hotflip, how many flips of each kept text the model is asked about.
         stopwords: of hotflip, whether stop words may be replaced too.
         cache: a file where the model's answers are kept.
-        active: how many examples are attacked at a time.
+        active: how many examples TextAttack's searches attack at a time; hotflip attacks all together.
         seed: draws examples, changes of characters, and resamples.
         progress: whether to show it on stderr, where that is a terminal.
 
@@ -138,6 +138,10 @@ def word_attack(
     evaluator = Evaluator(model, words=words, cache=cache, fork=_forks(model, data.texts))
     classes = class_ids(model, data) if model.is_classifier else _named_classes(data, evaluator.words or ())
     prompt = Template(CONTENT if template is None else template)
+    spoken = evaluator.words or ()
+    attack: Recipe | None = None
+    if recipe != HOTFLIP:  # what it lacks is said before the model runs
+        attack = recipe_of(recipe, flavour="words", **{name: own[name] for name in OPTIONS.get(recipe, ())})
     rows = sampled_rows(len(data), limit, seed)
     data, labels = data.take(rows), classes[rows].tolist()
 
@@ -147,19 +151,13 @@ def word_attack(
     clean = probabilities(scores(data.texts))
     right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
     texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
-    spoken = evaluator.words or ()
-    left_out: tuple[str, ...] = ()
+    kept, whose = (frozenset[str](), "") if stopwords else stop_words()
+    limits = _limits(own, budget, kept, spoken)
     with _progress(len(right), progress) as ended:
-        if recipe == HOTFLIP:
-            whose = stop_words() if not stopwords else (frozenset[str](), "")
-            limits = _limits(own, budget, whose[0], spoken)
+        if attack is None:
             ids = label_words(model, spoken, after=prompt.fill(texts[0])).ids if spoken and texts else None
-            ran = _described(limits, whose[1])
             ends = _flipped(model, texts, true, scores, ended, template=prompt, label_ids=ids, limits=limits)
         else:
-            given = {name: own[name] for name in OPTIONS.get(recipe, ())}
-            attack = recipe_of(recipe, flavour="words", **given)
-            ran, left_out = attack.ran, attack.left_out
             seeds = [draw_seed(seed, rows[place]) for place in right]
             ends = _searched(attack, texts, true, clean[right], scores, ended, spoken, budget, seeds, active)
     found = dict(zip(right, ends))
@@ -182,8 +180,8 @@ def word_attack(
         labels=tuple(model.labels or data.label_names),
         examples=examples,
         **measure(examples, seed),
-        ran=tuple(ran),
-        left_out=tuple(left_out),
+        ran=_described(limits, whose) if attack is None else attack.ran,
+        left_out=() if attack is None else attack.left_out,
     )
 
 
@@ -235,10 +233,15 @@ def _flipped(
     model: Model, texts: Sequence[str], labels: Sequence[int], scores: Scores, ended: Callable[[int], None], **how: Any
 ) -> list[End]:
     found = hotflip(model, texts, labels, scores, ended=ended, **how)
-    true = probabilities(np.array([each.scores for each in found]).reshape(len(found), -1))
     return [
-        End(each.text, int(each.scores.argmax()), float(row[label]), each.queries, each.gradients)
-        for each, row, label in zip(found, true, labels)
+        End(
+            text=each.text,
+            answer=int(each.scores.argmax()),
+            true=float(probabilities(each.scores[None])[0, label]),
+            queries=each.queries,
+            gradients=each.gradients,
+        )
+        for each, label in zip(found, labels)
     ]
 
 

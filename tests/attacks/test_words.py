@@ -468,6 +468,21 @@ class TestOptions:
         with pytest.raises(InputError, match="animals has the classes cat, dog; .* tells apart negative, positive"):
             word_attack(model, other)
 
+    @needs_textattack
+    def test_what_an_attack_lacks_is_said_before_the_model_runs(self, model, monkeypatch):
+        waves = asked(monkeypatch)
+        with pytest.raises(InputError, match="textfooler .* give embeddings"):
+            word_attack(model, reviews(), recipe="textfooler")
+        assert waves == []
+
+    @pytest.mark.parametrize("recipe", [pytest.param("deepwordbug", marks=needs_textattack), "hotflip"])
+    def test_where_nothing_is_right_nothing_is_attacked(self, model, recipe):
+        data = reviews(1, 2)
+        wrong = text_data("wrong", "all", data.texts, [0, 0], SENTIMENT)
+        found = word_attack(model, wrong, recipe=recipe)
+        assert [example.status for example in found.examples] == ["skipped"] * 2
+        assert found.accuracy.value == found.attacked.value == 0 and math.isnan(found.success.value)
+
     def test_options_of_attacks_are_options(self):
         parameters = inspect.signature(word_attack).parameters
         assert {name for names in OPTIONS.values() for name in names} <= set(parameters)
