@@ -1,14 +1,14 @@
-"""The reference runs behind the shipped CIFAR-10 and instruct models and the tables in docs/: which are trained, and
-what came out.
+"""The reference runs behind the shipped CIFAR-10, instruct and babi models and the tables in docs/: which are trained,
+and what came out.
 
-    python benchmarks/reference.py train cifar10 mad wikitext2 instruct --out runs/reference --gpus 4 --minutes 10
+    python benchmarks/reference.py train cifar10 mad wikitext2 instruct babi --out runs/reference --gpus 4 --minutes 10
     python benchmarks/reference.py table --out runs/reference
     python benchmarks/reference.py position --out runs/reference --limit 2000
 
-Every run is one `analyze train` command, printed as it starts. Runs are divided among the GPUs, two at a time on each
-(with --gpus 0 two at a time on the CPU, where cifar10 takes days). What is finished is left as it is, and what the
-minutes cut short goes on the next time, so the first line may be given again until nothing is left. A run that starts
-from another one's weights waits for that one.
+Every run is one `analyze train` command, printed as it starts. Runs are divided among the GPUs, two (--each) at a time
+on each (with --gpus 0 as many at a time on the CPU, where cifar10 takes days). What is finished is left as it is, and
+what the minutes cut short goes on the next time, so the first line may be given again until nothing is left. A run that
+starts from another one's weights waits for that one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from pathlib import Path
 
 CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
 COMPARED = ("mamba2", "diff-mamba")
+QUESTIONED = {
+    "mamba2": "mamba2",
+    "hybrid": "diff-mamba --differential-layers hybrid",
+    "diff-mamba": "diff-mamba",
+}
 MAD = ("fuzzy-recall", "compression")
 SEEDS = (0, 1, 2)
 BASE = "instruct-base-0"
@@ -52,6 +57,13 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
             for name in COMPARED:
                 options = f"--split validation --epochs 15 --embedding-dropout 0.3 --seed {seed}"
                 found[f"wikitext2-{name}-{seed}"] = f"{name} --data wikitext2 {options}"
+    if "babi" in sets:
+        sizes = "--width 96 --layers 6 --state 32 --head-width 32 --tied --vocabulary 4000"
+        recipe = "--prompt-weight 0.2 --epochs 16 --batch-size 128 --saved-as bfloat16"
+        for seed in SEEDS:
+            for name, model in QUESTIONED.items():
+                options = f"--length 1000 --filler wikitext2 {sizes} {recipe} --seed {seed}"
+                found[f"babi-{name}-{seed}"] = f"{model} --data babi {options}"
     if "instruct" in sets:
         found[BASE] = "mamba2 --data instruct"
         for name in CIFAR[:3]:
@@ -102,7 +114,7 @@ def train(arguments: argparse.Namespace) -> None:
                 waiting.put(later.get())
 
     arguments.out.mkdir(parents=True, exist_ok=True)
-    gpus = [str(i) for i in range(arguments.gpus)] * 2 or ["", ""]
+    gpus = [str(i) for i in range(arguments.gpus)] * arguments.each or [""] * arguments.each
     workers = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
     for worker in workers:
         worker.start()
@@ -153,8 +165,9 @@ def main() -> None:
         sub.set_defaults(run=verb)
         sub.add_argument("--out", type=Path, required=True)
         if verb is train:
-            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "instruct"])
+            sub.add_argument("sets", nargs="+", choices=["cifar10", "mad", "wikitext2", "instruct", "babi"])
             sub.add_argument("--gpus", type=int, default=1)
+            sub.add_argument("--each", type=int, default=2, help="runs at a time on a GPU")
             sub.add_argument("--minutes", type=float, default=600.0)
         if verb is position:
             sub.add_argument("--limit", type=int)

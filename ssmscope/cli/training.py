@@ -19,6 +19,7 @@ from ssmscope.command import (
 from ssmscope.inputs import check_writable
 from ssmscope.options import keyword_options, taking
 from ssmscope.training import ARCHITECTURES, train_model
+from ssmscope.training.data import QUESTIONS
 
 
 @app.command()
@@ -40,8 +41,9 @@ def train(
 
     NAME is sst2, imdb, rotten_tomatoes, snli, wnli or a csv, tsv, jsonl or parquet file with text and label
     (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
-    fuzzy-recall, noisy-recall, selective-copying, compression, memorization or qa1 to qa5 (tokens that are asked for);
-    instruct (task prompts around sst2, wnli and snli); wikitext2 or a .txt file (language models).
+    fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five of them
+    (tokens that are asked for); instruct (task prompts around sst2, wnli and snli); wikitext2 or a .txt file (language
+    models).
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
@@ -64,10 +66,13 @@ def train(
     for name in ("spectral_abscissa", "mean_lambda"):
         if name in last:
             print(f"{name.replace('_', ' ')} {first[name]:.4f} after one epoch, {last[name]:.4f} after all")
-    print(f"Saved in {out}{_next_step(out, measured['kind'])}")
+    print(f"Saved in {out}{_next_step(out, measured)}")
 
 
-def _next_step(out: Path, kind: str) -> str:
+def _next_step(out: Path, record: Mapping[str, Any]) -> str:
+    kind = record["kind"]
+    if record["data"]["train"]["name"] in QUESTIONS:
+        return f"; try: analyze retrieval {shlex.quote(str(out))} --lengths 0,500"
     if kind == "pixels":
         return f"; try: analyze position {shlex.quote(str(out))}"
     if kind == "instructions":

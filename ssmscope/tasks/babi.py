@@ -271,7 +271,44 @@ def _placed(story: Told, filler: Sequence[str], places: Sequence[int]) -> Questi
     return Question(" ".join(texts), story.question, story.answer, tuple(facts), story.distractors)
 
 
-def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> TokenData:
+@dataclass(frozen=True, eq=False)
+class QuestionTokens(TokenData):
+    """Questions as rows of tokens, padded on the right.
+
+    Attributes:
+        lengths: (examples,), how many tokens each prompt has.
+        tasks: (examples,), the place of each example's task in `task_names`.
+    """
+
+    lengths: np.ndarray
+    tasks: np.ndarray
+    task_names: tuple[str, ...]
+
+    @staticmethod
+    def joined(parts: Sequence[QuestionTokens], name: str) -> QuestionTokens:
+        """Several tasks' questions of one tokenizer and split, one after the other."""
+        longest = max(part.ids.shape[1] for part in parts)
+        names = tuple(dict.fromkeys(task for part in parts for task in part.task_names))
+
+        def padded(of: str) -> np.ndarray:
+            rows = (getattr(part, of) for part in parts)
+            fill = {"ids": 0, "targets": IGNORED}[of]
+            wide = (np.pad(r, ((0, 0), (0, longest - r.shape[1])), constant_values=fill) for r in rows)
+            return np.concatenate(list(wide))
+
+        return QuestionTokens(
+            name,
+            parts[0].split,
+            padded("ids"),
+            padded("targets"),
+            parts[0].tokens,
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([np.array([names.index(task) for task in part.task_names])[part.tasks] for part in parts]),
+            names,
+        )
+
+
+def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:
     """The questions for a language model: after the last token of a prompt it should name the answer's first token.
 
     Nothing else is asked. Rows are padded on the right to the longest. No special token of the tokenizer is added.
@@ -304,7 +341,9 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
     for line, asked, row in zip(ids, targets, rows):
         line[: len(row) - 1] = row[:-1]
         asked[len(row) - 2] = row[-1]
-    return TokenData(data.name, data.split, ids, targets, token_names(tokenizer))
+    lengths = np.array([len(row) - 1 for row in rows])
+    tasks = np.zeros(len(rows), dtype=np.int64)
+    return QuestionTokens(data.name, data.split, ids, targets, token_names(tokenizer), lengths, tasks, (data.name,))
 
 
 def _check_known(data: QuestionData, tokenizer: Any) -> None:

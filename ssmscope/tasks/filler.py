@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.tasks.language import load_lines
 from ssmscope.tasks.stories import NAMES
+from ssmscope.tasks.text import LINE_SOURCES
 
 WORLD = frozenset(name.lower() for names in NAMES.values() for name in names)
 
@@ -27,6 +30,27 @@ def without_world(filler: Sequence[str]) -> list[str]:
             f"none of {len(filler)} sentences of filler can be used: they are empty or name the world's words"
         )
     return kept
+
+
+GENERATED = "generated"
+
+
+def load_filler(source: str | Path | None, split: str = "test") -> tuple[str, ...] | None:
+    """The sentences of a text, to be filler; None, which stands for sentences of the grammar, for `generated` or None.
+
+    Args:
+        source: `generated`, `wikitext2`, or a file as `load_lines` reads it.
+        split: of questions. Those for training and validation stand in WikiText's validation split, those of the test
+            in its test split. A file is the same for all.
+
+    Raises:
+        InputError: for a text that cannot be read, or one without a sentence.
+    """
+    if source in (None, GENERATED):
+        return None
+    assert source is not None
+    known = str(source) in LINE_SOURCES
+    return sentences(load_lines(source, ("test" if split == "test" else "validation") if known else None))
 
 
 def sentences(lines: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ssmscope.tasks.batches import drop_tokens, epoch_order
 from ssmscope.tasks.instructions import InstructionData, label_tokens
 from ssmscope.tasks.subwords import SubwordDropout
 from ssmscope.tasks.tokens import IGNORED
-from ssmscope.training.objectives import Objective, Score, regularized, unknown_token
+from ssmscope.training.objectives import Objective, Score, chosen, regularized, unknown_token
 
 
 class PromptBatch(NamedTuple):
@@ -135,7 +135,7 @@ class Answers(Objective):
         groups = {}
         for task in data.sources:
             prompts = {
-                str(at + 1): _chosen(rows, np.flatnonzero((tasks == task) & (templates == at)))
+                str(at + 1): chosen(rows, np.flatnonzero((tasks == task) & (templates == at)))
                 for at in np.unique(templates[tasks == task]).tolist()
             }
             groups[task] = _by_example(rows, examples, np.flatnonzero(tasks == task), prompts)
@@ -155,10 +155,6 @@ def _rectangular(rows: Sequence[Sequence[int]]) -> Tensor:
     """(rows, longest) int64, the shorter ones filled with `IGNORED`."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[IGNORED] * (longest - len(row))] for row in rows])
-
-
-def _chosen(rows: Score, at: np.ndarray) -> Score:
-    return Score(rows.right[at], rows.asked[at], rows.loss[at])
 
 
 def _by_example(rows: Score, examples: np.ndarray, at: np.ndarray, groups: Mapping[str, Score]) -> Score:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.tasks.prompts import TASK_PROMPTS
+from ssmscope.training.data import QUESTIONS
 
 if TYPE_CHECKING:
     from ssmscope.training.objectives import Score
@@ -121,6 +122,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         ),
         "",
         *_by_prompt(record),
+        *_by_task(record),
         _chosen_by(record)
         + (
             "The test split was read once, after training."
@@ -186,7 +188,13 @@ def _use(record: Mapping[str, Any]) -> str:
         task = next(iter(record["data"]["train"]["tasks"]))
         prompt = json.dumps(TASK_PROMPTS[task].templates[0], ensure_ascii=False)
         return f'model.trace({prompt}.replace("{{content}}", "a text")).answers'
-    example = {"text": "a text to classify", "language": "a text to go on from"}.get(kind, "tokens with spaces between")
+    examples = {
+        "text": "a text to classify",
+        "language": "a text to go on from",
+        "questions": "Clara walked to the attic . Where is Clara ?",
+    }
+    asked = "questions" if record["data"]["train"]["name"] in QUESTIONS else kind
+    example = examples.get(asked, "tokens with spaces between")
     return f'model.trace("{example}").{"retention" if record.get("decoder") else "answers"}'
 
 
@@ -235,6 +243,15 @@ def _by_prompt(record: Mapping[str, Any]) -> list[str]:
         if record["test"]["groups"][task]["interval"][0] <= share:
             chance.append(f"On {task} the model is no better than saying '{word}' every time ({share:.4f}). ")
     return [*lines, "", "".join(chance) + "⏎ is a line break.", ""]
+
+
+def _by_task(record: Mapping[str, Any]) -> list[str]:
+    """The accuracy on the test examples of every task of a mixture."""
+    groups = (record["test"] or {}).get("groups")
+    if record["kind"] == "instructions" or not groups:
+        return []
+    rows = (f"| {task} {_accuracy_cells(entry)}" for task, entry in groups.items())
+    return ["| task | test accuracy | interval |", "|---|---|---|", *rows, ""]
 
 
 def _accuracy_cells(entry: Mapping[str, Any]) -> str:

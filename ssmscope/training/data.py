@@ -24,7 +24,10 @@ Parts = dict[str, Data | None]
 PIXELS = ("cifar10", "digits")
 SEQUENCES = ("majority", "listops")
 LANGUAGE = ("wikitext2",)
-QUESTIONS = ("qa1", "qa2", "qa3", "qa4", "qa5")
+MIXED_QUESTIONS = "babi"
+QUESTIONS = ("qa1", "qa2", "qa3", "qa4", "qa5", MIXED_QUESTIONS)
+LENGTHS = 0, 1 / 8, 1 / 4, 1 / 2, 1
+"""The lengths of the contexts of mixed questions, as parts of the longest."""
 INSTRUCTIONS = ("instruct",)
 LINES = (".txt",)
 
@@ -70,7 +73,7 @@ def task_options(data: str | Path) -> Collection[str]:
     if data == "listops":
         return ("length", "examples")
     if data in QUESTIONS:
-        return ("length", "examples", "filler")
+        return ("length", "examples", "filler", "vocabulary")
     kind = kind_of(data)
     return {
         "tokens": ("length", "examples", "vocabulary"),
@@ -177,29 +180,39 @@ def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
 
 def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    from ssmscope.tasks.babi import question_tokens, questions
-    from ssmscope.tasks.language import load_lines, word_tokenizer
+    """Questions of one task in contexts of one length, or of all five (`babi`), a fifth of each task at each of the
+    `LENGTHS`."""
+    from ssmscope.tasks.babi import QuestionTokens, question_tokens, questions
+    from ssmscope.tasks.filler import load_filler
+    from ssmscope.tasks.language import word_tokenizer
 
-    for name in ("split", "validation", "test"):
-        if options[name] is not None:
-            raise InputError(f"{name} means nothing for {options['data']}, whose questions are generated; leave it out")
-    filler = options["filler"]
-    if filler not in (None, "generated"):
-        from ssmscope.tasks.filler import sentences
-
-        filler = sentences(load_lines(filler, "validation" if filler in LANGUAGE else None))
-    else:
-        filler = None
-    seed, count = options["seed"], options["examples"] or 5000
-    made = [
-        questions(options["data"], length=options["length"] or 128, examples=n, filler=filler, seed=seed, split=split)
-        for split, n in (("train", count), ("validation", max(count // 10, 1)), ("test", max(count // 5, 1)))
-    ]
+    name = options["data"]
+    for option in ("split", "validation", "test"):
+        if options[option] is not None:
+            raise InputError(f"{option} means nothing for {name}, whose questions are generated; leave it out")
+    mixed = name == MIXED_QUESTIONS
+    longest, count = options["length"] or (1000 if mixed else 128), options["examples"] or (50_000 if mixed else 5000)
+    cells = (
+        [(task, round(part * longest)) for task in QUESTIONS[:-1] for part in LENGTHS] if mixed else [(name, longest)]
+    )
+    if count < len(cells):
+        raise InputError(f"examples is {count}; {name} needs at least {len(cells)}, one of each task and length")
+    made: dict[str, list[Any]] = {}
+    for split, number in (("train", count), ("validation", max(count // 10, 1)), ("test", max(count // 5, 1))):
+        filler = load_filler(options["filler"], split)
+        each = -(-number // len(cells))
+        made[split] = [
+            questions(task, length=length, examples=each, filler=filler, seed=options["seed"] + at, split=split)
+            for at, (task, length) in enumerate(cells)
+        ]
     if options["init_from"] is not None:
         tokenizer = _tokenizer_of(options["init_from"])
     else:
-        tokenizer = word_tokenizer(made[0].texts)
-    train, validation, test = (question_tokens(data, tokenizer) for data in made)
+        texts = [text for data in made["train"] for text in data.texts]
+        tokenizer = word_tokenizer(texts, vocabulary=options["vocabulary"] or 10_000)
+    train, validation, test = (
+        QuestionTokens.joined([question_tokens(data, tokenizer) for data in made[split]], name) for split in made
+    )
     return _divided(train, validation, test, options), tokenizer
 
 

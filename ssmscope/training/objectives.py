@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.errors import InputError
 from ssmscope.models.baleen import information_loss
+from ssmscope.tasks.babi import QuestionTokens
 from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.mad import CompressionData
@@ -48,6 +49,11 @@ class Score:
     @property
     def cross_entropy(self) -> float:
         return float(self.loss.sum() / self.asked.sum())
+
+
+def chosen(score: Score, at: np.ndarray) -> Score:
+    """The score of the examples at these places."""
+    return Score(score.right[at], score.asked[at], score.loss[at])
 
 
 class Objective(ABC):
@@ -261,6 +267,54 @@ class NextTokens(Arrays):
         return module(input_ids=batch["ids"]).logits, batch["targets"]
 
 
+class Questions(Arrays):
+    """Prompts of different lengths, and the one token that a language model is asked for after each.
+
+    With `prompt_weight` w, w times the mean cross-entropy of the prompts' own tokens is added.
+    """
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        return epoch_order(self.lengths("train"), self.options["batch_size"], self.options["seed"], epoch)
+
+    def lengths(self, part: str) -> Sequence[int]:
+        return self.parts[part].lengths.tolist()
+
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        batch = self.taken("train", rows)
+        weight = self.options["prompt_weight"]
+        with self.autocast():
+            hidden = module.base_model(**self.embedded(module, batch["ids"]), use_cache=False).last_hidden_state
+            asked = batch["targets"] != IGNORED
+            head = module.get_output_embeddings()
+            loss = cross_entropy(head(hidden[asked]).float(), batch["targets"][asked])
+            if weight:
+                at = torch.arange(hidden.shape[1] - 1, device=self.device)
+                inner = at + 1 < batch["lengths"][:, None]  # both a token and the one after it are of the prompt
+                logits = head(hidden[:, :-1][inner]).float()
+                loss = loss + weight * cross_entropy(logits, batch["ids"][:, 1:][inner])
+        return regularized(module, loss)
+
+    def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch = self.taken(part, rows)
+        hidden = module.base_model(input_ids=batch["ids"], use_cache=False).last_hidden_state
+        asked = batch["targets"] != IGNORED
+        return module.get_output_embeddings()(hidden[asked]), batch["targets"][asked]
+
+    def score(self, module: Any, part: str) -> Score:
+        """By example; in groups by task where there are several."""
+        rows, data = super().score(module, part), self.parts[part]
+        if len(data.task_names) == 1:
+            return rows
+        groups = {name: chosen(rows, np.flatnonzero(data.tasks == at)) for at, name in enumerate(data.task_names)}
+        return replace(rows, groups=groups)
+
+    def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Cut to the longest prompt: rows are padded on the right."""
+        found = super().taken(part, rows)
+        longest = int(self.parts[part].lengths[list(rows)].max())
+        return {key: tensor[:, :longest] if tensor.ndim == 2 else tensor for key, tensor in found.items()}
+
+
 class Decoder(nn.Module):
     """Names the token at every position from one hidden state: a network of two layers reads the state beside a code
     of the position (MAD's compression, Poli et al. 2024)."""
@@ -320,6 +374,8 @@ def objective_of(
         return Answers(parts, options, device, tokenizer)
     if isinstance(data, CompressionData):
         return Reconstruction(parts, options, device, module)
+    if isinstance(data, QuestionTokens):
+        return Questions(parts, options, device)
     if isinstance(data, TokenData):
         return NextTokens(parts, options, device)
     return (Pixels if isinstance(data, PixelData) else Sequences)(parts, options, device)

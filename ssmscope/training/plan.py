@@ -16,7 +16,7 @@ from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import TextData
 from ssmscope.tasks.tokens import IGNORED, TokenData
 from ssmscope.training.architectures import GATES, OWN, SIZES, named
-from ssmscope.training.data import Data, kind_of, task_options
+from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
 from ssmscope.training.recipes import defaults
 
 TOKENIZER = {"vocabulary": 4000, "lowercase": True}
@@ -68,7 +68,7 @@ OF_KIND = {
     "label_smoothing": ("text", "pixels", "sequences", "instructions"),
     "dropout": ("text", "pixels", "sequences", "instructions"),
     "embedding_dropout": ("text", "language", "tokens", "sequences", "instructions"),
-    "prompt_weight": ("instructions",),
+    "prompt_weight": ("instructions", "tokens"),
     "tied": ("language", "tokens", "instructions"),
     "spread_penalty": ("text", "sequences"),
 }
@@ -139,6 +139,8 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     for name, kinds in OF_KIND.items():
         if options[name] and options["kind"] not in kinds:
             raise InputError(f"{name} means nothing for {options['data']}, which is no {' or '.join(kinds)}")
+    if options["prompt_weight"] and options["kind"] == "tokens" and options["data"] not in QUESTIONS:
+        raise InputError(f"prompt_weight means nothing for {options['data']}, which has no prompts; leave it out")
     least = {"text": 8, "instructions": 259}.get(options["kind"], 2)
     if options["vocabulary"] is not None and options["vocabulary"] < least:
         raise InputError(f"vocabulary is {options['vocabulary']}; it must be at least {least}")

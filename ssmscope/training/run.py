@@ -106,8 +106,8 @@ def train_model(
         data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
-            questions (`qa1` to `qa5`), language (`wikitext2` or a .txt file), or `instruct`: SST-2, WNLI and SNLI as
-            prompts that a language model answers with a label word.
+            questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2` or a .txt
+            file), or `instruct`: SST-2, WNLI and SNLI as prompts that a language model answers with a label word.
         out: the directory; new, empty, or of the same run, which is then continued.
         recipe: `experiment1` or `experiment2` of the selective SSM's paper (Generalization bounds, section 5).
         split: of a known data set, to train on; by default `train`.
@@ -116,7 +116,8 @@ def train_model(
         test: a file or known data set, read once at the end; by default the data set's own test split, if labelled.
         held_out: that share; 0 for none.
         share: of the training examples that are used, as many of every class.
-        length: of generated sequences, in tokens; of a language model's rows.
+        length: of generated sequences, in tokens; of questions the longest context's, in words; of a language model's
+            rows.
         examples: the number of generated training examples; of `instruct`, the most of each task (10,000).
         flipped: of majority, the probability with which a one of the training set becomes a zero.
         unit: of language, `word` or `byte`.
@@ -159,7 +160,8 @@ def train_model(
         token_dropout: share of tokens that are replaced by the unknown token.
         subword_dropout: share of byte-pair merges that are skipped, anew in every epoch (BPE-dropout).
         label_smoothing: share of the target that is spread over all classes.
-        prompt_weight: of instructions, the weight of the loss on the prompt's own tokens beside the answer's.
+        prompt_weight: of instructions and questions, the weight of the loss on the prompt's own tokens beside the
+            answer's.
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
         seed: of everything that draws.

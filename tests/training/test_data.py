@@ -11,6 +11,7 @@ import pytest
 from ssmscope.errors import InputError
 from ssmscope.tasks.mad import GENERATORS
 from ssmscope.tasks.sequences import majority
+from ssmscope.tasks.stories import NAMES
 from ssmscope.tasks.text import TextData
 from ssmscope.tasks.tokens import IGNORED
 from ssmscope.training.data import balanced, kind_of, parts_of, task_options, tasks
@@ -45,7 +46,7 @@ class TestKind:
 
     def test_decides_the_options(self) -> None:
         assert set(task_options("majority")) == {"length", "examples", "flipped"}
-        assert set(task_options("qa2")) == {"length", "examples", "filler"}
+        assert set(task_options("qa2")) == {"length", "examples", "filler", "vocabulary"}
         assert set(task_options("memorization")) == {"length", "examples", "vocabulary"}
         assert set(task_options("a.txt")) == {"length", "unit", "vocabulary"}
         assert set(task_options("instruct")) == {"mixture", "examples", "vocabulary"}
@@ -84,6 +85,31 @@ class TestParts:
         for part in PARTS:
             assert found[part].tokens == tuple(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
             assert ((found[part].targets != IGNORED).sum(1) == 1).all()
+
+    def test_mixed_questions_have_every_task_at_every_length(self) -> None:
+        found, tokenizer = parts("babi", examples=100, length=80)
+        train = found["train"]
+        assert train.task_names == ("qa1", "qa2", "qa3", "qa4", "qa5")
+        assert np.bincount(train.tasks).tolist() == [20] * 5
+        assert [len(found[part]) for part in PARTS] == [100, 25, 25]
+        asked = train.targets != IGNORED
+        assert (asked.sum(1) == 1).all() and (asked.argmax(1) == train.lengths - 1).all()
+        by_cell = train.lengths.reshape(25, 4)  # a cell is one task and length
+        longest = by_cell[4::5].mean()  # questions have 3 to 6 words
+        assert 75 <= longest <= 90 and by_cell[0::5].mean() < 65
+        kinds = {"qa1": "place", "qa4": "place"}
+        for target, task in zip(train.targets[asked], train.tasks):
+            answer = tokenizer.convert_ids_to_tokens(int(target))
+            allowed = (
+                NAMES[kinds[train.task_names[task]]] if train.task_names[task] in kinds else sum(NAMES.values(), ())
+            )
+            assert answer in allowed
+        other, _ = parts("babi", examples=100, length=80, seed=1)
+        assert other["train"].fingerprint != train.fingerprint
+
+    def test_mixed_questions_need_one_of_each(self) -> None:
+        with pytest.raises(InputError, match="examples is 20; babi needs at least 25"):
+            parts("babi", examples=20)
 
     def test_of_generated_tokens_are_written_by_their_symbols(self) -> None:
         found, tokenizer = parts("selective-copying", length=40, vocabulary=6, examples=10)

@@ -47,6 +47,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "fuzzy-recall": ("mamba", {"width": 16, "layers": 1, "length": 16, "vocabulary": 10, "examples": 100, "epochs": 1}),
     "compression": ("mamba2", {**TINY, "length": 8, "vocabulary": 6, "examples": 400, "epochs": 2}),
     "qa1": ("gla", {"width": 16, "layers": 1, "length": 32, "examples": 60, "epochs": 1}),
+    "babi": ("mamba2", {**TINY, "length": 40, "examples": 50, "epochs": 1, "prompt_weight": 0.5}),
     "words": ("mamba2", {**TINY, "length": 24, "epochs": 5}),
     "bytes": ("diff-mamba", {**TINY, "unit": "byte", "length": 48, "epochs": 1}),
 }
@@ -252,7 +253,12 @@ def test_the_card_tells_what_the_record_says(trained, name) -> None:
         asked = classes or f"{entry['asked']:,}"
         assert row[1:4] == [entry["name"], entry["split"], f"{entry['examples']:,}"]
         assert row[4:] == [asked, f"`{entry['fingerprint']}`"]
-    measured = {row[0]: row[1:] for row in rows_of(card, "Accuracy")[2:]}
+    rows = rows_of(card, "Accuracy")[2:]
+    by_task = next((at for at, row in enumerate(rows) if row[0] == "task"), len(rows))
+    measured = {row[0]: row[1:] for row in rows[:by_task]}
+    groups = {row[0]: row[1] for row in rows[by_task + 2 :]}
+    told = (record["test"] or {}).get("groups", {})
+    assert groups == {task: f"{entry['accuracy']:.4f}" for task, entry in told.items()}
     assert measured.keys() == {part for part in ("train", "validation", "test") if record.get(part)}
     for part, cells in measured.items():
         assert cells[0] == f"{record[part]['accuracy']:.4f}" and cells[3] == f"{record[part]['cross_entropy']:.4f}"

@@ -19,6 +19,8 @@ from ssmscope.models.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, 
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.scans import scalar
 from ssmscope.scans.compiling import compiled_pieces, compiling, piece
+from ssmscope.tasks.babi import QuestionData, QuestionTokens, question_tokens, questions
+from ssmscope.tasks.language import word_tokenizer
 from ssmscope.tasks.mad import compression
 from ssmscope.tasks.sequences import majority
 from ssmscope.tasks.tokens import IGNORED, TokenData
@@ -28,6 +30,7 @@ from ssmscope.training.objectives import (
     SPREAD,
     Arrays,
     NextTokens,
+    Questions,
     Reconstruction,
     Score,
     Sequences,
@@ -91,6 +94,60 @@ def divergence_of(module) -> Tensor:
     found = information_loss(module)
     assert found is not None
     return found
+
+
+class TestQuestions:
+    """The loss on the answer alone, with a weight also on the prompt, over rows of different lengths."""
+
+    @staticmethod
+    def data() -> QuestionTokens:
+        tokenizer = word_tokenizer([text for task in ("qa1", "qa4") for text in told(task).texts])
+        return QuestionTokens.joined([question_tokens(told(task), tokenizer) for task in ("qa1", "qa4")], "mixed")
+
+    def module(self, data: QuestionTokens) -> BaleenMamba2ForCausalLM:
+        torch.manual_seed(0)
+        sizes = {**TOKENS, "vocab_size": len(data.tokens)}
+        return BaleenMamba2ForCausalLM(BaleenMamba2Config(**SIZES, **sizes, gate="bernoulli", beta=0.0))
+
+    @pytest.mark.parametrize("weight", [0.0, 0.3])
+    def test_loss_row_by_row(self, weight) -> None:
+        data = self.data()
+        module, rows = self.module(data).eval(), [0, 3, 9]
+        found = Questions(parts(data), {**OPTIONS, "prompt_weight": weight}, CPU).loss(module, rows)
+        answers, prompts = [], []
+        for row in rows:
+            ids = torch.from_numpy(data.ids[row, : data.lengths[row]])
+            named = -module(input_ids=ids[None]).logits[0].log_softmax(-1)
+            answers.append(named[-1, data.targets[row, data.lengths[row] - 1]])
+            prompts += [named[at, ids[at + 1]] for at in range(len(ids) - 1)]
+        expected = torch.stack(answers).mean() + weight * torch.stack(prompts).mean()
+        torch.testing.assert_close(found, expected)
+
+    def test_scores_are_by_task(self) -> None:
+        data = self.data()
+        module = self.module(data)
+        objective = Questions(parts(data), {**OPTIONS, "prompt_weight": 0.0}, CPU)
+        score = objective.score(module, "train")
+        assert list(score.groups) == ["qa1", "qa4"] and (score.asked == 1).all()
+        for row, (ids, length) in enumerate(zip(data.ids, data.lengths)):
+            with torch.no_grad():
+                named = -module(input_ids=torch.from_numpy(ids[None, :length])).logits[0, -1].log_softmax(-1)
+            answer = int(data.targets[row, length - 1])
+            assert score.loss[row] == pytest.approx(float(named[answer]), rel=1e-5)
+            assert score.right[row] == (named.argmin() == answer)
+        for place, group in enumerate(score.groups.values()):
+            assert np.array_equal(group.loss, score.loss[data.tasks == place])
+
+    def test_batches_hold_every_row_once_and_alike_lengths(self) -> None:
+        data = self.data()
+        batches = Questions(parts(data), OPTIONS, CPU).batches(0)
+        assert sorted(row for rows in batches for row in rows) == list(range(len(data)))
+        within = np.mean([np.ptp(data.lengths[rows]) for rows in batches])
+        assert within < np.ptp(data.lengths)
+
+
+def told(task: str) -> QuestionData:
+    return questions(task, length={"qa1": 12, "qa4": 60}[task], examples=8)
 
 
 class TestInformation:

@@ -80,7 +80,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
         ("mamba2 --task sst2 --length 9", "length means nothing for sst2"),
         ("mamba2 --task digits --examples 9", "examples means nothing for digits"),
         ("mamba2 --task qa1 --unit byte", "unit means nothing for qa1"),
-        ("mamba2 --task qa1 --vocabulary 50", "vocabulary means nothing for qa1"),
+        ("mamba2 --task fuzzy-recall --prompt-weight 1", "prompt_weight means nothing for fuzzy-recall"),
         ("mamba2 --task majority --filler a.txt", "filler means nothing for majority"),
         ("mamba2 --task majority --vocabulary 5", "vocabulary means nothing for majority"),
         ("mamba2 --task majority --lowercase", "lowercase means nothing for majority"),
