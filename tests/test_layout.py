@@ -130,6 +130,7 @@ QUICK = [
     "cli.app",
     "cli.attacks",
     "cli.interp",
+    "cli.probes",
     "cli.training",
     "command",
     "errors",

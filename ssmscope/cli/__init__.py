@@ -25,6 +25,7 @@ from ssmscope.cli.attacks import (
     words as words,
     effect as effect,
 )
+from ssmscope.cli.probes import stability as stability, influence as influence
 from ssmscope.cli.training import train as train, models as models
 # isort: on
 
