@@ -42,9 +42,11 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
 
 def is_plain(t: Tensor, device: str) -> bool:
     """Whether the tensor is what such a device's memory says: float32, no subclass, no lazy negation, no forward-mode
-    tangent."""
+    tangent, no batch or other level of torch.func."""
     plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == device and t.layout == torch.strided
-    return plain and t.dtype == torch.float32 and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return False
+    return t.dtype == torch.float32 and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
 
 
 def scan(

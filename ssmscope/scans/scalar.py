@@ -1,4 +1,5 @@
-"""The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6)."""
+"""The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6); without
+gradients on a CPU step by step, by a kernel of C (`scalar_native`)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ssmscope.scans import scalar_native
 from ssmscope.scans.compiling import piece
 
 CHUNK = 32  # steps of one block of matrix products
@@ -40,6 +42,8 @@ def scan(
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
     """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + x_t b_tᵀ."""
     length = x.shape[1]
+    if length and scalar_native.applicable(log_a, b, c, x, initial):
+        return scalar_native.scan(log_a, b, c, x, initial)
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):
         part = slice(start, min(start + SEGMENT, length))
