@@ -45,8 +45,11 @@ if TYPE_CHECKING:
     from ssmscope.probes.lens import load_lens as load_lens
     from ssmscope.probes.lens import logit_lens as logit_lens
     from ssmscope.probes.lens_training import fit_lens as fit_lens
+    from ssmscope.probes.retrieval import retrieval as retrieval
+    from ssmscope.probes.snr import needle_snr as needle_snr
     from ssmscope.probes.stability import stability as stability
     from ssmscope.probes.stability_table import stability_table as stability_table
+    from ssmscope.probes.token_loss import token_loss as token_loss
     from ssmscope.probes.trajectory import trajectory as trajectory
     from ssmscope.results import Result as Result
     from ssmscope.ssm import Recurrence as Recurrence
@@ -78,12 +81,15 @@ _HOMES = {
     "load": "models.load",
     "load_lens": "probes.lens",
     "logit_lens": "probes.lens",
+    "needle_snr": "probes.snr",
     "position_bias": "attacks.position",
     "prompt_attack": "attacks.prompts",
+    "retrieval": "probes.retrieval",
     "selection_heatmap": "interp.selection",
     "stability": "probes.stability",
     "stability_table": "probes.stability_table",
     "state_overflow": "attacks.overflow",
+    "token_loss": "probes.token_loss",
     "trajectory": "probes.trajectory",
     "word_attack": "attacks.words",
 }

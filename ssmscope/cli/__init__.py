@@ -25,6 +25,8 @@ from ssmscope.cli.attacks import (
     words as words,
     effect as effect,
 )
+from ssmscope.cli.lens import lens as lens, snr as snr
+from ssmscope.cli.context import retrieval as retrieval, loss as loss
 from ssmscope.cli.probes import stability as stability, influence as influence
 from ssmscope.cli.training import train as train, models as models
 # isort: on

@@ -1,0 +1,137 @@
+"""Long rows through a language model in bounded memory: piece after piece, each from the states after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.running import continues, tokens_together
+from ssmscope.evaluation.states import States, alone, gathered
+from ssmscope.model import Model, fast_scan, reader_of
+from ssmscope.probes.lens_data import packed
+from ssmscope.trace import LayerState, LayerTrace
+
+PIECE = 2048
+"""How many tokens of a row run at once where a model continues from its states."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The tokens of some rows from `start` on, and what the head reads there.
+
+    Attributes:
+        rows: (rows,) their numbers.
+        start: the position of the piece's first token in every row.
+        lengths: (rows,) how many tokens each has in this piece.
+        ends: (rows,) True where the row's last token is in this piece.
+        hidden: (rows, width, model width), padded on the right.
+    """
+
+    rows: Int[np.ndarray, " rows"]
+    start: int
+    lengths: Int[np.ndarray, " rows"]
+    ends: Bool[np.ndarray, " rows"]
+    hidden: Tensor
+
+
+def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE) -> Iterator[Piece]:
+    """Run every row once, in batches of alike length, at most `piece` tokens of a row at a time.
+
+    A model that does not continue from its states, as one with attention between its state-space layers, runs every row
+    whole (`continues` tries it).
+    """
+    lengths = rows.lengths
+    longest = int(lengths.max(initial=1))
+    width = piece if longest <= piece or continues(model, rows)[0] else longest
+    ascending = np.argsort(lengths, kind="stable").tolist()
+    for chosen in packed(ascending, np.minimum(lengths, width).tolist(), tokens_together(model)):
+        going, start, states = np.array(chosen), 0, None
+        while len(going):
+            stop = np.minimum(lengths[going], start + width)
+            ends = lengths[going] <= start + width
+            ids, mask = rows.padded(going, np.full_like(going, start), stop)
+            hidden, after = _run(model, ids, mask, states, keep=not ends.all())
+            yield Piece(going, start, stop - start, ends, hidden)
+            left = np.flatnonzero(~ends)
+            states = after if len(left) == len(going) else gathered(after, torch.from_numpy(left).to(model.device))
+            going, start = going[left], start + width
+
+
+def _run(
+    model: Model, ids: Int[np.ndarray, "rows width"], mask: np.ndarray, states: States | None, *, keep: bool
+) -> tuple[Tensor, States]:
+    after: list[LayerState] = []
+    mixers = model.mixers
+
+    def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        after.append(alone(reader_of(mixers[index]).state_after(mixers[index], layer, scans)))
+
+    real = torch.from_numpy(mask).to(model.device)
+    given = {"input_ids": torch.from_numpy(ids).to(model.device), "attention_mask": real.long()}
+    with torch.no_grad(), fast_scan(model.module, mask=real, states=states, visit=visit if keep else None):
+        hidden = model.module.base_model(**given, use_cache=False).last_hidden_state
+    return hidden, tuple(after)
+
+
+def head_logits(model: Model, hidden: Tensor) -> Tensor:
+    """The logits (…, vocabulary) float32 of what the head reads, (…, model width)."""
+    head = model.module.get_output_embeddings()
+    with torch.no_grad():
+        return head(hidden.to(head.weight.dtype)).float()
+
+
+def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
+    """One or several models of language with their tokenizers.
+
+    Raises:
+        InputError: for none, a classifier, or one without a tokenizer.
+    """
+    every = (models,) if isinstance(models, Model) else tuple(models)
+    if not every:
+        raise InputError("no model was given; give one or several language models")
+    for model in every:
+        if model.is_classifier:
+            raise InputError(f"{model.name} is a classifier; give a language model, which says what comes next")
+        if model.tokenizer is None:
+            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    return every
+
+
+def own_names(models: Sequence[Model]) -> tuple[str, ...]:
+    """The models' names, numbered where one stands for several."""
+    names: list[str] = []
+    for model in models:
+        name, number = model.name, 1
+        while name in names:
+            number += 1
+            name = f"{model.name} ({number})"
+        names.append(name)
+    return tuple(names)
+
+
+def whole_from(least: int, **numbers: int | None) -> None:
+    """Refuse what is no whole number from `least` on; None is left to its default.
+
+    Raises:
+        InputError: naming the option.
+    """
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
+
+
+def stderr_lines(shown: bool) -> Callable[[str], None] | None:
+    """Prints lines on stderr; None where nothing is to be shown."""
+    if not shown:
+        return None
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print

@@ -1,0 +1,546 @@
+"""Needle probabilities by layer: the prompts of any tokenizer, readings against slow ones and closed forms, intervals
+and paired differences, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from loud import loud
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+pytest.importorskip("tuned_lens")
+
+import ssmscope  # noqa: E402
+from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.model import Model  # noqa: E402
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
+from ssmscope.probes import snr_reading  # noqa: E402
+from ssmscope.probes.lens import hidden_states, logit_lens  # noqa: E402
+from ssmscope.probes.snr import ALL, needle_snr  # noqa: E402
+from ssmscope.probes.snr_measures import METRICS, interpolation, measure  # noqa: E402
+from ssmscope.probes.snr_reading import NONE, Needles, prompts_of, read_needles  # noqa: E402
+from ssmscope.probes.snr_result import NeedleSNR  # noqa: E402
+from ssmscope.tasks.babi import PAPER_PROMPT, PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
+from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
+from ssmscope.tasks.stories import PLACES  # noqa: E402
+from ssmscope.tasks.tokenizer import train_tokenizer  # noqa: E402
+
+TASKS = ("qa1", "qa2", "qa3", "qa4", "qa5")
+MADE = {task: questions(task, length=40, examples=12, split="test") for task in TASKS}
+TEXTS = [text for task in TASKS for text in questions(task, length=100, examples=60).texts]
+WORDS, BYTES, PIECES = word_tokenizer(TEXTS), byte_tokenizer(), train_tokenizer(TEXTS, vocabulary=400)
+QUICK = dict(lengths=40, examples=8)
+
+
+def small(seed: int = 0, layers: int = 3, tokenizer=WORDS, name: str | None = None) -> Model:
+    torch.manual_seed(seed)
+    sizes = dict(hidden_size=16, num_hidden_layers=layers, state_size=4, num_heads=2, head_dim=16, expand=2, n_groups=1)
+    config = Mamba2Config(vocab_size=len(tokenizer), **sizes, chunk_size=8, use_cache=False)
+    return Model(loud(Mamba2ForCausalLM(config)), tokenizer, name or f"small{seed}")
+
+
+def randomly_tuned(model: Model):
+    lens = logit_lens(model)
+    generator = torch.Generator().manual_seed(0)
+    for translator in lens.tuned:
+        translator.weight.copy_(0.2 * torch.randn(translator.weight.shape, generator=generator))
+        translator.bias.copy_(torch.randn(translator.bias.shape, generator=generator))
+    return dataclasses.replace(lens, name="random")
+
+
+def own(*examples: tuple, name: str = "own") -> QuestionData:
+    """Questions of (context, question, answer, distractors)."""
+    made = [Question(context, asked, answer, (), tuple(others)) for context, asked, answer, others in examples]
+    return QuestionData(name, "all", tuple(made), ("x",))
+
+
+WHERE = "Where is Alma ?"
+
+
+def where(answer: str = "attic", distractors: tuple = ("cellar",)) -> tuple:
+    context = "Alma went to the attic . Bruno went to the cellar . Clara went to the pantry ."
+    return (context, WHERE, answer, distractors)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return small()
+
+
+@pytest.fixture(scope="module")
+def result() -> NeedleSNR:
+    return needle_snr([small(0), small(1)], lengths=[0, 40], examples=8)
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("kind", "template"),
+        [("words", PROMPT), ("bytes", PROMPT), ("bytes", PAPER_PROMPT), ("pieces", PROMPT), ("pieces", PAPER_PROMPT)],
+    )
+    def test_are_those_of_training_and_distractors_stand_in_the_answers_place(self, kind, template):
+        tokenizer = {"words": WORDS, "bytes": BYTES, "pieces": PIECES}[kind]
+        reads = small(tokenizer=tokenizer)
+        for task in TASKS:
+            data = MADE[task]
+            found, trained = prompts_of(reads, data, template), question_tokens(data, tokenizer, template=template)
+            for at, (row, example, prompt) in enumerate(zip(found.rows, data.examples, data.prompts(template))):
+                length = int((trained.targets[at] != -100).argmax()) + 1
+                assert list(row) == trained.ids[at, :length].tolist()
+                assert found.needles[at] == trained.targets[at, length - 1]
+                expected = []
+                for word in example.distractors:
+                    whole = tokenizer(f"{prompt} {word}", add_special_tokens=False)["input_ids"]
+                    assert whole[:length] == list(row)
+                    expected.append(whole[length])
+                assert [token for token in found.distractors[at].tolist() if token != NONE] == expected
+                assert found.needles[at] not in expected
+
+    def test_a_tokenizer_that_looks_far_back_is_asked_for_the_whole(self, model, monkeypatch):
+        data = MADE["qa1"]
+        expected = prompts_of(model, data, PROMPT)
+
+        class Fickle:
+            """Names what stands behind a short text otherwise."""
+
+            is_fast, unk_token_id, unk_token = True, WORDS.unk_token_id, WORDS.unk_token
+            backend_tokenizer = None
+
+            def __call__(self, text, **options):
+                found = WORDS(text, **options)
+                if len(text) <= snr_reading.TAIL + 20:
+                    found["input_ids"] = [*found["input_ids"][:-1], 3]
+                return found
+
+        monkeypatch.setattr(snr_reading, "TAIL", 60)
+        found = prompts_of(dataclasses.replace(model, tokenizer=Fickle()), data, PROMPT)
+        assert (found.distractors == expected.distractors).all() and (found.needles == expected.needles).all()
+
+    def test_words_that_begin_alike_count_once(self, model):
+        found = prompts_of(small(tokenizer=BYTES), own(where("attic", ("cellar", "corner", "pantry"))), PROMPT)
+        first = [BYTES(word)["input_ids"][0] for word in ("cellar", "pantry")]
+        assert found.distractors.tolist() == [first]
+
+    def test_unknown_words_of_the_context_are_counted(self, model):
+        data = own(("Zebra <unk> went to the attic quickly .", WHERE, "attic", ("cellar",)))
+        assert prompts_of(model, data, PROMPT).unknown == 2
+        notes = needle_snr(model, questions=data).notes
+        assert any(
+            "17 % of the prompts' tokens are words that small0's tokenizer does not know" in one for one in notes
+        )
+
+    @pytest.mark.parametrize(
+        ("data", "says"),
+        [
+            (own(where("zebra")), "does not know 'zebra', a word of a fact, question, answer"),
+            (own(where("attic", ("zebra",))), "does not know 'zebra'"),
+            (own(("Alma is here .", "Where is Zoe ?", "attic", ())), "does not know 'Zoe'"),
+            (
+                own(where("attic", ("attic",))),
+                "the answer 'attic' and its distractor 'attic' begin with the same token",
+            ),
+        ],
+    )
+    def test_what_is_refused(self, model, data, says):
+        with pytest.raises(InputError, match=says):
+            needle_snr(model, questions=data)
+
+    def test_models_that_cannot_read_them(self, model):
+        with pytest.raises(
+            InputError, match="small0 has no tokenizer to read questions with; name one with --tokenizer"
+        ):
+            needle_snr(dataclasses.replace(model, tokenizer=None), **QUICK)
+        backbone = Mamba2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, n_groups=1)
+        labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))
+        with pytest.raises(InputError, match="is a classifier; a needle is a token that a language model should name"):
+            needle_snr(Model(labels, WORDS), **QUICK)
+        with pytest.raises(InputError, match="is no symbol of this tokenizer"):
+            needle_snr(small(tokenizer=symbol_tokenizer(["a", "b"])), **QUICK)
+        with pytest.raises(InputError, match="'attic' and its distractor 'alcove' begin with the same token"):
+            needle_snr(small(tokenizer=BYTES), questions=own(where("attic", ("alcove",))))
+
+
+def fixed(weights: dict[str, float]) -> Model:
+    """A model that answers every prompt that ends in "?" with probabilities in the ratio of the weights, 1 for all
+    other tokens, in every layer: its blocks add nothing, and its head is made for that one embedding."""
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, state_size=4, use_cache=False)
+    module = MambaForCausalLM(config)
+    with torch.no_grad():
+        for block in module.backbone.layers:
+            block.mixer.out_proj.weight.zero_()
+        mark = WORDS.convert_tokens_to_ids("?")
+        module.lm_head.weight = torch.nn.Parameter(torch.zeros(len(WORDS), 16))
+        normed = module.backbone.norm_f(module.backbone.embeddings.weight[mark])
+        for word, weight in weights.items():
+            module.lm_head.weight[WORDS.convert_tokens_to_ids(word)] = math.log(weight) * normed / normed.square().sum()
+    return Model(module, WORDS, "fixed")
+
+
+class TestReading:
+    @pytest.mark.parametrize("tuned", [False, True])
+    def test_is_that_of_one_example_at_a_time(self, model, tuned, monkeypatch):
+        monkeypatch.setattr(snr_reading, "tokens_at_once", lambda *_: 150)  # several batches, padded
+        lens = randomly_tuned(model) if tuned else logit_lens(model)
+        for data in (MADE["qa2"], MADE["qa4"]):
+            prompts = prompts_of(model, data, PROMPT)
+            assert len({len(row) for row in prompts.rows}) > 1
+            done: list[int] = []
+            found = read_needles(model, lens, prompts, done.append)
+            assert sum(done) == len(data) and len(done) > 2
+            for at, row in enumerate(prompts.rows):
+                batch = model.encode(ids=list(row))
+                states = hidden_states(model, batch)[:, 0, -1]
+                for layer in range(4):
+                    moved = states[layer] + (lens.tuned[layer](states[layer]) if layer < 3 else 0)
+                    q = lens.tuned.unembed(moved).softmax(-1).double()
+                    needle = q[prompts.needles[at]].item()
+                    against = [q[token].item() for token in prompts.distractors[at].tolist() if token != NONE]
+                    assert math.exp(found.needle[at, layer]) == pytest.approx(needle, rel=1e-4)
+                    assert math.exp(found.distractor[at, layer]) == pytest.approx(max(against), rel=1e-4)
+                    assert found.candidate[at, layer] == pytest.approx(needle / (needle + sum(against)), rel=1e-4)
+                    assert found.rank[at, layer] == 1 + (q > needle).sum().item()
+                own_answer = model.logits(batch)[0, -1].softmax(-1)[prompts.needles[at]].item()
+                assert math.exp(found.needle[at, -1]) == pytest.approx(own_answer, rel=1e-4)
+                assert found.tokens[at] == len(row) and found.choices[at] == 1 + len(against)
+
+    def test_of_a_model_with_known_answers(self):
+        weights = {"attic": 40.0, "cellar": 10.0, "pantry": 5.0, "garage": 100.0}
+        known = fixed(weights)
+        data = own(where("attic", ("cellar", "pantry")), where("cellar", ("attic",)), where("pantry", ()))
+        result = needle_snr(known, questions=data)
+        total = sum(weights.values()) + len(WORDS) - len(weights)
+        for one in result.curve().layers:
+            expected = {
+                "needle": (40 + 10 + 5) / 3 / total,
+                "distractor": (10 + 40) / 2 / total,
+                "ratio": (40 + 10) / (10 + 40),
+                "log_ratio": (math.log(40 / 10) + math.log(10 / 40)) / 2,
+                "candidate": (40 / 55 + 10 / 50) / 2,
+                "beats": 1 / 2,
+                "rank": (2 + 3 + 4) / 3,
+                "leads": 0,
+            }
+            for name, value in expected.items():
+                assert getattr(one, name).value == pytest.approx(value, rel=1e-4, abs=1e-6), name
+        assert result.curve().chance == pytest.approx((1 / 3 + 1 / 2) / 2)
+        certain = needle_snr(fixed({"attic": 1e9}), questions=own(where()))
+        last = certain.curve().layers[-1]
+        assert last.needle.value == pytest.approx(1) and certain.curve().accuracy.value == last.rank.value == 1
+        assert last.log_ratio.value == pytest.approx(math.log(1e9), rel=1e-4)
+
+    def test_of_probabilities_that_are_0(self):
+        """Where float32 has no smaller number, log-probabilities still tell needle and distractor apart."""
+        doubtful = fixed({"garage": 1e200, "attic": 10.0})
+        last = needle_snr(doubtful, questions=own(where())).curve().layers[-1]
+        assert last.needle.value < 1e-190 and last.log_ratio.value == pytest.approx(math.log(10), rel=1e-2)
+        assert last.ratio.value == pytest.approx(10, rel=1e-1) and last.rank.value == 2
+
+    def test_of_tokens_that_are_alike(self):
+        """They share their places: the rank is the mean of all, and nobody beats another."""
+        last = needle_snr(fixed({"garage": 2.0}), questions=own(where())).curve().layers[-1]
+        assert last.rank.value == (len(WORDS) + 2) / 2 and last.leads.value == last.beats.value == 0
+        assert last.candidate.value == pytest.approx(0.5) and last.log_ratio.value == pytest.approx(0, abs=1e-6)
+
+    def test_a_damaged_model_is_refused(self):
+        damaged = small()
+        with torch.no_grad():
+            damaged.module.backbone.norm_f.weight[0] = torch.nan
+        with pytest.raises(InputError):
+            needle_snr(damaged, **QUICK)
+
+
+def needles(
+    random: np.random.Generator, examples: int = 30, layers: int = 3, shift: np.ndarray | float = 0.0
+) -> Needles:
+    logs = -random.exponential(1.0, (examples, layers + 1)) + shift
+    other = -random.exponential(2.0, (examples, layers + 1))
+    share = np.exp(logs) / (np.exp(logs) + np.exp(other))
+    ones = np.ones(examples, int)
+    return Needles(logs, other, share, np.ceil(-logs), 10 * ones, 3 * ones)
+
+
+class TestMeasures:
+    def test_are_means_and_ratios_of_means(self):
+        read = needles(np.random.default_rng(0))
+        (curve,), pairs = measure(["a"], [read], seed=0)
+        assert pairs == [] and curve["examples"] == 30 and curve["chance"] == pytest.approx(1 / 3)
+        for i, one in enumerate(curve["layers"]):
+            q, d = np.exp(read.needle[:, i]), np.exp(read.distractor[:, i])
+            assert (one.layer, one.depth) == (i, i / 3)
+            assert one.needle.value == pytest.approx(q.mean()) and one.distractor.value == pytest.approx(d.mean())
+            assert one.ratio.value == pytest.approx(q.mean() / d.mean())
+            assert math.exp(one.log_ratio.value) == pytest.approx((q / d).prod() ** (1 / 30))
+            assert one.beats.value == pytest.approx((q > d).mean())
+            assert one.leads.value == pytest.approx((read.rank[:, i] == 1).mean())
+        assert curve["average"].value == pytest.approx(np.exp(read.needle[:, :-1]).mean())
+
+    def test_examples_without_distractors_count_for_the_needle_alone(self):
+        random = np.random.default_rng(1)
+        read, more = needles(random), needles(random, examples=5)
+        bare = np.full_like(more.distractor, np.nan)
+        more = dataclasses.replace(more, distractor=bare, candidate=bare, choices=np.ones(5, int))
+        (alone,), _ = measure(["a"], [read], seed=0)
+        (both,), _ = measure(["a"], [Needles.joined([read, more])], seed=0)
+        for one, other in zip(alone["layers"], both["layers"]):
+            for name in ("distractor", "ratio", "log_ratio", "candidate", "beats"):
+                assert getattr(other, name).value == pytest.approx(getattr(one, name).value), name
+            assert other.needle.value != one.needle.value
+        assert both["chance"] == pytest.approx(1 / 3) and both["examples"] == 35
+        (none,), _ = measure(["a"], [more], seed=0)
+        assert math.isnan(none["chance"]) and math.isnan(none["layers"][0].ratio.value)
+
+    def test_intervals_hold_the_truth(self):
+        """Of exponential log-probabilities, whose mean probability is 1/2 and whose mean log ratio is 1."""
+        random = np.random.default_rng(0)
+        held = np.zeros(2)
+        for _ in range(200):
+            (curve,), _ = measure(["a"], [needles(random, examples=60, layers=1)], seed=0)
+            one = curve["layers"][0]
+            held += [one.needle.low <= 0.5 <= one.needle.high, one.log_ratio.low <= 1 <= one.log_ratio.high]
+        assert ((held >= 177) & (held <= 199)).all()
+
+    def test_differences_are_paired(self):
+        random = np.random.default_rng(2)
+        read = needles(random, examples=200)
+        near = dataclasses.replace(read, needle=read.needle - 0.1)
+        far = needles(random, examples=200)
+        _, pairs = measure(["a", "near", "far", "same"], [read, near, far, read], seed=0)
+        found = dict(pairs)
+        assert set(found) == {("a", x) for x in ("near", "far", "same")} | {
+            ("near", "far"), ("near", "same"), ("far", "same"),
+        }  # fmt: skip
+        for one in found["a", "same"]["layers"]:
+            assert dataclasses.astuple(one.needle) == dataclasses.astuple(one.log_ratio) == (0, 0, 0)
+        for i, one in enumerate(found["a", "near"]["layers"]):
+            q = np.exp(read.needle[:, i])
+            assert one.needle.value == pytest.approx((1 - math.exp(-0.1)) * q.mean()) and one.needle.low > 0
+            assert (one.log_ratio.low, one.log_ratio.high) == pytest.approx((0.1, 0.1))
+            unpaired = found["a", "far"]["layers"][i].needle
+            assert one.needle.high - one.needle.low < 0.2 * (unpaired.high - unpaired.low)
+        below = np.exp(read.needle[:, :-1]).mean() - np.exp(far.needle[:, :-1]).mean()
+        assert found["a", "far"]["average"].value == pytest.approx(below)
+
+    def test_models_of_different_depth_meet_at_the_depths_of_the_shallower(self):
+        assert (interpolation(4, 4) == np.eye(5)).all()
+        for layers, onto in ((6, 4), (24, 7), (5, 1)):
+            matrix, depth = interpolation(layers, onto), np.arange(layers + 1) / layers
+            assert matrix.sum(1) == pytest.approx(1) and matrix @ depth == pytest.approx(np.arange(onto + 1) / onto)
+            assert (matrix >= 0).all() and ((matrix > 1e-9).sum(1) <= 2).all()
+        shallow, deep = (needles(np.random.default_rng(3), layers=n) for n in (2, 4))
+        for pair, sign in (([shallow, deep], 1), ([deep, shallow], -1)):
+            _, (((_, _), found),) = measure(["a", "b"], pair, seed=0)
+            assert [one.depth for one in found["layers"]] == [0, 0.5, 1]
+            apart = np.exp(shallow.needle).mean(0) - np.exp(deep.needle[:, ::2]).mean(0)
+            assert [one.needle.value for one in found["layers"]] == pytest.approx(list(sign * apart))
+
+
+class TestNeedleSNR:
+    def test_tasks_are_pooled(self, result):
+        assert result.tasks == (ALL, *TASKS) and result.lengths == (0, 40)
+        assert [curve.task for curve in result.curves[:4]] == [ALL, ALL, "qa1", "qa1"] and len(result.curves) == 24
+        for model in ("small0", "small1"):
+            whole, parts = result.curve(model, ALL, 40), [result.curve(model, task, 40) for task in TASKS]
+            assert whole.examples == 40 and {part.examples for part in parts} == {8}
+            for layer in range(4):
+                for name in METRICS:
+                    mean = np.mean([getattr(part.layers[layer], name).value for part in parts])
+                    assert getattr(whole.layers[layer], name).value == pytest.approx(mean), name
+            assert whole.accuracy == whole.layers[3].leads
+
+    def test_one_task_stands_alone(self, model, result):
+        alone = needle_snr(model, tasks=["qa3"], **QUICK)
+        assert alone.tasks == ("qa3",) and alone.differences == ()
+        known = result.curve("small0", "qa3", 40)
+        assert dataclasses.replace(alone.curve(), model="small0") == known
+
+    def test_the_questions_are_those_asked_for(self, result):
+        data = questions("qa1", length=40, examples=8, split="test")
+        origin = result.provenance["data"]
+        assert (origin["name"], origin["split"], origin["examples"]) == (", ".join(TASKS), "test", 40)
+        assert origin["parts"][5] == dict(name="qa1", length=40, examples=8, fingerprint=data.fingerprint)
+        long = result.curve(None, "qa1", 40)
+        assert long.tokens == pytest.approx(np.mean([len(prompt.split()) for prompt in data.prompts()]))
+        assert result.curve(None, "qa1", 0).tokens < long.tokens
+
+    def test_models_with_other_tokenizers_read_the_same(self):
+        result = needle_snr([small(), small(tokenizer=BYTES, name="bytes")], tasks=["qa5"], **QUICK)
+        words, bytes_ = (result.curve(name) for name in ("small0", "bytes"))
+        texts = questions("qa5", length=40, examples=8, split="test").prompts()
+        assert bytes_.tokens == np.mean([len(f"{text} ".encode()) for text in texts]) > 3 * words.tokens
+        assert words.chance == bytes_.chance
+
+    def test_the_order_of_the_examples_means_nothing(self, model):
+        data = MADE["qa2"]
+        turned = data.take(np.random.default_rng(0).permutation(len(data)))
+        one, other = (needle_snr(model, questions=each).curve() for each in (data, turned))
+        for a, b in zip(one.layers, other.layers):
+            for name in METRICS:
+                assert getattr(a, name).value == pytest.approx(getattr(b, name).value, rel=1e-5)
+
+    def test_a_model_beside_itself(self):
+        result = needle_snr([small(), small()], names=["x", "x"], **QUICK)
+        assert [one.name for one in result.models] == ["x", "x (2)"]
+        for one in result.differences:
+            assert (one.first, one.second) == ("x", "x (2)")
+            assert all(dataclasses.astuple(layer.needle) == (0, 0, 0) for layer in one.layers)
+        assert result.curve("x").layers == result.curve("x (2)").layers
+
+    def test_lenses(self, model, tmp_path):
+        lens = randomly_tuned(model)
+        result = needle_snr([model, small(1)], lens=[lens, None], **QUICK)
+        assert [one.lens for one in result.models] == ["tuned lens random", "logit lens"]
+        assert result.notes == (
+            "small1: read by the logit lens; below the last layer that is no match for a tuned lens",
+        )
+        plain = needle_snr(model, **QUICK)
+        assert plain.notes == ()
+        mine, theirs = result.curve(), plain.curve()
+        assert mine.layers[0].needle != theirs.layers[0].needle and mine.layers[3] == theirs.layers[3]
+        saved = tmp_path / "lens"
+        saved.mkdir()
+        lens.tuned.save(saved)
+        again = needle_snr(model, lens=saved, **QUICK)
+        assert again.curve() == mine and again.models[0].lens == f"tuned lens {saved}"
+        with pytest.raises(InputError, match="the tuned lens random is that of another model than small1"):
+            needle_snr(small(1), lens=lens, **QUICK)
+        with pytest.raises(InputError, match="1 lenses were given for 2 models; give one for each"):
+            needle_snr([model, small(1)], lens=lens, **QUICK)
+
+    def test_filler_lengths_and_splits(self, model, tmp_path):
+        (tmp_path / "filler.txt").write_text("The grey tide comes into view . The old wind rests .\n")
+        given = needle_snr(model, filler=tmp_path / "filler.txt", tasks=["qa1"], **QUICK)
+        lines = ["The grey tide comes into view .", "The old wind rests ."]
+        assert needle_snr(model, filler=lines, tasks=["qa1"], **QUICK).curves == given.curves
+        assert given.curves != needle_snr(model, tasks=["qa1"], **QUICK).curves
+        assert given.provenance["options"]["filler"] == str(tmp_path / "filler.txt")
+        seen = needle_snr(model, tasks=["qa1"], split="train", **QUICK)
+        assert seen.provenance["data"]["split"] == "train"
+        counted = needle_snr(small(tokenizer=BYTES), tasks=["qa1"], unit="tokens", lengths=200, examples=8)
+        asked = questions("qa1", length=200, examples=8, split="test", count=lambda text: len(text.encode()))
+        assert counted.provenance["data"]["parts"][0]["fingerprint"] == asked.fingerprint
+        assert (
+            needle_snr(model, tasks=["qa1"], seed=1, **QUICK).curves != needle_snr(model, tasks=["qa1"], **QUICK).curves
+        )
+
+    def test_questions_of_ones_own(self, model):
+        first, second = own(where(), where("pantry"), name="first"), own(where("cellar", ("attic",)), name="second")
+        result = needle_snr(model, questions=[first, second])
+        assert result.tasks == (ALL, "first", "second") and result.lengths == (None,)
+        assert [result.curve(task=task).examples for task in result.tasks] == [3, 2, 1]
+        assert needle_snr(model, questions=first, examples=1).curve().examples == 1
+        bare = needle_snr(model, questions=own(where(distractors=())))
+        assert "no question has distractors: there is nothing to compare the needle with" in bare.notes
+        assert "candidates" not in str(bare) and len(bare.figure().axes) == 1
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
+            (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
+            (dict(seed=-1), "seed is -1"),
+            (dict(tasks=["qa9"]), "there is no task 'qa9'"),
+            (dict(tasks=[]), "no tasks were given"),
+            (dict(lengths=[]), "no lengths were given"),
+            (dict(lengths=[40, -1]), "lengths has -1; allowed are whole numbers from 0 on"),
+            (dict(lengths="40"), "lengths has '4'"),
+            (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
+            (dict(split="dev"), "there is no split 'dev'"),
+            (dict(names=["a", "b"]), "2 names were given for 1 models"),
+            (dict(filler="no.txt"), "no.txt"),
+            (dict(template="{context}"), "must hold {context} and {question} once each"),
+            (dict(questions="no.csv"), "there is no file of questions no.csv"),
+            (dict(questions=[]), "no questions were given"),
+            (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
+            (dict(questions=own(where()), tasks=["qa1"]), "tasks are of generated questions, and yours were given"),
+            (dict(questions=own(where()), lengths=40), "lengths are of generated questions"),
+        ],
+    )
+    def test_what_is_refused(self, model, options, says):
+        with pytest.raises(InputError, match=says.replace("{", r"\{")):
+            needle_snr(model, **options)
+        with pytest.raises(InputError, match="no model was given"):
+            needle_snr([])
+
+
+class TestResult:
+    def test_is_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "snr")
+        assert ssmscope.Result.load(paths["json"]) == result and paths["html"].stat().st_size > 10_000
+
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert len(frame) == 2 * 6 * 3 * 4 and set(frame.part) == {"curve", "difference"}
+        row = frame[(frame.model == "small1") & (frame.task == "qa2") & (frame.length == 40) & (frame.layer == 2)].iloc[
+            0
+        ]
+        one = result.curve("small1", "qa2", 40).layers[2]
+        for name in (*METRICS, "ratio"):
+            found = getattr(one, name)
+            assert (row[name], row[f"{name}_low"], row[f"{name}_high"]) == (found.value, found.low, found.high)
+        assert row.lens == "logit lens" and row.examples == 8 and row.depth == pytest.approx(2 / 3)
+        apart = frame[(frame.part == "difference") & (frame.task == ALL) & (frame.length == 0) & (frame.layer == 1)]
+        (row,) = apart.itertuples()
+        assert row.model == "small0 − small1" and row.needle == result.differences[0].layers[1].needle.value
+        assert row.needle == pytest.approx(
+            result.curve("small0").layers[1].needle.value - result.curve("small1").layers[1].needle.value
+        )
+
+    def test_curves_by_name(self, result):
+        assert result.curve() == result.curve("small0", ALL, 0)
+        with pytest.raises(InputError, match="there is no curve other/all/0; there are small0/all/0, small1/all/0"):
+            result.curve("other")
+
+    def test_terminal(self, result):
+        shown = str(result)
+        for part in (
+            "Needle probability, contexts of 40 words",
+            "difference",
+            str(result.differences[0].layers[2].needle),
+            str(result.curve("small1", "qa3", 40).layers[-1].log_ratio),
+            "small0: logit lens, 3 layers",
+            "small0 − small1",
+            "Means over 40 questions of all tasks",
+        ):
+            assert part in shown
+        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
+
+    def test_many_deep_models_fit_into_a_terminal(self):
+        deep = [small(seed, layers=30, name="a-model-with-a-long-name") for seed in range(2)]
+        shown = str(needle_snr([*deep, *(small(seed) for seed in range(3))], tasks=["qa1"], **QUICK))
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 100
+        assert shown.count("\nmodel ") == 2 and "\n   29 " in shown  # five models of two depths in two tables
+
+    def test_figure(self, result):
+        figure = result.figure()
+        needle, ratios, *tasks = figure.axes[:7]
+        assert len(figure.axes) == 14 and [axes.get_title("left") for axes in tasks] == list(TASKS)
+        for axes, name, task in ((needle, "needle", ALL), (ratios, "log_ratio", ALL), (tasks[3], "needle", "qa4")):
+            for line, model in zip(axes.lines, ("small0", "small1")):
+                curve = result.curve(model, task, 0)
+                assert line.get_ydata().tolist() == [getattr(one, name).value for one in curve.layers]
+                assert line.get_xdata().tolist() == [0, 1, 2, 3]
+        band = needle.collections[1].get_paths()[0].vertices[:, 1]
+        layers = result.curve("small1", ALL, 0).layers
+        assert (band.min(), band.max()) == pytest.approx(
+            (min(one.needle.low for one in layers), max(one.needle.high for one in layers))
+        )
+
+    def test_figure_of_other_models(self):
+        uneven = needle_snr([small(0, name="$x_{$"), small(1, layers=5)], tasks=["qa1"], **QUICK).figure()
+        uneven.canvas.draw()
+        assert uneven.axes[0].lines[1].get_xdata().tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+        assert "depth" in uneven.axes[0].get_xlabel()
+        many = needle_snr([small(0, name="runs/" + "Wide-Model" * 20)] * 7, tasks=["qa1"], **QUICK).figure()
+        many.canvas.draw()
+        looks = {(line.get_color(), line.get_linestyle()) for line in many.axes[0].lines}
+        assert len(looks) == 7
+        assert all(text.get_window_extent().x1 < many.get_window_extent().x1 for text in many.texts)
+
+
+def test_places_are_told_apart_by_their_first_byte():
+    """What lets a model of bytes take part."""
+    assert len({place[0] for place in PLACES}) == len(PLACES)

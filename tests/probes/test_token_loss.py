@@ -1,0 +1,346 @@
+"""The loss by position against plain forward passes, closed forms and slow loops, and as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES
+from loud import loud
+from torch import nn
+from transformers import MambaConfig, MambaForCausalLM
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.evaluation.forking import Rows
+from ssmscope.model import Model
+from ssmscope.probes import long_rows
+from ssmscope.probes import token_loss as measuring
+from ssmscope.probes.long_rows import pieces_of
+from ssmscope.probes.token_loss import TokenLoss, bins_of, slopes, smoothed, token_loss, window_losses
+from ssmscope.results import Result
+from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
+
+QUIET = {"progress": False}
+WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
+
+
+def text(words: int, seed: int = 0) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, words))
+
+
+def speaker(seed: int = 0, tokenizer=None) -> Model:
+    tokenizer = word_tokenizer([" ".join(WORDS)]) if tokenizer is None else tokenizer
+    torch.manual_seed(seed)
+    sizes = dict(vocab_size=len(tokenizer), hidden_size=12, num_hidden_layers=2, state_size=4)
+    module = loud(MambaForCausalLM(MambaConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=1)))
+    return Model(module, tokenizer, f"mamba-{seed}")
+
+
+def slow_losses(model: Model, windows: np.ndarray) -> np.ndarray:
+    """One window at a time, in one forward pass."""
+    rows = []
+    for window in windows.tolist():
+        logits = model.logits(model.encode(ids=[window[:-1]]))[0].double()
+        rows.append([-float(line.log_softmax(-1)[token]) for line, token in zip(logits, window[1:])])
+    return np.array(rows)
+
+
+class Attends(nn.Module):
+    """Adds the mean of all tokens up to each, which no state of the layers holds."""
+
+    def forward(self, hidden, *_, **__):
+        return hidden + hidden.cumsum(1) / torch.arange(1, hidden.shape[1] + 1).view(1, -1, 1)
+
+
+class TestLosses:
+    LANGUAGE = [name for name in EXAMPLES if name not in ("selective-ssm", "selective-ssm-classes")]
+
+    @pytest.mark.parametrize("name", LANGUAGE)
+    def test_pieces_are_a_plain_forward_pass(self, name, monkeypatch):
+        architecture, index = EXAMPLES[name]
+        torch.manual_seed(0)
+        model = Model(loud(list(architecture.examples().values())[index]), name=name)
+        windows = np.random.default_rng(0).integers(0, model.vocabulary, (3, 24))
+        widths = []
+        run = long_rows._run
+        monkeypatch.setattr(
+            long_rows, "_run", lambda *a, **k: widths.append((a[1].shape[1], a[3] is None)) or run(*a, **k)
+        )
+        found = window_losses(model, windows, piece=5)
+        assert found == pytest.approx(slow_losses(model, windows), rel=2e-3, abs=2e-3)
+        assert widths == [(5, True), *[(5, False)] * 3, (3, False)]
+
+    def test_a_model_that_does_not_continue_runs_whole(self, monkeypatch):
+        model = speaker()
+        model.module.backbone.layers.insert(1, Attends())
+        windows = np.random.default_rng(0).integers(0, model.vocabulary, (3, 30))
+        expected = slow_losses(model, windows)
+        assert window_losses(model, windows, piece=7) == pytest.approx(expected, abs=1e-3)
+        monkeypatch.setattr(long_rows, "continues", lambda model, rows: (True, 0))
+        assert np.abs(window_losses(model, windows, piece=7) - expected).max() > 0.01
+
+    def test_batches_and_slices_of_logits_change_nothing_and_bound_memory(self, monkeypatch):
+        model = speaker()
+        windows = np.random.default_rng(1).integers(0, model.vocabulary, (7, 41))
+        whole = window_losses(model, windows)
+        sizes, hidden = [], []
+        head, run = measuring.head_logits, long_rows._run
+        monkeypatch.setattr(measuring, "LOGITS_AT_ONCE", 6 * model.vocabulary)
+        monkeypatch.setattr(measuring, "head_logits", lambda *a: sizes.append(a[1].shape[0]) or head(*a))
+        monkeypatch.setattr(long_rows, "tokens_together", lambda model: 20)
+        monkeypatch.setattr(long_rows, "_run", lambda *a, **k: hidden.append(a[1].size) or run(*a, **k))
+        assert window_losses(model, windows, piece=8) == pytest.approx(whole, abs=1e-4)
+        assert max(sizes) == 6 and sum(sizes) == 7 * 40 and max(hidden) == 16
+
+    def test_rows_that_end_early_leave_the_batch(self):
+        """Every token is in one piece, at its own place."""
+        model = speaker()
+        lengths = np.array([3, 17, 9, 30, 8])
+        ids = np.random.default_rng(2).integers(0, model.vocabulary, lengths.sum())
+        rows = Rows(ids, np.concatenate([[0], lengths.cumsum()]))
+        got = {row: [] for row in range(5)}
+        for part in pieces_of(model, rows, piece=8):
+            for at, row in enumerate(part.rows):
+                assert part.start == sum(map(len, got[row]))
+                got[row].append(part.hidden[at, : part.lengths[at]])
+                assert part.ends[at] == (sum(map(len, got[row])) == lengths[row])
+        for row, parts in got.items():
+            own = torch.tensor([ids[rows.starts[row] : rows.starts[row + 1]].tolist()])
+            with torch.no_grad():
+                expected = model.module.backbone(own, use_cache=False).last_hidden_state[0]
+            assert torch.allclose(torch.cat(parts), expected, atol=1e-4)
+
+
+class TestNumbers:
+    def test_a_model_without_an_opinion(self):
+        """ln V at every position, no slope, log₂ V in bits."""
+        model = speaker()
+        with torch.no_grad():
+            model.module.lm_head.weight.zero_()
+        for unit, size in (("nats", math.log(model.vocabulary)), ("bits", math.log2(model.vocabulary))):
+            found = token_loss(model, [text(800)], length=200, unit=unit, **QUIET)
+            assert found.losses == pytest.approx(np.full((1, 200), size), rel=1e-6)
+            assert found.curves == pytest.approx(np.full((1, len(found.positions), 3), size), rel=1e-6)
+            (one,) = found.summaries
+            assert one.mean.value == pytest.approx(size) and one.slope.value == pytest.approx(0, abs=1e-6)
+            assert found.unit == unit and f"{unit} a token" in str(found)
+
+    def test_the_mean_over_positions_is_the_models_cross_entropy(self):
+        model = speaker()
+        found = token_loss(model, [text(1000), text(450, 1)], length=140, piece=32, **QUIET)
+        ids = [model.tokenizer(each)["input_ids"] + [1] for each in (text(1000), text(450, 1))]
+        windows = [row[a : a + 141] for row in ids for a in range(0, len(row) - 140, 140)]
+        assert len(windows) == 7 + 3 == found.provenance["data"]["windows"]
+        total = 0.0
+        for window in windows:
+            given = torch.tensor([window[:-1]])
+            with torch.no_grad():
+                logits = model.module(given).logits[0]
+            total += float(nn.functional.cross_entropy(logits, torch.tensor(window[1:])))
+        (one,) = found.summaries
+        assert one.mean.value == pytest.approx(total / len(windows), rel=1e-5)
+        assert found.losses.mean() == pytest.approx(one.mean.value, rel=1e-6)
+        assert found.bins == ((0, 128), (128, 140))
+        assert (128 * one.bins[0].value + 12 * one.bins[1].value) / 140 == pytest.approx(one.mean.value)
+        expected = slow_losses(model, np.array(windows)).mean(0)
+        assert found.losses[0] == pytest.approx(expected, rel=1e-4)
+        assert one.bins[1].value == pytest.approx(expected[128:].mean(), rel=1e-4)
+        assert one.slope.value == pytest.approx(
+            np.polyfit(np.log2(np.arange(101, 141)), expected[100:], 1)[0], abs=1e-4
+        )
+        assert one.bins[0].low < one.bins[0].value < one.bins[0].high
+
+    def test_a_slope_is_that_of_the_line(self):
+        positions = np.arange(1, 501)
+        losses = np.stack([5 - 0.25 * np.log2(positions), 1 + 0.5 * np.log2(positions)])
+        losses[:, :100] = 77  # left out
+        assert slopes(losses) == pytest.approx([-0.25, 0.5])
+        assert np.isnan(slopes(losses[:, :101])).all() and not np.isnan(slopes(losses[:, :102])).any()
+
+    @pytest.mark.parametrize("smooth", [1, 5, 101])
+    def test_smoothed_against_a_loop(self, smooth):
+        losses = np.random.default_rng(0).random((3, 60))
+        for at in range(1, 61):
+            near = [i for i in range(1, 61) if abs(i - at) <= min(smooth // 2, at - 1)]
+            expected = np.mean([losses[:, i - 1] for i in near], axis=0)
+            assert smoothed(losses, [at], smooth)[:, 0] == pytest.approx(expected)
+        steep = np.arange(60.0, 0, -1)[None]
+        assert smoothed(steep, range(1, 31), smooth)[0] == pytest.approx(steep[0, :30])
+
+    def test_bins(self):
+        assert bins_of(100) == [(0, 100)] and bins_of(128) == [(0, 128)]
+        assert bins_of(600) == [(0, 128), (128, 512), (512, 600)]
+        assert bins_of(5000)[2:] == [(512, 1024), (1024, 2048), (2048, 4096), (4096, 5000)]
+        assert bins_of(16384)[-1] == (8192, 16384)
+
+    def test_differences_are_paired(self):
+        first, second = speaker(0), speaker(1)
+        found = token_loss([first, second, first], [text(2000)], length=150, **QUIET)
+        assert found.models == ("mamba-0", "mamba-1", "mamba-0 (2)")
+        other, itself = found.differences
+        for one in (itself.mean, itself.slope, *itself.bins):
+            assert (one.value, one.low, one.high) == (0, 0, 0)
+        for name in ("mean", "slope"):
+            a, b = (getattr(one, name) for one in found.summaries[:2])
+            assert getattr(other, name).value == pytest.approx(a.value - b.value)
+        for a, b, difference in zip(found.summaries[0].bins, found.summaries[1].bins, other.bins):
+            assert difference.value == pytest.approx(a.value - b.value)
+            assert difference.low < difference.value < difference.high
+        alone = token_loss(second, [text(2000)], length=150, **QUIET)
+        assert alone.summaries[0] == found.summaries[1] and alone.differences == ()
+
+    def test_a_smaller_interval_where_windows_agree(self):
+        """The interval is over windows: of the same window again and again there is no spread."""
+        model = speaker()
+        repeated = " ".join([text(60)] * 8)
+        found = token_loss(model, [repeated[: len(repeated)]], length=60, limit=7, **QUIET)
+        assert found.summaries[0].mean.high - found.summaries[0].mean.low < 1e-6
+        one = token_loss(model, [text(61)], length=60, **QUIET)
+        assert math.isnan(one.summaries[0].mean.low) and one.notes == ("one window: no number has an interval",)
+        assert one.summaries[0].mean.value == pytest.approx(found.summaries[0].mean.value, abs=1e-2)
+
+
+class TestWindows:
+    def seen(self, model, data, monkeypatch, **options):
+        windows = []
+        real = measuring.window_losses
+        monkeypatch.setattr(measuring, "window_losses", lambda m, w, **k: windows.append(w) or real(m, w, **k))
+        found = token_loss(model, data, **options, **QUIET)
+        return windows[0], found
+
+    def test_a_document_is_cut_and_the_rest_left(self, monkeypatch):
+        model = speaker()
+        lines = [text(25), "", text(10, 1)]
+        stream = [i for line in lines for i in (*model.tokenizer(line)["input_ids"], 1)]
+        windows, found = self.seen(model, ["\n".join(lines), text(5)], monkeypatch, length=12)
+        assert len(stream) == 38 and windows.tolist() == [stream[a : a + 13] for a in (0, 12, 24)]
+        assert found.notes == ("1 document is shorter than a window, and not read",)
+
+    def test_the_last_token_is_asked_for_and_never_missing(self, monkeypatch):
+        """Of 36 tokens a third window of 12 would have no token to ask for at its end."""
+        windows, _ = self.seen(speaker(), [text(35)], monkeypatch, length=12)
+        assert windows.shape == (2, 13)
+        windows, _ = self.seen(speaker(), [text(36)], monkeypatch, length=12)
+        assert windows.shape == (3, 13) and windows[-1, -1] == 1
+
+    def test_bytes_end_lines_with_a_line_end(self, monkeypatch):
+        model = speaker(tokenizer=byte_tokenizer())
+        windows, _ = self.seen(model, ["ab\ncd"], monkeypatch, length=5)
+        assert bytes(windows[0].tolist()) == b"ab\ncd\n"
+
+    def test_a_limit_draws_windows_in_their_order(self, monkeypatch):
+        model = speaker()
+        every, _ = self.seen(model, [text(500)], monkeypatch, length=10)
+        some, found = self.seen(model, [text(500)], monkeypatch, length=10, limit=8, seed=4)
+        places = [every.tolist().index(row) for row in some.tolist()]
+        assert places == sorted(set(places)) and len(places) == 8 and places != list(range(8))
+        assert (found.provenance["data"]["windows"], found.provenance["data"]["of"]) == (8, 50)
+
+    def test_files(self, monkeypatch, tmp_path):
+        model = speaker()
+        plain, rows = tmp_path / "one.txt", tmp_path / "rows.jsonl"
+        plain.write_text(f"{text(20)}\n{text(20, 1)}\n")
+        rows.write_text("".join(json.dumps({"text": each}) + "\n" for each in (text(20), text(20, 1))))
+        windows, found = self.seen(model, plain, monkeypatch, length=15)
+        assert len(windows) == 2 and found.provenance["options"]["data"] == str(plain)
+        documents, _ = self.seen(model, rows, monkeypatch, length=15)
+        assert len(documents) == 2 and documents[0].tolist() == windows[0].tolist()
+        second = model.tokenizer(text(20, 1))["input_ids"]
+        assert documents[1].tolist() == second[:16] != windows[1].tolist()
+
+    def test_wikitext(self, real_data, monkeypatch):
+        real_data("wikitext2", "test")
+        lines = measuring.load_lines("wikitext2", "test")
+        model = speaker(tokenizer=word_tokenizer(lines, vocabulary=50))
+        windows, _ = self.seen(model, "wikitext2", monkeypatch, length=64, limit=3)
+        stream = [i for row in model.tokenizer(list(lines))["input_ids"] for i in (*row, 1)]
+        joined = ",".join(map(str, stream))
+        assert all(",".join(map(str, row)) in joined for row in windows.tolist())
+
+
+class TestViews:
+    def test_reads_and_draws(self, tmp_path):
+        found = token_loss([speaker(0), speaker(1)], [text(2200)], length=700, smooth=11, **QUIET)
+        found.save(tmp_path, "loss")
+        assert Result.load(tmp_path / "loss.json") == found
+        figure = found.figure()
+        assert len(figure.axes) == 2 and figure.axes[0].get_ylabel() == "loss, nats"
+        alone = token_loss(speaker(0), [text(2200)], length=700, **QUIET).figure()
+        assert len(alone.axes) == 1
+        shown = str(found)
+        for part in ("0–128", "512–700", "per doubling", "less mamba-1", "3 windows of 700 tokens of texts"):
+            assert part in shown
+        frame = found.to_frame()
+        assert len(frame) == 2 * len(found.positions) and found.positions[0] == 1 and found.positions[-1] == 700
+        row = frame[(frame.model == "mamba-1") & (frame.position == 700)].iloc[0]
+        assert row.raw == found.losses[1, 699] and row.loss == found.curves[1, -1, 0]
+        summary = found.summary()
+        assert list(summary.name.unique()) == ["mamba-0", "mamba-1", "mamba-0 − mamba-1"]
+        assert summary[summary.quantity == "slope"].value.iloc[2] == found.differences[0].slope.value
+        assert isinstance(found, TokenLoss) and ssmscope.token_loss is token_loss
+
+    def test_progress_is_on_stderr(self, capsys):
+        token_loss(speaker(), [text(100)], length=20)
+        out, err = capsys.readouterr()
+        assert out == "" and "mamba-0: 5 windows of 20 tokens\n" in err and " nats a token in " in err
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "options, said",
+        [
+            (dict(length=0), "length is 0; allowed is a whole number from 1 on"),
+            (dict(limit=0), "limit is 0"),
+            (dict(smooth=10), "smooth is 10; allowed is an odd number"),
+            (dict(unit="bit"), "unknown unit 'bit'; allowed are 'nats' and 'bits'; did you mean 'bits'?"),
+            (dict(piece=-1), "piece is -1"),
+            (dict(seed=-1), "seed is -1"),
+            (dict(length=100), "no document is long enough for a window of 100 tokens and the one after it"),
+            (dict(split="test"), "split 'test' means nothing for texts"),
+            (dict(data=[]), "data holds no text"),
+            (dict(data=["a", 3]), "data holds no text, or something that is none"),
+            (dict(data="wikitext3"), "did you mean 'wikitext2'?"),
+        ],
+    )
+    def test_refuses(self, options, said):
+        with pytest.raises(InputError) as refused:
+            token_loss(speaker(), **{"data": [text(50)], "length": 10, **QUIET, **options})
+        assert said in str(refused.value)
+
+    def test_models_must_share_a_tokenizer(self):
+        swapped = word_tokenizer([" ".join([*WORDS, "brown"])])  # the same words in another order
+        for other in (swapped, byte_tokenizer()):
+            with pytest.raises(InputError, match="do not share a tokenizer"):
+                token_loss([speaker(), speaker(1, other)], [text(50)], length=10, **QUIET)
+
+    def test_models(self):
+        model = speaker()
+        for models, said in (
+            ([], "no model"),
+            (ssmscope.load("demo/sst2-mamba2"), "is a classifier"),
+            (Model(model.module, None, "mute"), "mute has no tokenizer"),
+            (Model(model.module, word_tokenizer([" ".join([*WORDS, *"xyz"])]), "m"), "outside the vocabulary"),
+            (Model(model.module, symbol_tokenizer(["a"]), "m"), "is no symbol"),
+        ):
+            with pytest.raises(InputError) as refused:
+                token_loss(models, [text(50) + " x y z"], length=10, **QUIET)
+            assert said in str(refused.value)
+
+    def test_a_loss_that_is_not_finite(self):
+        model = speaker()
+        with torch.no_grad():
+            model.module.lm_head.weight[5] = math.nan
+        with pytest.raises(InputError, match="not finite from position 1 on: the model overflows"):
+            token_loss(model, [text(50)], length=10, **QUIET)
+
+    def test_files_that_cannot_be_read(self, tmp_path):
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text('{"text": "a b"}\n{"text": 3}\n')
+        with pytest.raises(InputError, match="row 2 of .* has no text"):
+            token_loss(speaker(), rows, **QUIET)
+        with pytest.raises(InputError, match="has none; give a file each"):
+            token_loss(speaker(), rows, split="test", **QUIET)

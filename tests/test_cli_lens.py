@@ -1,0 +1,284 @@
+"""`analyze lens` and `analyze snr` as their users meet them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loud import loud
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+pytest.importorskip("tuned_lens")
+
+import ssmscope  # noqa: E402
+from ssmscope import cli  # noqa: E402
+from ssmscope.probes.lens_fitting import LensFitting  # noqa: E402
+from ssmscope.probes.lens_training import LensFit, fit_lens  # noqa: E402
+from ssmscope.probes.snr import needle_snr  # noqa: E402
+from ssmscope.probes.trajectory import trajectory  # noqa: E402
+from ssmscope.tasks.babi import questions  # noqa: E402
+from ssmscope.tasks.language import language_data, load_lines, word_tokenizer  # noqa: E402
+
+LINES = [text for task in ("qa1", "qa2", "qa5") for text in questions(task, length=60, examples=40).texts]
+QUICK = ("--steps", 12, "--batch-tokens", 300, "--look-every", 4, "--length", 24, "--held-out", 0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small models, one of them without its tokenizer once more, a text and a file of questions."""
+    folder, tokenizer = tmp_path_factory.mktemp("lens"), word_tokenizer(LINES)
+    sizes = dict(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, state_size=4, use_cache=False)
+    torch.manual_seed(0)
+    mamba2 = Mamba2Config(**sizes, num_heads=2, head_dim=16, expand=2, n_groups=1, chunk_size=8)
+    for name, module in (("mamba2", Mamba2ForCausalLM(mamba2)), ("mamba", MambaForCausalLM(MambaConfig(**sizes)))):
+        loud(module).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    loud(module).save_pretrained(folder / "bare")
+    (folder / "text.txt").write_text("\n".join(LINES))
+    rows = [
+        {"context": "Alma went to the attic . Bruno went to the cellar .", "question": "Where is Alma ?"},
+        {"context": "Bruno went to the pantry . Alma went to the cellar .", "question": "Where is Bruno ?"},
+    ]
+    answers = [{"answer": "attic", "distractors": ["cellar"]}, {"answer": "pantry", "distractors": ["cellar"]}]
+    (folder / "mine.jsonl").write_text("\n".join(json.dumps({**a, **b}) for a, b in zip(rows, answers)))
+    return folder
+
+
+@pytest.fixture
+def analyze(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+    def run(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = cli.run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def fitted(folder: Path) -> Path:
+    """The lens of mamba2, fitted from Python."""
+    model = ssmscope.load(folder / "mamba2")
+    data = language_data(load_lines(folder / "text.txt"), model.tokenizer, length=24, name="text")
+    given = dict(steps=12, batch_tokens=300, look_every=4, held_out=0.3, progress=False)
+    return fit_lens(model, data, folder / "fitted", **given)
+
+
+class TestFit:
+    def test_is_what_python_gives(self, analyze, folder, fitted, tmp_path):
+        out = tmp_path / "lens"
+        given = ("lens", "fit", folder / "mamba2", "--data", folder / "text.txt", *QUICK, "--out", out)
+        answer = analyze(*given)
+        assert answer.code == 0 and "step 12/12" in answer.err
+        names = {"config.json", "params.pt", "lens.json", "lens.csv", "lens.png", "lens.html"}
+        assert {path.name for path in out.iterdir()} == names
+        mine, theirs = LensFit.load(out / "lens.json"), LensFit.load(fitted / "lens.json")
+        assert mine.layers == theirs.layers and mine.provenance["options"] == theirs.provenance["options"]
+        assert (out / "params.pt").read_bytes() == (fitted / "params.pt").read_bytes()
+        assert str(mine.tuned) in answer.out and f"analyze lens show {folder / 'mamba2'} --lens {out}" in answer.out
+        record = (out / "lens.json").read_bytes()
+        again = analyze(*given, "--json")
+        assert again.code == 0 and json.loads(again.out) == json.loads(record) and "nothing to do" in again.err
+        assert (out / "lens.json").read_bytes() == record
+
+    def test_an_interrupted_fit_continues(self, analyze, folder, tmp_path, monkeypatch):
+        out, looks, look = tmp_path / "lens", [], LensFitting._look
+
+        def interrupted(fitting):
+            look(fitting)
+            looks.append(1)
+            if len(looks) == 3:
+                signal.raise_signal(signal.SIGINT)
+
+        given = ("lens", "fit", folder / "mamba2", "--data", folder / "text.txt", *QUICK, "--out", out)
+        monkeypatch.setattr(LensFitting, "_look", interrupted)
+        answer = analyze(*given)
+        assert answer.code == 130 and answer.out == ""
+        assert answer.err.endswith("analyze: interrupted; the same command continues from the last checkpoint\n")
+        assert not (out / "lens.json").exists()
+        answer = analyze(*given)
+        assert answer.code == 0 and "continuing after" in answer.err
+        whole = analyze(*given[:-1], tmp_path / "whole")
+        assert whole.code == 0
+        one, other = (LensFit.load(path / "lens.json") for path in (out, tmp_path / "whole"))
+        assert one.layers == other.layers and one.history == other.history
+
+    def test_of_a_classifier(self, analyze, tmp_path):
+        rows = [
+            f"{'good' if i % 2 else 'bad'} film number {i},{'positive' if i % 2 else 'negative'}" for i in range(12)
+        ]
+        (tmp_path / "reviews.csv").write_text("text,label\n" + "\n".join(rows))
+        given = ("lens", "fit", "demo/sst2-mamba2", "--data", tmp_path / "reviews.csv", "--steps", 2, "--held-out", 0.3)
+        answer = analyze(*given, "--out", tmp_path / "lens", "--json")
+        found = json.loads(answer.out)
+        assert answer.code == 0 and found["positions"] == "last"
+        assert found["provenance"]["data"]["train"]["name"] == "reviews"
+        shown = analyze("lens", "show", "demo/sst2-mamba2", "--lens", tmp_path / "lens", "--text", "a good film")
+        assert shown.code == 0 and "positive" in shown.out
+
+    def test_known_data_is_what_the_model_did_not_learn_from(self, analyze, folder, tmp_path, real_data, monkeypatch):
+        real_data("wikitext2", "validation")
+        asked: list[tuple] = []
+        load = ssmscope.tasks.language.load_lines
+        monkeypatch.setattr(
+            "ssmscope.tasks.language.load_lines", lambda *given: asked.append(given) or load(*given)[:60]
+        )
+        given = ("lens", "fit", folder / "mamba2", "--data", "wikitext2", "--steps", 1, "--length", 32)
+        answer = analyze(*given, "--out", tmp_path / "a", "--json")
+        assert asked == [("wikitext2", "validation")]
+        assert json.loads(answer.out)["provenance"]["data"]["train"]["split"] == "validation"
+        analyze(*given, "--out", tmp_path / "b", "--split", "test", "--validation", folder / "text.txt")
+        assert asked[1:] == [("wikitext2", "test"), (str(folder / "text.txt"), None)]
+        record = LensFit.load(tmp_path / "b" / "lens.json").provenance["data"]
+        assert record["train"]["split"] == "test" and record["measured"]["name"] == "text"
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["mamba2"], "no data; give --data, one of wikitext2, or a file"),
+            (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
+            (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
+            (["mamba2", "--data", "text.txt", "--optimizer", "sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),
+            (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
+            (["mamba2", "--data", "text.txt", "--clip", "x"], "'--clip': 'x' is no number"),
+            (["mamba2", "--data", "text.txt", "--length", "0"], "rows of 0 tokens"),
+            (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
+            (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
+        ],
+    )
+    def test_refuses(self, analyze, folder, tmp_path, arguments, says):
+        given = [folder / part if (folder / str(part)).exists() else part for part in arguments]
+        answer = analyze("lens", "fit", *given, "--out", tmp_path / "lens")
+        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err
+        assert not (tmp_path / "lens").exists()
+
+    def test_another_fit_in_its_place_is_refused(self, analyze, folder, fitted):
+        given = ("lens", "fit", folder / "mamba2", "--data", folder / "text.txt", *QUICK)
+        answer = analyze(*given, "--seed", 1, "--out", fitted)
+        assert answer.code == 2 and "holds another fit" in answer.err and answer.err.count("\n") == 1
+        assert "give a directory" in analyze(*given, "--out", folder / "text.txt").err
+        assert "missing option '--out'" in analyze(*given).err
+
+    def test_options_are_those_of_the_function(self):
+        ours, theirs = inspect.signature(_verb("lens", "fit")).parameters, inspect.signature(fit_lens).parameters
+        added = {"split", "length", "json", "tokenizer"}
+        assert set(ours) - added == set(theirs) - {"progress"}
+        own = {"model", "data", "out", "device", "validation", "progress"}
+        assert all(ours[name].default == theirs[name].default for name in set(theirs) - own)
+
+
+def _verb(*names: str) -> typing.Any:
+    """The function behind a verb."""
+    group = cli.app if len(names) == 1 else cli.lens
+    return next(
+        command.callback
+        for command in group.registered_commands
+        if (command.name or command.callback.__name__) == names[-1]
+    )
+
+
+class TestShow:
+    def test_is_what_python_gives(self, analyze, folder, fitted, tmp_path):
+        text = "Alma went to the attic ."
+        given = ("lens", "show", folder / "mamba2", "--text", text)
+        tuned = analyze(
+            *given, "--lens", fitted, "--statistic", "kl", "--positions", "last", "--json", "--out", tmp_path
+        )
+        assert tuned.code == 0 and {path.suffix for path in tmp_path.iterdir()} == {".json", ".csv", ".png", ".html"}
+        model = ssmscope.load(folder / "mamba2")
+        for answer, options in (
+            (tuned, dict(lens=fitted, statistic="kl", positions="last")),
+            (analyze(*given, "--json"), {}),
+        ):
+            found, expected = json.loads(answer.out), json.loads(trajectory(model, text, **options).to_json())
+            assert found["texts"] == expected["texts"]
+            assert found["provenance"]["options"] == expected["provenance"]["options"]
+        shown = analyze(*given, "--lens", fitted)
+        assert f"tuned lens {fitted}" in " ".join(shown.out.split()) and "settled" in shown.out
+        ids = analyze("lens", "show", folder / "bare", "--ids", "3,4,5")
+        assert ids.code == 0 and "logit lens" in ids.out
+
+    def test_refuses(self, analyze, folder, fitted):
+        given = ("lens", "show", folder / "mamba", "--text", "Alma went")
+        for arguments, says in (
+            ((*given, "--lens", fitted), "was fitted to another model"),
+            ((*given, "--lens", folder), "holds no lens: it has no config.json"),
+            ((*given, "--statistic", "klm"), "did you mean 'kl'"),
+            ((*given, "--positions", "first"), "unknown positions 'first'"),
+            (given[:-2], "no text; give --text"),
+            (("lens", "shwo", "x"), "no verb 'shwo'; there are fit, show; did you mean 'show'?"),
+            (("lens",), "missing command (see analyze lens --help)"),
+            ((*given, "--lense", "x"), "no option --lense; did you mean '--lens'"),
+        ):
+            answer = analyze(*arguments)
+            assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err
+
+    @pytest.mark.parametrize("verb", [("lens",), ("lens", "fit"), ("lens", "show"), ("snr",)])
+    def test_help(self, analyze, verb):
+        answer = analyze(*verb, "--help")
+        assert answer.code == 0 and answer.err == "" and "Usage: analyze" in answer.out
+
+
+class TestSNR:
+    def test_is_what_python_gives(self, analyze, folder, fitted, tmp_path):
+        options = ("--tasks", "qa1,qa2", "--lengths", "0,40", "--examples", 6, "--seed", 2, "--filler", "generated")
+        given = ("snr", folder / "mamba2", folder / "mamba", "--lens", fitted, "--lens", "logit", *options)
+        answer = analyze(*given, "--json", "--out", tmp_path)
+        assert answer.code == 0 and "snr.png" in answer.err
+        assert {path.name for path in tmp_path.iterdir()} == {"snr.json", "snr.csv", "snr.png", "snr.html"}
+        found = json.loads(answer.out)
+        expected = json.loads(
+            needle_snr(
+                [ssmscope.load(folder / "mamba2"), ssmscope.load(folder / "mamba")],
+                **dict(lens=[fitted, None], tasks=["qa1", "qa2"], lengths=[0, 40], examples=6, seed=2),
+                filler="generated",
+            ).to_json()
+        )
+        for key in ("curves", "differences", "notes", "models"):
+            assert found[key] == expected[key]
+        assert found["provenance"]["options"] == expected["provenance"]["options"]
+        assert ssmscope.Result.load(tmp_path / "snr.json").to_dict() == found
+        shown = analyze(*given)
+        assert "Needle probability, contexts of 40 words" in shown.out and "read by the logit lens" in shown.out
+
+    def test_questions_of_ones_own(self, analyze, folder):
+        answer = analyze("snr", folder / "mamba", "--questions", folder / "mine.jsonl")
+        assert answer.code == 0 and answer.err == "" and "Means over 2 questions" in answer.out
+        assert "Needle probability\n" in answer.out and "mine  " in answer.out
+
+    def test_options_are_those_of_the_function(self):
+        ours, theirs = inspect.signature(_verb("snr")).parameters, inspect.signature(needle_snr).parameters
+        assert set(ours) - {"out", "json", "tokenizer", "device"} == set(theirs) - {"names"}
+        assert all(ours[name].default == theirs[name].default for name in set(theirs) - {"names", "models"})
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["mamba2", "mamba", "--lens", "fitted"], "1 lenses were given for 2 models; give --lens for each"),
+            (["mamba", "--lens", "fitted"], "was fitted to another model"),
+            (["bare"], "bare has no tokenizer to read questions with; name one with --tokenizer"),
+            (["demo/sst2-mamba2"], "demo/sst2-mamba2 is a classifier"),
+            (["mamba", "--tasks", "qa1,qa7"], "there is no task 'qa7'"),
+            (["mamba", "--tasks", "qa3"], "tokenizer does not know"),
+            (["mamba", "--lengths", "40,x"], "--lengths '40,x': 'x' is no whole number"),
+            (["mamba", "--lengths", "-5"], "lengths has -5"),
+            (["mamba", "--examples", "0"], "examples is 0"),
+            (["mamba", "--filler", "wikitext"], "unknown text 'wikitext'"),
+            (["mamba", "--questions", "absent.csv"], "there is no file of questions absent.csv"),
+            (["mamba", "--questions", "mine.jsonl", "--tasks", "qa1"], "tasks are of generated questions"),
+            (["mamba", "--unit", "word"], "did you mean 'words'"),
+            (["mamba", "--out", "text.txt"], "is a file; give a directory"),
+            ([], "missing argument"),
+        ],
+    )
+    def test_refuses(self, analyze, folder, fitted, arguments, says):
+        given = [folder / part if (folder / str(part)).exists() else part for part in arguments]
+        answer = analyze("snr", *given)
+        assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1 and says in answer.err
