@@ -1,6 +1,8 @@
-"""Our scan against transformers' own slow path, on a Mamba-1 of mamba-130m's shape, on a CPU.
+"""Our scans against transformers' own slow path, on a Mamba-1 of mamba-130m's shape and on a Mamba-2 of mamba2-130m's,
+on a CPU.
 
     python benchmarks/scan.py            # about three minutes, most of them transformers' backward pass
+    python benchmarks/scan.py --mamba2   # Mamba-2 alone, without gradients
     python benchmarks/scan.py --skip-long-backward
 
 Both are measured in the same run; logits and gradients are compared.
@@ -12,7 +14,7 @@ import argparse
 from contextlib import nullcontext
 
 import torch
-from timing import THREADS, machine, mamba_130m, relative, seconds
+from timing import THREADS, machine, mamba2_130m, mamba_130m, relative, seconds
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope.model import fast_scan, mixers
@@ -22,7 +24,7 @@ def row(what: str, ours: float, theirs: float, error: float) -> None:
     print(f"{what:<42} {ours:>9.3f} {theirs:>12.3f} {theirs / ours:>8.1f}x {error:>12.1e}", flush=True)
 
 
-def forward(model: torch.nn.Module, length: int, repeats: int) -> None:
+def forward(model: torch.nn.Module, length: int, repeats: int, what: str = "forward") -> None:
     ids = torch.randint(0, 1000, (1, length), generator=torch.Generator().manual_seed(length))
 
     def run(context):
@@ -32,7 +34,7 @@ def forward(model: torch.nn.Module, length: int, repeats: int) -> None:
     error = relative(run(fast_scan(model)), run(nullcontext()))
     ours = seconds(lambda: run(fast_scan(model)), repeats)
     theirs = seconds(lambda: run(nullcontext()), repeats)
-    row(f"forward, 24 layers, L = {length}", ours, theirs, error)
+    row(f"{what}, 24 layers, L = {length}", ours, theirs, error)
 
 
 def backward(
@@ -64,10 +66,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--skip-long-backward", action="store_true", help="leave out the layer's backward at L = 1024")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--mamba2", action="store_true", help="Mamba-2 alone")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     print(machine())
     print(f"{'':<42} {'ours (s)':>9} {'library (s)':>12} {'ratio':>9} {'rel. error':>12}")
+    model = mamba2_130m()
+    for length in (256, 1024):
+        forward(model, length, options.repeats, "Mamba-2 forward")
+    if options.mamba2:
+        return
     model = mamba_130m()
     forward(model, 256, options.repeats)
     forward(model, 1024, options.repeats)

@@ -42,6 +42,33 @@ def mamba_130m(
     return model
 
 
+def mamba2_130m(layers: int = 24, vocabulary: int = 1000) -> torch.nn.Module:
+    """A random Mamba-2 of mamba2-130m's shape (24 layers of width 768, 24 heads of width 64, state 128), drawn alike."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = Mamba2Config(
+        vocab_size=vocabulary,
+        hidden_size=768,
+        num_heads=24,
+        head_dim=64,
+        state_size=128,
+        n_groups=1,
+        num_hidden_layers=layers,
+        initializer_range=0.02,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = Mamba2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.backbone.layers:
+            layer.mixer.dt_bias.add_(4)
+    return model
+
+
 def seconds(run: Callable[[], object], repeats: int, warm_up: int = 1) -> float:
     """Median wall seconds of `run`."""
     for _ in range(warm_up):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,14 +140,16 @@ def _log_odds_as_two(head: nn.Linear) -> nn.Linear:
 
 
 @contextmanager
-def _stream_kept(blocks: list[nn.Module], kept: list[Tensor]) -> Iterator[None]:
-    """Within, `kept` receives what enters every block that runs, and what leaves the last one."""
+def _stream_kept(
+    blocks: list[nn.Module], kept: list[Tensor], chosen: Callable[[Tensor], Tensor] = lambda stream: stream
+) -> Iterator[None]:
+    """Within, `kept` receives what is chosen of what enters every block that runs, and of what leaves the last one."""
 
     def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept.append((args[0] if args else kwargs["hidden_states"]).float())
+        kept.append(chosen(args[0] if args else kwargs["hidden_states"]).float())
 
     def leaving(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        kept.append((output[0] if isinstance(output, tuple) else output).float())
+        kept.append(chosen(output[0] if isinstance(output, tuple) else output).float())
 
     handles = [block.register_forward_pre_hook(entering, with_kwargs=True) for block in blocks]
     handles.append(blocks[-1].register_forward_hook(leaving))
@@ -165,19 +167,23 @@ def hidden_states(model: Model, batch: Batch) -> Float[Tensor, "streams batch le
     In float32, whatever the model's dtype. The `hidden_states` of transformers' Mambas are others: they lack the
     embeddings, and end with the normed stream.
     """
-    kept: list[Tensor] = []
-    around = fast_scan(model.module, mask=batch.mask)
-    with torch.no_grad(), around, _stream_kept(blocks_of(model), kept):
-        model.forward(batch, last_only=True)
-    return torch.stack(kept)
+    return _streams(model, batch, lambda stream: stream)
 
 
 def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "streams chosen width"]:
     """`hidden_states` at the real positions, text after text, or at each text's last one."""
-    states = hidden_states(model, batch)
     if positions == "last":
-        return states[:, torch.arange(states.shape[1], device=states.device), batch.last]
-    return states[:, batch.mask]
+        rows = torch.arange(len(batch.last), device=batch.last.device)
+        return _streams(model, batch, lambda stream: stream[rows, batch.last])
+    return _streams(model, batch, lambda stream: stream[batch.mask])
+
+
+def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
+    kept: list[Tensor] = []
+    around = fast_scan(model.module, mask=batch.mask)
+    with torch.no_grad(), around, _stream_kept(blocks_of(model), kept, chosen):
+        model.forward(batch, last_only=True)
+    return torch.stack(kept)
 
 
 @dataclass(frozen=True, eq=False)
