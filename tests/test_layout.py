@@ -131,6 +131,7 @@ QUICK = [
     "cli.attacks",
     "cli.interp",
     "cli.probes",
+    "cli.report",
     "cli.training",
     "command",
     "errors",

@@ -1,7 +1,8 @@
 """The command `analyze`: one verb per question about a trained state-space model.
 
-Exit codes: 0, the answer is on stdout; 2, the input cannot be used, and one line on stderr says why; 130,
-interrupted. Anything else is a fault of ours and shows a traceback. The verbs import what they need when they run.
+Exit codes: 0, the answer is on stdout; 1, a job of a report failed; 2, the input cannot be used, and one line on
+stderr says why; 130, interrupted. Anything else is a fault of ours and shows a traceback. The verbs import what they
+need when they run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ssmscope.cli.lens import lens as lens, snr as snr
 from ssmscope.cli.context import retrieval as retrieval, loss as loss
 from ssmscope.cli.probes import stability as stability, influence as influence
 from ssmscope.cli.training import train as train, models as models
+from ssmscope.cli.report import report as report
 # isort: on
 
 

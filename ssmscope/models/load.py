@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +75,54 @@ def load(
         where = None
     else:
         name = str(source)
-        where = _locate(name)
-        with quiet():
-            module = _read(where, name)
+        where = locate(name)
         if wanted is None and (place is None or place.type == "cpu"):
             wanted = torch.float32
+        kept = _kept.get() if isinstance(tokenizer, str | os.PathLike | None) else None
+        key = (name, None if tokenizer is None else str(tokenizer), wanted, place or torch.device("cpu"))
+        if kept is not None and (found := kept.recall(key)) is not None:
+            return found
+        with quiet():
+            module = _read(where, name)
+        model = Model(module.to(device=place, dtype=wanted), _tokenizer(tokenizer, where), name)
+        if kept is not None:
+            kept.models[key] = model
+        return model
     module = module.to(device=place, dtype=wanted)
     return Model(module, _tokenizer(tokenizer, where), name)
+
+
+class Kept:
+    """Loaded models that are kept for the next that asks for the same, the latest `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.models: OrderedDict[Any, Model] = OrderedDict()
+
+    def recall(self, key: Any) -> Model | None:
+        """The model that was kept under a key; where there is none, room is made for it before it is loaded."""
+        if key in self.models:
+            self.models.move_to_end(key)
+            return self.models[key]
+        while len(self.models) >= self.most:
+            self.models.popitem(last=False)
+        return None
+
+
+_kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
+
+
+@contextmanager
+def kept_loaded(kept: Kept) -> Iterator[None]:
+    """Within the context `load` returns what it returned before for the same name, tokenizer, dtype and device.
+
+    The files are not looked at again: a model that is trained anew in the meantime stays as it was.
+    """
+    token = _kept.set(kept)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -101,8 +146,12 @@ def _device(device: str | torch.device | None) -> torch.device | None:
         raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
-def _locate(name: str) -> Path:
-    """The directory or file of a model, fetched from the hub when it is a hub id."""
+def locate(name: str) -> Path:
+    """The directory or file of a model, fetched from the hub when it is a hub id.
+
+    Raises:
+        InputError: there is none.
+    """
     if name.startswith("demo/"):
         known = demos()
         if name not in known:

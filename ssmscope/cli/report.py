@@ -1,0 +1,218 @@
+"""The verb that runs a plan of models and analyses and ends in one page: report."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ssmscope.cli.app import app
+from ssmscope.command import JSON, console
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.inputs import check_writable
+from ssmscope.options import whole
+
+if TYPE_CHECKING:
+    from ssmscope.reports.jobs import Jobs
+    from ssmscope.reports.plan import Plan
+    from ssmscope.reports.record import Report
+    from ssmscope.reports.running import Engine
+    from ssmscope.reports.store import Store
+
+ENGINES = ("local", "ray")
+
+
+@app.command()
+def report(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="A YAML file, or a plan that ships: quick, baleen, diff-mamba.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where results, tables and index.html are, and are added to.")
+    ],
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar="MODEL", help="In place of the plan's models; repeatable.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="DATA", help="The same as --set data=DATA.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of the plan; repeatable.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the jobs, what is done, and how long they may take.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="local|ray", help="In this process, or on the workers of Ray.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="A Ray cluster that runs; else one is started.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", parser=whole, metavar="N", help="CPUs of the Ray that is started.")
+    ] = None,
+    json: JSON = False,
+) -> None:
+    """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
+
+    The exit code is 1 where a job failed; a second run tries again what failed and does what is missing, nothing else.
+    """
+    check_writable(out)
+    variables = _variables(set_ or [], data)
+    run = _engine(engine, address, workers)
+    text, name = _text(plan)
+
+    from ssmscope.reports.plan import read_plan
+
+    chosen = read_plan(text, application(), name=name, models=model or (), variables=variables)
+
+    from ssmscope.reports.jobs import make_jobs
+    from ssmscope.reports.running import run_plan
+    from ssmscope.reports.store import Store
+
+    jobs = make_jobs(chosen)
+    if dry_run:
+        _list(chosen, jobs, Store(out), json)
+        return
+    try:
+        made = run_plan(chosen, jobs, out, engine=run, commands=application)
+    except OSError as error:
+        print(f"analyze: the page cannot be written: {error.strerror or error}; results stay in {out}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues with what is missing") from None
+    _answer(made, out, json)
+
+
+def application() -> Any:
+    """The verbs, for the jobs of a plan."""
+    from ssmscope.cli import app
+
+    return typer.main.get_command(app)
+
+
+def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
+    found: dict[str, str] = {} if data is None else {"data": data}
+    for each in given:
+        name, equals, value = each.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise InputError(f"--set {each!r}: write NAME=VALUE, as in --set data=sst2")
+        if name in found:
+            raise InputError(f"the variable {name!r} is given twice; give it once")
+        found[name] = value
+    return found
+
+
+def _engine(engine: str, address: str | None, workers: int | None) -> Engine:
+    if engine not in ENGINES:
+        raise InputError(f"--engine {engine!r}: choose one of {', '.join(ENGINES)}{did_you_mean(engine, ENGINES)}")
+    if engine == "local":
+        unused = "--address" if address is not None else "--workers" if workers is not None else None
+        if unused is not None:
+            raise InputError(f"{unused} is of --engine ray; give that too, or leave it out")
+        from ssmscope.reports.engines import local
+
+        return local
+    if address is not None and workers is not None:
+        raise InputError("--workers is for a Ray that is started here, and --address names one that runs; give one")
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers is {workers}; allowed is a whole number from 1 on")
+    from ssmscope.reports.engines import ray_engine
+
+    return ray_engine(address, workers)
+
+
+def _text(plan: str) -> tuple[str, str]:
+    """The text of a plan, from a file or from those that ship, and what it is called."""
+    from ssmscope.reports.plans import shipped
+
+    path, known = Path(plan), shipped()
+    if plan in known and not path.is_file():
+        path = known[plan]
+    try:
+        return path.read_text(encoding="utf-8-sig"), path.stem
+    except UnicodeDecodeError as error:
+        raise InputError(f"the plan {plan} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"no plan {plan!r}: it is no file that can be read ({reason}), and no plan that ships: {', '.join(known)}"
+            f"{did_you_mean(plan, known)}"
+        ) from error
+
+
+# ---- what is said
+
+
+def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
+    """The jobs, what is done of them, and the estimate: what finished jobs of the same verb took here."""
+    times = store.seconds()
+    rows: list[dict[str, Any]] = []
+    for job in jobs.to_run():
+        entry, known = store.entry(job), times.get(job.verb, [])
+        done = entry.state == "done"
+        rows.append(
+            {
+                "key": job.key,
+                "state": entry.state,
+                "verb": job.verb,
+                "models": list(job.models),
+                "command": job.command,
+                "seconds": entry.seconds if done else None,
+                "estimate": sum(known) / len(known) if known and not done else None,
+            }
+        )
+    if json:
+        print(json_module.dumps({"title": plan.title, "jobs": rows}, indent=2))
+        return
+
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("state", "seconds", "command", box=None, pad_edge=False)
+    for row in rows:
+        took, guess = row["seconds"], row["estimate"]
+        shown = f"{took:.1f}" if took is not None else f"about {guess:.1f}" if guess is not None else "unknown"
+        table.add_row(str(row["state"]), shown, Text(str(row["command"])))
+    shown_on = console(highlight=False)
+    shown_on.print(Text(plan.title, style="bold"))
+    shown_on.print(table)
+    left = [row["estimate"] for row in rows if row["state"] != "done"]
+    guessed = [guess for guess in left if guess is not None]
+    parts = [f"{len(rows)} jobs, {len(rows) - len(left)} done"]
+    if guessed:
+        parts.append(f"about {sum(guessed):.0f} s for {len(guessed)}, the mean of finished jobs of the same verb here")
+    if len(left) > len(guessed):
+        parts.append(f"unknown for {len(left) - len(guessed)}: no job of the verb has finished here")
+    shown_on.print("; ".join(parts))
+
+
+def _answer(made: Report, out: Path, json: bool) -> None:
+    once = {entry.key: entry for entry in made.entries}
+    failed = [entry for entry in once.values() if entry.state != "done"]
+    page = out / "index.html"
+    if json:
+        jobs = [
+            {
+                "key": entry.key,
+                "state": entry.state,
+                "verb": entry.verb,
+                "models": list(entry.models),
+                "command": entry.command,
+                "seconds": entry.seconds,
+                "error": entry.error,
+            }
+            for entry in once.values()
+        ]
+        print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs}, indent=2))
+    else:
+        print(f"{made.title}: {len(once) - len(failed)} of {len(once)} jobs done")
+        print(f"Page: {page}")
+    for entry in failed:
+        reason = " ".join((entry.error or "it did not run").split())
+        print(f"analyze: failed: {entry.command}: {reason}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)

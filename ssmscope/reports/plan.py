@@ -1,0 +1,407 @@
+"""A plan of a report: models, the analyses of each, and the command lines that they come to, all checked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.reports.kinds import KINDS
+from ssmscope.reports.plan_yaml import read_yaml
+from ssmscope.reports.verbs import Verb, verbs_of
+
+TOP = ("title", "models", "analyses", "variables")
+OF_MODEL = ("model", "name", "tokenizer", "device", "resources")
+OF_ANALYSIS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
+RESOURCES = ("cpus", "gpus")
+
+MOST_JOBS = 10_000
+"""How many jobs a plan comes to at most."""
+MOST_OF_A_RESOURCE = 100_000.0
+
+_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_UNSET = object()
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model of a plan.
+
+    Attributes:
+        model: what stands for it on the command line.
+        name: what the report calls it.
+        tokenizer, device: options that its jobs get where the analysis gives none.
+        resources: what each of its jobs needs of a cluster, "cpus" and "gpus".
+    """
+
+    model: str
+    name: str
+    tokenizer: str | None = None
+    device: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One command line of a plan.
+
+    Attributes:
+        where: the analysis, for messages.
+        kinds: of which kinds of models alone it is made; None for all.
+        arguments: what is typed after `analyze`.
+        options: the verb's options with their defaults, as it reads them.
+    """
+
+    where: str
+    verb: str
+    heading: str
+    models: tuple[PlannedModel, ...]
+    kinds: tuple[str, ...] | None
+    arguments: tuple[str, ...]
+    options: Mapping[str, Any]
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that was read: its command lines in order, and the text that it was read from."""
+
+    title: str
+    models: tuple[PlannedModel, ...]
+    lines: tuple[Line, ...]
+    text: str
+
+
+def read_plan(
+    text: str,
+    commands: Any,
+    *,
+    name: str = "report",
+    models: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Plan:
+    """Read and check a plan; nothing is loaded and nothing runs.
+
+    Args:
+        text: the YAML.
+        commands: the application whose verbs the plan names, as `typer.main.get_command` gives it.
+        name: its title where it has none.
+        models: in place of the plan's own.
+        variables: values for `$name` in it.
+
+    Raises:
+        InputError: whatever is wrong with it, option values that the command line would refuse included.
+    """
+    document = read_yaml(text)
+    if not isinstance(document, dict):
+        raise InputError(f"a plan is a mapping with {', '.join(TOP)}, not {_shown(document)}")
+    _known(document, TOP, "the plan")
+    document = _filled(document, variables or {})
+    if not isinstance(title := document.get("title") or name, str):
+        raise InputError(f"title is {_shown(title)}; give a text")
+    given = _models(list(models) or document.get("models"))
+    reader = _Reader(given, verbs_of(commands))
+    analyses = document.get("analyses")
+    if not isinstance(analyses, list) or not analyses:
+        raise InputError(f"analyses is {_shown(analyses)}; give a list of verbs with their options")
+    lines: list[Line] = []
+    for number, item in enumerate(analyses, start=1):
+        if not _has_unset(item):
+            lines += reader.lines(item, f"analysis {number}", MOST_JOBS - len(lines))
+    if not lines:
+        raise InputError("every analysis of the plan needs a variable that is not set; give it with --set NAME=VALUE")
+    return Plan(title, tuple(given), tuple(lines), text)
+
+
+# ---- variables
+
+
+def _filled(document: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """The document with its variables filled in; what has none keeps a mark that `_has_unset` finds."""
+    declared = document.get("variables") or {}
+    if not isinstance(declared, dict) or any(isinstance(value, dict) for value in declared.values()):
+        raise InputError(f"variables is {_shown(declared)}; give a mapping of names to values, or to nothing")
+    for name in given:
+        if name not in declared:
+            has = f"it has {', '.join(declared)}" if declared else "it has none"
+            raise InputError(f"the plan has no variable {name!r}; {has}{did_you_mean(name, declared)}")
+    values = {**declared, **given}
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [fill(item) for item in value]
+        if isinstance(value, str) and value.startswith("$$"):
+            return value[1:]
+        found = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            return value
+        if found[1] not in values:
+            raise InputError(
+                f"{value!r} names a variable that the plan does not declare; declare it under variables, or write "
+                f"'${value}' for the text{did_you_mean(found[1], values)}"
+            )
+        return _UNSET if values[found[1]] is None else values[found[1]]
+
+    filled = {key: fill(value) for key, value in document.items() if key != "variables"}
+    missing = next((key for key in ("title", "models") if _has_unset(filled.get(key))), None)
+    if missing is not None:
+        raise InputError(f"{missing} needs a variable that is not set; give it with --set NAME=VALUE")
+    return filled
+
+
+def _has_unset(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_unset, value.values()))
+    return any(map(_has_unset, value)) if isinstance(value, list) else value is _UNSET
+
+
+# ---- models and analyses
+
+
+def _models(given: Any) -> list[PlannedModel]:
+    if not isinstance(given, list) or not given:
+        raise InputError(f"models is {_shown(given)}; give a list of models, or --model on the command line")
+    found = [_model(item, f"model {number}") for number, item in enumerate(given, start=1)]
+    names = [each.name for each in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"two models are called {twice!r}; give one of them another name")
+    return found
+
+
+def _model(item: Any, where: str) -> PlannedModel:
+    fields = {"model": item} if isinstance(item, str) else item
+    if not isinstance(fields, dict):
+        raise InputError(f"{where} is {_shown(item)}; give a name, or a mapping with {', '.join(OF_MODEL)}")
+    _known(fields, OF_MODEL, where)
+    texts = {key: value for key, value in fields.items() if key != "resources" and value is not None}
+    for key, value in texts.items():
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(f"{where}: {key} is {_shown(value)}; give a text")
+    if "model" not in texts:
+        raise InputError(f"{where} lacks 'model': demo/NAME, a directory, a file, or a hub id")
+    if texts["model"].startswith("-"):
+        raise InputError(f"{where} is {texts['model']!r:.80}, which would be an option on the command line")
+    return PlannedModel(**{"name": texts["model"], **texts}, resources=_resources(fields.get("resources"), where))
+
+
+def _resources(given: Any, where: str) -> dict[str, float]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: resources is {_shown(given)}; give a mapping with {' and '.join(RESOURCES)}")
+    _known(given, RESOURCES, f"{where}, resources")
+    found = {}
+    for key, value in given.items():
+        try:
+            found[key] = float(value)
+        except (TypeError, ValueError):
+            found[key] = math.nan
+        if isinstance(value, bool) or not 0 <= found[key] <= MOST_OF_A_RESOURCE:
+            raise InputError(f"{where}: {key} is {_shown(value)}; give a number from 0 on")
+        if found[key] > 1 and found[key] != int(found[key]):
+            raise InputError(f"{where}: {key} is {_shown(value)}; above 1 only whole numbers are allowed")
+    return found
+
+
+class _Reader:
+    """Reads analyses of the given models."""
+
+    def __init__(self, models: Sequence[PlannedModel], verbs: Mapping[str, Verb]) -> None:
+        self.models = {model.name: model for model in models}
+        self.verbs = verbs
+        self.parsed: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def lines(self, item: Any, where: str, most: int) -> list[Line]:
+        """The command lines of one analysis."""
+        fields = {item: None} if isinstance(item, str) else item
+        if not isinstance(fields, dict):
+            raise InputError(f"{where} is {_shown(item)}; give a verb, or a mapping of a verb to its options")
+        verb = self._verb(fields, where)
+        where = f"{where} ({verb.name})"
+        options = self._options(verb, fields[verb.name], where)
+        matrix = self._matrix(verb, fields.get("matrix"), options, where)
+        chosen = self._chosen(fields.get("models"), where)
+        overrides = self._overrides(verb, fields.get("overrides"), chosen, matrix, where)
+        kinds = _kinds(fields.get("for"), where)
+        together = fields.get("together")
+        if not (together is None or isinstance(together, bool)):
+            raise InputError(f"{where}: together is {_shown(together)}; write true or false")
+        if together and not verb.takes_several:
+            able = ", ".join(name for name, one in self.verbs.items() if one.takes_several)
+            raise InputError(f"{where} takes one model at a time, so it cannot be together; these can: {able}")
+        if together and overrides:
+            raise InputError(f"{where}: overrides mean nothing for models that are taken together; leave them out")
+        heading = fields.get("name")
+        if not (heading is None or (isinstance(heading, str) and heading.strip())):
+            raise InputError(f"{where}: name is {_shown(heading)}; give a text")
+        resources = _resources(fields.get("resources"), where)
+        groups = [tuple(chosen)] if together else [(model,) for model in chosen]
+        if len(groups) * math.prod(len(values) for values in matrix.values()) > most:
+            raise InputError(f"{where}: the plan comes to more than {MOST_JOBS:,} jobs; divide it into several")
+        return [
+            self._line(verb, heading or verb.name, group, {**options, **more}, overrides, kinds, resources, where)
+            for more in _product(matrix)
+            for group in groups
+        ]
+
+    def _line(
+        self,
+        verb: Verb,
+        heading: str,
+        models: tuple[PlannedModel, ...],
+        options: Mapping[str, Any],
+        overrides: Mapping[str, Mapping[str, Any]],
+        kinds: tuple[str, ...] | None,
+        resources: Mapping[str, float],
+        where: str,
+    ) -> Line:
+        own: dict[str, Any] = {}
+        for name in ("tokenizer", "device"):
+            values = list(dict.fromkeys(getattr(model, name) for model in models))
+            if len(values) > 1 and name not in options and name in verb.options:
+                raise InputError(f"{where}: models that are taken together need the same {name}")
+            if values[0] is not None and name in verb.options:
+                own[name] = values[0]
+        options = {**own, **options, **overrides.get(models[0].name, {})}
+        try:
+            arguments = (*(model.model for model in models), *verb.typed(options))
+            if (verb.name, *arguments) not in self.parsed:
+                self.parsed[(verb.name, *arguments)] = verb.parsed(arguments)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        full = self.parsed[(verb.name, *arguments)]
+        needs = {**(models[0].resources if len(models) == 1 else _most(models)), **resources}
+        return Line(where, verb.name, heading, models, kinds, (*verb.name.split(), *arguments), full, needs)
+
+    def _verb(self, fields: Mapping[str, Any], where: str) -> Verb:
+        named = [key for key in fields if key not in OF_ANALYSIS]
+        verbs = [key for key in named if key in self.verbs]
+        if not named:
+            raise InputError(f"{where} names no verb; there are {', '.join(self.verbs)}")
+        if not verbs:
+            raise InputError(
+                f"{where}: no verb {named[0]!r:.80}; there are {', '.join(self.verbs)}"
+                f"{did_you_mean(named[0], self.verbs)}"
+            )
+        if len(verbs) > 1:
+            raise InputError(f"{where} names the verbs {' and '.join(verbs)}; make an item of the list of each")
+        _known({key: None for key in named if key not in verbs}, OF_ANALYSIS, f"{where} ({verbs[0]})")
+        return self.verbs[verbs[0]]
+
+    @staticmethod
+    def _options(verb: Verb, given: Any, where: str) -> dict[str, Any]:
+        if given is None:
+            return {}
+        if not isinstance(given, dict):
+            raise InputError(f"{where}: the options are {_shown(given)}; give a mapping of names to values")
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            try:
+                name = verb.option_name(key)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from error
+            if name in found:
+                raise InputError(f"{where}: the option {name} is given twice, with hyphens and with underscores")
+            found[name] = value
+        return found
+
+    def _matrix(self, verb: Verb, given: Any, options: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+        found = self._options(verb, given, f"{where}, matrix")
+        for name, values in found.items():
+            if name in options:
+                raise InputError(f"{where}: {name} stands among the options and in the matrix; give it once")
+            if not isinstance(values, list) or not values:
+                raise InputError(f"{where}, matrix: {name} is {_shown(values)}; give a list of values")
+        return found
+
+    def _chosen(self, given: Any, where: str) -> list[PlannedModel]:
+        if given is None:
+            return list(self.models.values())
+        names = given if isinstance(given, list) else [given]
+        if not names:
+            raise InputError(f"{where}: models is an empty list; leave it out for all models")
+        return [self._named(name, where, "models") for name in dict.fromkeys(map(_word, names))]
+
+    def _named(self, name: str, where: str, key: str) -> PlannedModel:
+        if name not in self.models:
+            raise InputError(
+                f"{where}, {key}: no model of the plan is called {name!r:.80}; there are {', '.join(self.models)}"
+                f"{did_you_mean(name, self.models)}"
+            )
+        return self.models[name]
+
+    def _overrides(
+        self,
+        verb: Verb,
+        given: Any,
+        chosen: Sequence[PlannedModel],
+        matrix: Mapping[str, Any],
+        where: str,
+    ) -> dict[str, dict[str, Any]]:
+        if given is None:
+            return {}
+        if not isinstance(given, dict):
+            raise InputError(f"{where}: overrides is {_shown(given)}; give a mapping of models to options")
+        found = {}
+        for name, options in given.items():
+            model = self._named(name, where, "overrides")
+            if model not in chosen:
+                raise InputError(f"{where}, overrides: {name!r} is not among the models of this analysis")
+            found[name] = self._options(verb, options, f"{where}, overrides of {name}")
+            both = next((option for option in found[name] if option in matrix), None)
+            if both is not None:
+                raise InputError(f"{where}: {both} stands in the matrix and in the overrides of {name}; give it once")
+        return found
+
+
+def _kinds(given: Any, where: str) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    kinds = tuple(map(_word, given if isinstance(given, list) else [given]))
+    wrong = next((kind for kind in kinds if kind not in KINDS), None)
+    if wrong is not None or not kinds:
+        raise InputError(
+            f"{where}: for is {_shown(given)}; allowed are {', '.join(KINDS)}{did_you_mean(wrong or '', KINDS)}"
+        )
+    return kinds
+
+
+def _product(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*matrix.values()):
+        yield dict(zip(matrix, values))
+
+
+def _most(models: Sequence[PlannedModel]) -> dict[str, float]:
+    """What models that are taken together need: of each resource the most that one of them asks for."""
+    needs: dict[str, float] = {}
+    for model in models:
+        for key, value in model.resources.items():
+            needs[key] = max(value, needs.get(key, 0.0))
+    return needs
+
+
+def _known(fields: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    unknown = next((key for key in fields if key not in allowed), None)
+    if unknown is not None:
+        raise InputError(
+            f"{where} has the unknown key {unknown!r:.80}; allowed are {', '.join(allowed)}"
+            f"{did_you_mean(unknown, allowed)}"
+        )
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """A value of the wrong type, short enough for a message."""
+    if value is None or value is _UNSET:
+        return "nothing"
+    return f"{value!r:.60}" if not isinstance(value, dict) else f"a mapping with {', '.join(value)!r:.60}"

@@ -1,0 +1,13 @@
+"""The plans that ship with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ORDER = ("quick", "baleen", "diff-mamba")
+
+
+def shipped() -> dict[str, Path]:
+    """Their files by name."""
+    folder = Path(__file__).parent
+    return {name: folder / f"{name}.yaml" for name in ORDER}

@@ -1,0 +1,184 @@
+"""The directory of a report: finished results, each of which appears whole, failures, and who writes to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ssmscope.errors import InputError
+from ssmscope.reports.jobs import Job
+from ssmscope.reports.record import DONE, FAILED, MISSING, Entry
+from ssmscope.results import Result
+
+RECORD = "job.json"
+LOG = "job.log"
+ANSWERS = "answers.sqlite"
+"""Where a verb keeps answers from which a killed run continues; a finished job needs them no more."""
+
+
+class Store:
+    """Results by the keys of their jobs, in `results/KEY`, `failed/KEY.json` and, while they run, `working/KEY`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def working(self, key: str) -> Path:
+        """Where a job writes; what a killed run left there may let it continue."""
+        return self.root / "working" / key
+
+    def finished(self, key: str) -> Path:
+        return self.root / "results" / key
+
+    def failure(self, key: str) -> Path:
+        return self.root / "failed" / f"{key}.json"
+
+    def record(self, key: str) -> dict[str, Any] | None:
+        """The record of a finished job; None where it is not finished, or its files are not what was written."""
+        folder = self.finished(key)
+        try:
+            record = json.loads((folder / RECORD).read_bytes())
+            whole = all((folder / name).stat().st_size == size for name, size in record["files"].items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return record if whole else None
+
+    def is_done(self, job: Job) -> bool:
+        return self.record(job.key) is not None
+
+    def finish(self, job: Job, record: Mapping[str, Any]) -> None:
+        """Make the results in `working` the job's own, in one step.
+
+        Raises:
+            OSError: they cannot be written.
+            InputError: there are none.
+        """
+        folder, final = self.working(job.key), self.finished(job.key)
+        for path in folder.iterdir():
+            # What a killed run left: half of a save, and answers that are in the results by now.
+            if path.name.startswith((".", ANSWERS)):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not _results(folder):
+            raise InputError(f"{job.verb} ended without a result")
+        (folder / RECORD).unlink(missing_ok=True)
+        files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+        (folder / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n", encoding="utf-8")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists():  # it was damaged, else the job would not have run again
+            shutil.rmtree(final)
+        os.replace(folder, final)
+        self.failure(job.key).unlink(missing_ok=True)
+
+    def fail(self, job: Job, record: Mapping[str, Any]) -> None:
+        """Record why a job failed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_whole(self.failure(job.key), json.dumps(record, indent=2) + "\n")
+
+    def entry(self, job: Job, failure: Mapping[str, Any] | None = None) -> Entry:
+        """What the report shows of a job; `failure` is that of this run, where there was one."""
+        record = self.record(job.key)
+        results: tuple[Result, ...] = ()
+        if record is not None:
+            failure = None
+            try:
+                results = tuple(Result.load(path) for path in _results(self.finished(job.key)))
+            except InputError as error:
+                failure, record = {"error": f"{error}; delete {self.finished(job.key)} and run again"}, None
+        else:
+            failure = failure or self._failed(job)
+        state = DONE if record is not None else FAILED if failure is not None else MISSING
+        found = record or failure or {}
+        return Entry(
+            verb=job.verb,
+            heading=job.heading,
+            models=job.models,
+            command=job.command,
+            options=job.options,
+            key=job.key,
+            state=state,
+            results=results,
+            seconds=found.get("seconds"),
+            error=found.get("error"),
+            traceback=found.get("traceback"),
+        )
+
+    def _failed(self, job: Job) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.failure(job.key).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def seconds(self) -> dict[str, list[float]]:
+        """How long the finished jobs took, by verb."""
+        found: dict[str, list[float]] = {}
+        for path in sorted(self.root.glob(f"results/*/{RECORD}")):
+            record = self.record(path.parent.name) or {}
+            if isinstance(record.get("verb"), str) and isinstance(record.get("seconds"), int | float):
+                found.setdefault(record["verb"], []).append(float(record["seconds"]))
+        return found
+
+
+def _results(folder: Path) -> list[Path]:
+    """The files of results in a folder, in the order of their names."""
+    return [path for path in sorted(folder.glob("*.json")) if path.name != RECORD and _is_result(path)]
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError:
+        return True  # reading it says what is wrong
+    return isinstance(document, dict) and isinstance(document.get("kind"), str) and "class" in document
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Keep every other run away from a directory, which is made if need be. A run that is killed holds it no more.
+
+    Raises:
+        InputError: another process runs in it, or it cannot be written to.
+    """
+    import fcntl
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = open(root / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "of unknown number"
+            raise InputError(
+                f"{root} is in use by process {holder}; wait until it has ended, or give another --out"
+            ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,72 @@
+"""What the tests of plans share: very small models in directories, and the application whose verbs plans name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ssmscope.cli.report import application
+from ssmscope.reports.engines import local
+from ssmscope.reports.jobs import Jobs, make_jobs
+from ssmscope.reports.plan import Plan, read_plan
+from ssmscope.reports.record import Report
+from ssmscope.reports.running import run_plan
+
+WORDS = "a good film with bad acting , but great music .".split()
+TEXT = "a good film with bad acting"
+APPLICATION = application()
+
+
+def tiny_model(directory: Path, seed: int = 0) -> Path:
+    """A random language model of one Mamba layer with a tokenizer of ten words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["[UNK]", *WORDS])}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(directory)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = dict(vocab_size=16, hidden_size=8, state_size=4, num_hidden_layers=1)
+        config = MambaConfig(**sizes, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+        MambaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def planned(document: Any, **options: Any) -> Plan:
+    """The plan that a document describes; a text is taken as it is."""
+    text = document if isinstance(document, str) else yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return read_plan(text, APPLICATION, **options)
+
+
+def jobs_of(document: Any, **options: Any) -> Jobs:
+    return make_jobs(planned(document, **options))
+
+
+def run(document: Any, root: Path, **options: Any) -> Report:
+    """Run a plan in this process."""
+    plan = planned(document)
+    return run_plan(plan, make_jobs(plan), root, **{"engine": local, "commands": application, **options})
+
+
+def numbers(root: Path) -> dict[str, Any]:
+    """What the finished results of a report's directory hold, by their place, without dates."""
+    found = {}
+    for path in sorted(root.glob("results/*/*.json")):
+        document = json.loads(path.read_bytes())
+        if path.name == "job.json":
+            document = {key: document[key] for key in ("command", "verb", "models", "options", "state")}
+        else:
+            document["provenance"].pop("date")
+        found[path.relative_to(root).as_posix()] = document
+    return found
+
+
+def tables(root: Path) -> dict[str, bytes]:
+    """The bytes of the tables of all results."""
+    paths = [root / "all.parquet", *sorted(path for path in (root / "tables").rglob("*") if path.is_file())]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}

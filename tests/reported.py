@@ -1,0 +1,129 @@
+"""Reports to show: real results of the shipped models on a few texts, and heatmaps made up for what texts can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+import ssmscope
+from ssmscope.interp.selection import ScoredText, SelectionHeatmap
+from ssmscope.reports.page import render
+from ssmscope.reports.record import DONE, FAILED, MISSING, Entry, Report
+from ssmscope.results import Result
+from ssmscope.tasks.text import text_data
+
+MODELS = ("demo/sst2-mamba2", "demo/sst2-baleen-e")
+TEXTS = (
+    "A gripping, beautifully acted film with a moving end.",
+    "Dull & overlong; the plot <b>never</b> starts.",
+    "It made me laugh, and then it made me think.",
+    "A waste of a fine cast.",
+)
+DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0), ("negative", "positive"))
+PROMPTS = dict(attacks=["stresstest", "checklist"], templates=["Is it good? {content}", "Review: {content}"])
+PROVENANCE = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "plan": "title: tests\nmodels: [demo/…]\n",
+    "versions": {"a": "1"},
+}
+
+
+def entry(verb: str, *results: Result, heading: str | None = None, models: Sequence[str] = MODELS[:1], **more) -> Entry:
+    """A finished entry, or with `state` another one."""
+    given = dict(
+        command=f"analyze {verb} {' '.join(models)} --text 'it'\"'\"'s <fine>' --out out",
+        options={"limit": 4},
+        key=f"{abs(hash((verb, heading, models, str(more)))):016x}"[:16],
+        state=DONE,
+        seconds=1.25,
+        error=None,
+        traceback=None,
+    )
+    return Entry(verb=verb, heading=heading or verb, models=tuple(models), results=results, **(given | more))
+
+
+def failed(verb: str, error: str, traceback: str, **more) -> Entry:
+    return entry(verb, state=FAILED, error=error, traceback=traceback, seconds=None, **more)
+
+
+@lru_cache(maxsize=1)
+def small() -> Report:
+    """One model by a few quick analyses, one of them twice with another option."""
+    model = ssmscope.load(MODELS[0])
+    trace = model.trace(list(TEXTS))
+    entries = [
+        entry("heatmap", ssmscope.selection_heatmap(trace, layers="all"), heading="What is kept"),
+        entry("attention", ssmscope.implicit_attention(model.trace(list(TEXTS[:2])))),
+        entry("stability", ssmscope.stability(model, list(TEXTS))),
+    ]
+    for seed in (0, 1):
+        found = ssmscope.position_bias(model, DATA, regions="0%:25%,75%:100%", seed=seed)
+        entries.append(entry("position", found, options={"limit": 4, "seed": seed}))
+    found = ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], steps=4)
+    return Report("A small report", (*entries, entry("fidelity", found)), PROVENANCE)
+
+
+@lru_cache(maxsize=1)
+def real() -> Report:
+    """Two models by most analyses, one failure, one entry that has not run."""
+    entries = []
+    for name in MODELS:
+        model = ssmscope.load(name)
+        trace = model.trace(list(TEXTS))
+        alone = dict(models=(name,))
+        for score in ("retention", "write"):
+            found = ssmscope.selection_heatmap(trace, score=score, layers="all")
+            entries.append(entry("heatmap", found, heading="What is kept", options={"score": score}, **alone))
+        entries += [
+            entry("attention", ssmscope.implicit_attention(model.trace(list(TEXTS[:2]))), **alone),
+            entry("explain", ssmscope.explain(model, list(TEXTS[:2]), methods=["ig", "self-retention"]), **alone),
+            entry("fidelity", ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], steps=4), **alone),
+            entry("position", ssmscope.position_bias(model, DATA, regions="0%:25%,75%:100%"), **alone),
+            entry("stability", ssmscope.stability(model, list(TEXTS)), **alone),
+            entry("prompts", ssmscope.prompt_attack(model, DATA, **PROMPTS), **alone),
+        ]
+    model = ssmscope.load(MODELS[0])
+    entries += [
+        entry("influence", ssmscope.influence(model, list(TEXTS[:1]))),
+        entry("insertion", ssmscope.insertion_sweep(model, DATA, places=3)),
+        entry("effect", ssmscope.attack_effect(model, TEXTS[0], TEXTS[0].replace("moving", "dull"))),
+    ]
+    entries.append(failed("words", "no file <b>glove</b>", 'Traceback:\n  File "<x>", line 1', models=MODELS[:1]))
+    entries.append(entry("words", models=MODELS[1:], state=MISSING, seconds=None))
+    order = {each.heading: number for number, each in enumerate(entries[::-1])}
+    entries.sort(key=lambda each: -order[each.heading])
+    return Report('Two <sentiment> classifiers & "more"', tuple(entries), PROVENANCE)
+
+
+@lru_cache(maxsize=1)
+def rendered() -> str:
+    """The page of the real report."""
+    return render(real())
+
+
+def heatmap(
+    texts: Sequence[Sequence[str]],
+    *,
+    model: str = "made/up",
+    layers: int = 2,
+    answer: str = "positive",
+    score: str = "retention",
+    seed: int = 0,
+) -> SelectionHeatmap:
+    """A heatmap of any tokens, its scores drawn."""
+    random = np.random.default_rng(seed)
+    made = []
+    for tokens in texts:
+        scores = random.random((layers, len(tokens))).astype(np.float32)
+        words = tuple(range(len(tokens)))
+        mean = scores.mean(0).astype(np.float32)
+        kept = tuple(np.argsort(-mean, kind="stable")[:3].tolist())
+        made.append(ScoredText(tuple(tokens), words, scores, mean, kept, answer, 0.75))
+    provenance = {"model": model, "fingerprint": f"of {model}", "options": {}, "seed": None}
+    return SelectionHeatmap(provenance, tuple(made), score, tuple(range(layers)), 3, True)
+
+
+def report(*entries: Entry, title: str = "A report") -> Report:
+    return Report(title, entries, PROVENANCE)

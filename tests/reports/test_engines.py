@@ -1,0 +1,153 @@
+"""Engines: the same results wherever jobs run, and none lost with a worker or a node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned import TEXT, jobs_of, numbers, run, tiny_model
+
+import ssmscope.models.load
+from ssmscope.cli.report import application
+from ssmscope.errors import InputError
+from ssmscope.reports import engines, running
+from ssmscope.reports.engines import ray_engine
+from ssmscope.results import Result
+
+SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+"""When a dead node is given up, else after half a minute."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    return [str(tiny_model(folder / name, seed)) for seed, name in enumerate(("one", "two"))]
+
+
+@pytest.fixture(autouse=True)
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_write", lambda report, root: None)
+
+
+def plan(models: list[str], *more: Any) -> dict[str, Any]:
+    items = [{"heatmap": {"text": TEXT}}, {"stability": {"length": 9, "samples": 1}}, {"influence": {"text": TEXT}}]
+    return {"models": models, "analyses": [*items, *more]}
+
+
+class TestAWorker:
+    """What a worker does, in this process."""
+
+    @pytest.fixture(autouse=True)
+    def own_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engines, "_kept", None)
+        monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+
+    def test_sends_what_it_wrote_and_loads_a_model_once(self, models, monkeypatch) -> None:
+        read: list[str] = []
+        original = ssmscope.models.load._read
+        monkeypatch.setattr(
+            ssmscope.models.load, "_read", lambda where, name: read.append(name) or original(where, name)
+        )
+        jobs = jobs_of(plan(models)).to_run()
+        setting = engines._Setting(engines.models_at_once(jobs))
+        for job in jobs:
+            outcome, files = engines._work(job, application, setting)
+            written = {f"{job.key}/{name}" for name in ("job.log", f"{job.verb}.json", f"{job.verb}.csv")}
+            assert outcome.error is None and written <= set(files)
+        assert read == models
+
+    def test_sends_how_a_job_failed(self, models) -> None:
+        (job,) = jobs_of({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}).every
+        outcome, files = engines._work(job, application, engines._Setting(1))
+        assert "99" in str(outcome.error) and "Traceback" in str(outcome.traceback) and set(files) == {f"{job.key}.log"}
+
+    def test_works_as_the_process_that_sends_it(self, tmp_path, monkeypatch) -> None:
+        import torch
+
+        monkeypatch.setenv("SSMSCOPE_DATA", "there")
+        before = torch.get_num_threads()
+        setting = engines._Setting(1)
+        setting.directory, setting.threads = str(tmp_path), before + 1
+        monkeypatch.delenv("SSMSCOPE_DATA")
+        monkeypatch.chdir(os.getcwd())
+        try:
+            setting.apply()
+            assert os.environ["SSMSCOPE_DATA"] == "there" and Path.cwd() == tmp_path
+            assert torch.get_num_threads() == before + 1
+        finally:
+            torch.set_num_threads(before)
+
+    def test_keeps_as_many_models_as_a_job_reads_and_one(self, models) -> None:
+        together = {"stability": {}, "together": True}
+        assert engines.models_at_once(jobs_of(plan(models)).to_run()) == 2
+        assert engines.models_at_once(jobs_of(plan(models, together)).to_run()) == 3
+
+
+class TestResources:
+    def test_a_job_asks_for_what_its_plan_says(self, models) -> None:
+        gpu = {"models": [{"model": models[0], "device": "cuda"}], "analyses": ["stability"]}
+        own = {"models": models[:1], "analyses": [{"stability": {}, "resources": {"cpus": 2, "gpus": 0.5}}]}
+        found = [jobs_of(document).every[0] for document in (plan(models), gpu, own)]
+        assert [(job.cpus, job.gpus, job.threads) for job in found] == [(1, 0, None), (1, 1, None), (2, 0.5, 2)]
+
+    def test_a_job_that_no_node_can_run_is_found(self, models) -> None:
+        (job,) = jobs_of({"models": models[:1], "analyses": [{"stability": {}, "resources": {"gpus": 1}}]}).every
+        nodes = [{"Alive": True, "Resources": {"CPU": 4}}, {"Alive": False, "Resources": {"CPU": 4, "GPU": 1}}]
+        assert engines._lacking(nodes, job) == "no node of the cluster has the 1 CPUs and 1 GPUs that the job asks for"
+        assert engines._lacking([*nodes, {"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}], job) is None
+        assert engines._lacking([{"Alive": True, "Resources": {"GPU": 1}}], job) is not None
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head that does no jobs, to which nodes are added."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    head = {**SMALL, "num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_process(
+    models, tmp_path, cluster
+) -> None:
+    import ray
+
+    first = cluster.add_node(**SMALL)
+    document = plan(
+        models, {"heatmap": {"ids": "99"}, "models": models[:1]}, {"stability": {}, "resources": {"gpus": 1}}
+    )
+    ended: list[str] = []
+
+    def engine(jobs: Any, store: Any, commands: Any) -> Iterator[Any]:
+        for job, outcome in ray_engine(cluster.address)(jobs, store, commands):
+            ended.append(job.key)
+            if len(ended) == 3:  # the two that no node can run, and the first that ran: another is at work
+                cluster.remove_node(first, allow_graceful=False)
+                cluster.add_node(**SMALL)
+            yield job, outcome
+
+    report = run(document, tmp_path / "ray", engine=engine)
+    assert not ray.is_initialized()
+    assert [entry.state for entry in report.entries] == ["done"] * 6 + ["failed"] * 3
+    assert "99" in str(report.entries[6].error) and "1 GPUs" in str(report.entries[7].error)
+    assert len(ended) == 9 and len(set(ended)) == 9
+    run(plan(models), tmp_path / "local")
+    assert numbers(tmp_path / "ray") == numbers(tmp_path / "local")
+    for path in (tmp_path / "local").glob("results/*/*.csv"):
+        assert (tmp_path / "ray" / path.relative_to(tmp_path / "local")).read_bytes() == path.read_bytes()
+
+
+def test_an_address_where_no_cluster_answers(models, tmp_path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(InputError, match="no Ray cluster answers there"):
+        run(plan(models), tmp_path, engine=ray_engine("nowhere"))

@@ -1,0 +1,252 @@
+"""The files of a report: one table of everything that reads back, tables for papers, figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+import xml.etree.ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+import reported
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.errors import InputError
+from ssmscope.interp.views.tokens import shorten, visible
+from ssmscope.reports import exports
+from ssmscope.reports.compared import compared
+from ssmscope.reports.grouping import groups
+from ssmscope.reports.pictures import LARGEST, data_uri, drawn
+from ssmscope.reports.tables import LATEX, LONGEST, Cell, Table, folded, for_latex, to_latex, to_markdown
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("report")
+    paths = exports.write(reported.small(), directory)
+    return directory, paths
+
+
+class TestEverything:
+    def test_it_reads_back_as_it_was_made(self, written):
+        directory, _ = written
+        made = exports.everything(reported.small())
+        read = pd.read_parquet(directory / "all.parquet")
+        assert list(read.columns) == list(made.columns)
+        pd.testing.assert_frame_equal(read.convert_dtypes(), made.convert_dtypes())
+
+    def test_every_row_of_every_result_is_in_it(self):
+        made = exports.everything(reported.small())
+        found = [one for group in groups(reported.small()) for one in group.found()]
+        assert len(made) == sum(len(one.result.to_frame()) for one in found)
+        for one in found:
+            frame = one.result.to_frame()
+            rows = made[(made.key == one.entry.key) & (made.kind == one.result.kind)]
+            assert rows["row"].tolist() == list(range(len(frame)))
+            assert set(rows.verb) == {one.entry.verb} and set(rows.heading) == {one.entry.heading}
+            assert set(rows.model) == {", ".join(one.entry.models)}
+            for name in frame:
+                own = f"of_{name}" if name in exports.ABOUT else name
+                stored = next(c for c in (f"{own}:text", f"{own}:flag", own) if c in rows and rows[c].notna().any())
+                if frame[name].dtype.kind in "iuf":
+                    values = rows[stored].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+                    assert np.array_equal(values, frame[name].to_numpy(dtype=float, na_value=np.nan), equal_nan=True)
+                else:
+                    wanted = [None if pd.isna(value) else value for value in frame[name].tolist()]
+                    if stored.endswith(":text") or rows[stored].dtype == "string":
+                        wanted = [None if value is None else str(value) for value in wanted]
+                    assert [None if value is pd.NA else value for value in rows[stored].tolist()] == wanted
+
+    def test_a_name_that_stands_for_numbers_and_for_words_is_two_columns(self):
+        made = exports.everything(reported.small())
+        layers = made[made.kind == "stability"]["layer"]
+        assert layers.tolist() == [0, 1]
+        assert set(made[made.kind == "heatmap"]["layer:text"]) == {"mean", "0", "1"}
+        assert made[made.kind == "heatmap"]["layer"].isna().all()
+
+    def test_options_tell_runs_of_a_matrix_apart(self):
+        made = exports.everything(reported.small())
+        assert sorted(set(made[made.verb == "position"].options)) == [
+            '{"limit": 4, "seed": 0}',
+            '{"limit": 4, "seed": 1}',
+        ]
+
+    def test_a_report_without_results(self, tmp_path):
+        empty = reported.report(reported.failed("words", "e", "t"))
+        exports.write(empty, tmp_path)
+        read = pd.read_parquet(tmp_path / "all.parquet")
+        assert list(read.columns) == list(exports.ABOUT) and not len(read)
+
+    def test_texts_of_every_script(self, tmp_path):
+        tokens = ["שלום", "👩‍👩‍👧", "日本", "\n", '"']
+        exports.write(reported.report(reported.entry("heatmap", reported.heatmap([tokens]))), tmp_path)
+        read = pd.read_parquet(tmp_path / "all.parquet")
+        assert read.token.tolist()[: len(tokens)] == tokens
+        read = pd.read_csv(tmp_path / "tables" / "heatmap.csv", keep_default_na=False)
+        assert read.token.tolist()[: len(tokens)] == tokens
+
+    def test_what_is_no_character_is_written_out(self):
+        assert exports._column(pd.Series(["a\ud800", None], dtype=object)).tolist() == ["a\\ud800", pd.NA]
+
+
+class TestFiles:
+    def test_which_there_are(self, written):
+        directory, paths = written
+        found = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+        assert found == {path.relative_to(directory).as_posix() for path in paths}
+        tables = {name for name in found if name.startswith("tables/")}
+        names = ("what-is-kept", "attention", "stability", "position", "fidelity")
+        assert tables == {f"tables/{name}.{suffix}" for name in names for suffix in ("csv", "md", "tex")}
+        figures = [path for path in paths if path.parent.name == "figures"]
+        assert len(figures) == 6 * 3
+        starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+        assert all(path.read_bytes().startswith(starts[path.suffix[1:]]) for path in figures)
+        assert (directory / "figures" / "position-demo-sst2-mamba2-seed-1.pdf").exists()
+
+    def test_the_csv_has_every_row_with_all_digits(self, written):
+        directory, _ = written
+        read = pd.read_csv(directory / "tables" / "fidelity.csv")
+        (group,) = [group for group in groups(reported.small()) if group.verb == "fidelity"]
+        (found,) = group.found()
+        frame = found.result.to_frame()
+        assert list(read.columns) == ["model", "key", "options", *frame.columns]
+        pd.testing.assert_frame_equal(read[list(frame.columns)], frame, check_exact=True)
+
+    def test_a_run_that_cannot_write_says_so_and_leaves_no_part(self, tmp_path, monkeypatch):
+        exports.write(reported.report(), tmp_path)
+        before = (tmp_path / "all.parquet").read_bytes()
+
+        def full(source, target):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(InputError, match="cannot write to .*No space left"):
+            exports.write(reported.small(), tmp_path)
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["all.parquet"]
+        assert (tmp_path / "all.parquet").read_bytes() == before
+
+    def test_a_figure_is_the_same_bytes_every_time_and_undated(self):
+        result = reported.heatmap([["a", "b"]])
+        for suffix in ("png", "svg", "pdf"):
+            assert drawn(result.figure(), suffix) == drawn(result.figure(), suffix)
+        root = xml.etree.ElementTree.fromstring(drawn(result.figure(), "svg"))
+        assert not [one for one in root.iter() if one.tag.endswith("}date")]
+
+    def test_a_large_figure_is_a_png_in_the_page(self, monkeypatch):
+        figure = reported.heatmap([["a"]]).figure
+        assert data_uri(figure()).startswith("data:image/svg+xml;base64,")
+        assert data_uri(figure(), vector=False).startswith("data:image/png;base64,")
+        monkeypatch.setattr("ssmscope.reports.pictures.LARGEST", len(drawn(figure(), "svg")) - 1)
+        assert data_uri(figure()).startswith("data:image/png;base64,")
+        assert LARGEST > 0
+
+
+TABLE = Table(
+    ("model",),
+    ("ΔA ↑", "A_MoRF ↓", "note_1"),
+    (
+        (
+            ("a_b & c",),
+            (
+                Cell(Estimate(-0.5, -0.6, 0.25), best=True),
+                Cell(Estimate(2.0, 1.0, 3.0), worst=True),
+                Cell(text="50% #1"),
+            ),
+        ),
+        (
+            ("x|y",),
+            (Cell(Estimate(math.nan, math.nan, math.nan)), Cell(Estimate(-0.0001, math.nan, math.nan)), Cell(text="")),
+        ),
+    ),
+    "best & worst",
+)
+
+
+class TestTables:
+    def test_latex(self):
+        assert to_latex(TABLE) == (
+            "% needs \\usepackage{booktabs}\n% best & worst\n"
+            "\\begin{tabular}{lrrl}\n\\toprule\n"
+            "model & $\\Delta$A $\\uparrow$ & $A_{\\mathrm{MoRF}}$ $\\downarrow$ & note\\_1 \\\\\n\\midrule\n"
+            "a\\_b \\& c & \\textbf{$-$0.500} {\\scriptsize [$-$0.600, 0.250]} & "
+            "\\underline{2.000} {\\scriptsize [1.000, 3.000]} & 50\\% \\#1 \\\\\n"
+            "x\\textbar{}y & -- & 0.000 &  \\\\\n"
+            "\\bottomrule\n\\end{tabular}\n"
+        )
+
+    def test_markdown(self):
+        assert to_markdown(TABLE).splitlines() == [
+            "| model | ΔA ↑ | A\\_MoRF ↓ | note\\_1 |",
+            "| --- | ---: | ---: | --- |",
+            "| a\\_b & c | **−0.500** [−0.600, 0.250] | 2.000 ▼ [1.000, 3.000] | 50% #1 |",
+            "| x\\|y | – | 0.000 |  |",
+            "",
+            "best & worst",
+        ]
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.text(alphabet='&%$#_{}\\~^<>|"[]*ab é日', max_size=30))
+    def test_latex_says_the_text_and_nothing_else(self, text):
+        back = {value: key for key, value in LATEX.items() if value != key}
+        escaped = for_latex(text).removeprefix("{}") if text.lstrip()[:1] in ("[", "*") else for_latex(text)
+        read = ""
+        while escaped:
+            token = next((value for value in sorted(back, key=len, reverse=True) if escaped.startswith(value)), None)
+            if token is None:
+                assert escaped[0] not in "&%$#_{}\\~^"
+            read += back[token] if token else escaped[0]
+            escaped = escaped[len(token or "x") :]
+        assert read == shorten(visible(text), LONGEST)
+
+    def test_a_bracket_that_begins_a_cell_is_no_argument(self):
+        assert for_latex("[CLS]") == "{}[CLS]" and for_latex("*") == "{}*" and for_latex("a[") == "a["
+
+    def test_the_page_and_the_paper_give_the_same_numbers(self, written):
+        directory, _ = written
+        for group in groups(reported.small()):
+            made = compared(group, group.kinds[0])
+            rows = (directory / "tables" / f"{group.name}.md").read_text().split("\n\n")[0].splitlines()
+            assert len(rows) == 2 + len(made.rows)
+            tex = (directory / "tables" / f"{group.name}.tex").read_text()
+            assert len(re.findall(r" \\\\$", tex, re.MULTILINE)) == 1 + len(made.rows)
+            columns = {len(re.findall(r"(?<!\\)&", line)) for line in tex.splitlines() if line.endswith(r"\\")}
+            assert columns == {len(made.heads) + len(made.columns) - 1}
+
+    def test_intervals_fold_into_their_number(self):
+        frame = pd.DataFrame(
+            {
+                "name": ["a", None],
+                "drop": [1.5, np.nan],
+                "drop_low": [1.0, np.nan],
+                "drop_high": [2.0, np.nan],
+                "slow": [0.25, 0.5],
+                "n": pd.array([3, None], dtype="Int64"),
+                "right": [True, False],
+            }
+        )
+        made = folded(frame)
+        assert made.columns == ("name", "drop", "slow", "n", "right")
+        assert [[f"{cell.value} {cell.interval}".strip() for cell in cells] for _, cells in made.rows] == [
+            ["a", "1.5 [1, 2]", "0.25", "3", "yes"],
+            ["–", "–", "0.5", "–", "no"],
+        ]
+        made = folded(pd.DataFrame({"method": ["m"], "value": [1.0], "low": [0.0], "high": [2.0]}), heads=["method"])
+        assert made.columns == ("value",) and made.rows[0][1][0].interval == "[0, 2]"
+        made = folded(pd.DataFrame({"low": [0.0], "value": [1.0], "high": [2.0]}))
+        assert made.columns == ("low", "value", "high"), "no interval: the ends do not follow a number"
+
+    def test_a_table_that_is_cut_says_so(self):
+        made = folded(pd.DataFrame({"n": range(7)}), limit=3)
+        assert len(made.rows) == 3 and made.note == "3 of 7 rows."
+
+    def test_the_csv_is_one(self, written):
+        directory, _ = written
+        for path in (directory / "tables").glob("*.csv"):
+            rows = list(csv.reader(io.StringIO(path.read_text())))
+            assert len({len(row) for row in rows}) == 1

@@ -1,0 +1,443 @@
+"""The page of a report as its parts: what stands in it, that texts stay texts, and what its scripts are given."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import reported
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ssmscope
+from ssmscope.bootstrap import Estimate
+from ssmscope.interp.views.tokens import visible, written
+from ssmscope.reports import page_heatmap, page_items
+from ssmscope.reports.compared import compared
+from ssmscope.reports.grouping import Found, groups, unique
+from ssmscope.reports.page import render
+from ssmscope.reports.tables import Cell, Line, table
+from ssmscope.reports.verdicts import verdict
+
+VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
+NASTY = (
+    "<script>alert(1)</script>",
+    "</script><b>",
+    '" onmouseover="alert(1)',
+    "' \" & &amp; &lt;",
+    "<!-- not a comment",
+    "{{ 7 * 7 }} {% raw %}",
+    "שלום עולם",
+    "مرحبا",
+    "👩‍👩‍👧 emoji 🎉",
+    "]]> \\u003c",
+)
+
+
+class Page(HTMLParser):
+    """Elements with their attributes and texts; refuses a page whose elements are not closed in their order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.stack: list[int] = []
+        self.feed(page)
+        self.close()
+        assert not self.stack
+
+    def handle_starttag(self, tag, attributes):
+        names = [name for name, _ in attributes]
+        assert len(set(names)) == len(names), f"<{tag}> has an attribute twice"
+        self.elements.append((tag, dict(attributes), []))
+        if tag not in VOID:
+            self.stack.append(len(self.elements) - 1)
+
+    def handle_endtag(self, tag):
+        assert self.elements[self.stack.pop()][0] == tag
+
+    def handle_data(self, data):
+        for at in self.stack:
+            self.elements[at][2].append(data)
+
+    def all(self, tag: str, **wanted: str) -> list[tuple[dict[str, str | None], str]]:
+        wanted = {name.removesuffix("_"): value for name, value in wanted.items()}
+        return [
+            (attributes, "".join(texts))
+            for name, attributes, texts in self.elements
+            if name == tag and all(value in (attributes.get(key) or "").split() for key, value in wanted.items())
+        ]
+
+    def islands(self) -> list[dict]:
+        """The data of the interactive heatmaps."""
+        found = [json.loads(text) for _, text in self.all("script", type="application/json")]
+        return [one for one in found if "variant" in one]
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return reported.rendered()
+
+
+@pytest.fixture(scope="module")
+def page(html) -> Page:
+    return Page(html)
+
+
+class TestStructure:
+    def test_ids_are_unique_and_links_lead_somewhere(self, page):
+        ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
+        assert len(set(ids)) == len(ids)
+        for _, attributes, _ in page.elements:
+            href = attributes.get("href") or "#_summary"
+            assert href == "data:," or href.removeprefix("#") in ids
+            assert set((attributes.get("aria-labelledby") or "").split()) <= set(ids)
+
+    def test_nothing_comes_from_outside(self, html, page):
+        for tag, attributes, _ in page.elements:
+            for name in ("src", "href", "action", "data", "srcset", "poster", "style"):
+                value = attributes.get(name) or ""
+                assert not re.search(r"https?:|//\w|url\(", value) or value.startswith("data:"), (tag, name)
+            assert not any(name.startswith("on") for name in attributes), "an inline handler"
+        for _, style in page.all("style"):
+            assert "url(" not in style and "@import" not in style
+        assert not page.all("iframe") and not page.all("object") and not page.all("form")
+
+    def test_the_policy_names_every_script_and_nothing_else(self, page):
+        (policy,) = [a["content"] for a, _ in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+        scripts = [text for attributes, text in page.all("script") if "type" not in attributes]
+        hashes = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts}
+        assert len(scripts) == 3  # the page's own, and one for the attention maps of each model
+        assert set(re.findall(r"'sha256-([^']+)'", policy)) == hashes
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
+        assert "unsafe" not in rules["script-src"]
+
+    def test_headings_do_not_skip_a_level_and_pictures_have_a_text(self, page):
+        levels = [int(tag[1]) for tag, _, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+        assert levels[0] == 1 and levels.count(1) == 1
+        assert all(b <= a + 1 for a, b in zip(levels, levels[1:]))
+        assert page.all("img") and all(attributes.get("alt") for attributes, _ in page.all("img"))
+
+    def test_every_entry_has_its_section_command_and_origin(self, page):
+        report = reported.real()
+        assert len(page.all("article")) == len(report.entries)
+        shown = [text for _, text in page.all("code")]
+        assert sorted(shown) == sorted(entry.command for entry in report.entries)
+        text = "".join(text for _, text in page.all("main"))
+        for entry in report.entries:
+            assert entry.key in text
+            for result in entry.results:
+                assert result.provenance["fingerprint"] in text
+        assert "3.5 s" not in text and "1.2 s" in text
+        assert "title: tests\nmodels: [demo/…]\n" in [text for _, text in page.all("pre")]
+
+    def test_queries_are_told(self, page):
+        origins = [text for _, text in page.all("table", class_="pairs")]
+        assert sum("filled prompts, of which" in text for text in origins) == 2
+
+    def test_without_entries(self):
+        empty = Page(render(reported.report(title="Nothing")))
+        assert "The report has no entries." in [text for _, text in empty.all("p")]
+
+
+class TestSummary:
+    def rows(self, page) -> dict[str, list[str]]:
+        (tables,) = [text for text in page.all("table", class_="summary")]
+        names = [text for attributes, text in page.all("th", scope="row", dir="auto")][: len(reported.MODELS)]
+        count = len(groups(reported.real()))
+        cells = [text.strip() for attributes, text in page.all("td", dir="auto")][: count * len(names)]
+        return {name: cells[i * count : (i + 1) * count] for i, name in enumerate(names)}
+
+    def test_a_cell_for_each_model_and_analysis(self, page):
+        report = reported.real()
+        rows = self.rows(page)
+        assert tuple(rows) == reported.MODELS
+        for group in groups(report):
+            at = groups(report).index(group)
+            for model in reported.MODELS:
+                own = [one for one in group.found() if model in one.entry.models]
+                for found in own:
+                    assert verdict(found, model) in rows[model][at]
+                if not any(model in entry.models for entry in group.entries):
+                    assert rows[model][at] == "·"
+
+    def test_failures_are_marked_with_their_error(self, page):
+        rows = self.rows(page)
+        last = [row[-1] for row in rows.values()]
+        assert last == ["✗ failed: no file <b>glove</b>", "○ not run yet"]
+        (listed,) = [text for _, text in page.all("ul", class_="failures")]
+        assert "words of demo/sst2-mamba2 failed: no file <b>glove</b>" in listed
+        assert 'Traceback:\n  File "<x>", line 1' in [text for _, text in page.all("pre")]
+        (head,) = [text for attributes, text in page.all("p", class_="note") if "entries" in text][:1]
+        assert head.startswith("21 entries: 19 done, 1 failed, 1 not run yet; 23.8 s")
+
+    def test_the_lines_give_the_results_numbers(self):
+        found = {one.result.kind: one for group in groups(reported.real()) for one in group.found()}
+        model = reported.MODELS[1]
+        result = found["fidelity"].result
+        best = result.best("delta")[0]
+        assert verdict(found["fidelity"], model).startswith(f"ΔA {result.estimate(best).value:.3f} [".replace("-", "−"))
+        assert f"of {best}, the best of 2" in verdict(found["fidelity"], model)
+        result = found["position"].result
+        said = verdict(found["position"], model)
+        assert f"average drop {100 * result.average_drop.value:.1f} %" in said
+        worst = max(result.regions, key=lambda one: one.drop.value)
+        assert said.endswith(f"worst {100 * worst.drop.value:.1f} % at {worst.region}")
+        result = found["prompts"].result
+        worst = max(result.attacks, key=lambda one: one.drop.value)
+        assert verdict(found["prompts"], model).startswith(f"PDR {100 * worst.drop.value:.1f} % [")
+        assert f"under {worst.name} (▼ the worst), " in verdict(found["prompts"], model)
+        assert verdict(found["stability"], model) == "marginal in all 2 layers"
+        result = found["attention"].result
+        mean = np.mean([one.readouts.distance for text in result for one in text.maps])
+        assert f"attends {mean:.1f} tokens back" in verdict(found["attention"], model)
+
+    def test_an_unknown_kind_says_its_headline_without_the_model(self):
+        heatmap = reported.heatmap([["a"]])
+        other = dataclasses.replace(reported.entry("x", heatmap), heading="x")
+
+        class Plain:
+            kind, provenance, headline = "plain", {"model": "m"}, "Something of m: 3 things"
+
+        assert verdict(Found("m", other, Plain()), "m") == "3 things"
+
+
+class TestTexts:
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.one_of(st.sampled_from(NASTY), st.text(min_size=1, max_size=12)), min_size=1, max_size=6))
+    def test_texts_stay_texts_wherever_they_stand(self, texts):
+        a, b = texts[0], texts[-1]
+        heatmap = reported.heatmap([texts], model=b, answer=a)
+        entries = [
+            reported.entry("heatmap", heatmap, heading=a, models=(b,), command=f"analyze {a}", options={a: b}),
+            reported.failed("words", a, f"at {b}", models=(b,), heading=b + "x"),
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(page_items, "data_uri", lambda figure, **_: "data:,")
+            found = Page(render(reported.report(*entries, title=a)))
+            clean = render(reported.report(*(plain(entry) for entry in entries), title="t"))
+        assert [tag for tag, _, _ in found.elements] == [tag for tag, _, _ in Page(clean).elements]
+        assert unsplit(found.all("title")[0][1]) == unsplit(found.all("h1")[0][1]) == unsplit(a)
+        assert unsplit(f"analyze {a}") in [unsplit(text) for _, text in found.all("code")]
+        assert unsplit(f"at {b}") in [unsplit(text) for _, text in found.all("pre")]
+        assert any(unsplit(text).startswith(unsplit(a)) for _, text in found.all("h2"))
+        (island,) = found.islands()
+        assert island["model"] == b
+        assert island["texts"][0]["answer"] == visible(a)
+        assert island["texts"][0]["tokens"] == [token for _, token in written(heatmap[0].tokens, heatmap[0].words)]
+
+    def test_a_lone_surrogate_can_be_written(self):
+        made = render(
+            reported.report(reported.entry("heatmap", reported.heatmap([["a\ud800", "b"]]), models=("\udc00",)))
+        )
+        assert "\\udc00" in made and made.encode()
+
+    def test_names_that_would_be_the_same_anchor(self):
+        assert unique(["A b", "a  B", "", "%", "x" * 99, "a-b-2", "a_b", "שלום & co"]) == [
+            "a-b",
+            "a-b-2",
+            "analysis",
+            "analysis-2",
+            "x" * 50,
+            "a-b-2-2",
+            "a-b-3",
+            "שלום-co",
+        ]
+        entries = [reported.entry("v", heading=name) for name in ("Summary", "_summary", "summary heading", "a", "a 1")]
+        found = Page(render(reported.report(*entries)))
+        ids = [attributes["id"] for _, attributes, _ in found.elements if "id" in attributes]
+        assert len(set(ids)) == len(ids)
+
+    def test_long_texts_are_cut_and_counted(self):
+        words = [f" word{i}" for i in range(12_000)]
+        heatmap = reported.heatmap([words, ["x" * 50_000, " y"]])
+        command = "analyze heatmap --text " + "w" * 50_000
+        entry = reported.entry("heatmap", heatmap, command=command, options={"text": "v" * 50_000})
+        made = render(reported.report(entry))
+        found = Page(made)
+        first, second = found.islands()[0]["texts"]
+        assert (len(first["tokens"]), first["length"]) == (page_heatmap.TEXT_TOKENS, 12_000)
+        assert len(second["tokens"][0]) == page_heatmap.TOKEN and second["tokens"][0][:5] == "xxxxx"
+        assert command in [text for _, text in found.all("code")], "a command must re-make its item"
+        assert "(50,000 characters)" in made and "v" * 301 not in made
+
+    def test_right_to_left_texts_find_their_direction(self):
+        entry = reported.entry("heatmap", reported.heatmap([["שלום"]]), heading="שלום", models=("عربي",))
+        found = Page(render(reported.report(entry, title="שלום")))
+        for tag in ("h1", "h3"):
+            assert found.all(tag)[0][0]["dir"] == "auto"
+        assert found.all("h2")[2][0]["dir"] == "auto"
+
+
+def plain(entry):
+    """The same entry with nothing in it that could be markup."""
+    heatmaps = [reported.heatmap([["t"] * len(result[0])], model="m", answer="a") for result in entry.results]
+    words = dict(heading=f"h {entry.verb}", models=("m",), command="c", options={"o": "p"}, results=tuple(heatmaps))
+    failure = dict(error="e", traceback="t") if entry.error is not None else {}
+    return dataclasses.replace(entry, **words, **failure)
+
+
+def unsplit(text: str) -> str:
+    """Without the line breaks in which HTML does not tell one kind from another."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class TestHeatmaps:
+    def test_scores_come_back_exactly(self, page):
+        report = reported.real()
+        results = [
+            found.result for group in groups(report) for found in group.found() if found.result.kind == "heatmap"
+        ]
+        islands = page.islands()
+        assert len(islands) == len(results) == 4
+        for island, result in zip(islands, results):
+            assert island["score"] == result.score and island["layers"] == list(result.layers)
+            for shown, text in zip(island["texts"], result, strict=True):
+                rows = np.frombuffer(base64.b64decode(shown["scores"]), "<f4").reshape(1 + len(result.layers), -1)
+                assert np.array_equal(rows, np.concatenate([text.mean[None], text.scores]))
+                plain_scores = rows[:, ~text.special]
+                assert shown["low"] == plain_scores.min(1).tolist() and shown["high"] == plain_scores.max(1).tolist()
+                assert shown["special"] == np.flatnonzero(text.special).tolist()
+                assert shown["kept"] == list(text.rationale)
+                pairs = written(text.tokens, text.words)
+                assert [(gap == "1", token) for gap, token in zip(shown["gaps"], shown["tokens"])] == pairs
+
+    def test_models_and_variants_are_told_apart(self, page):
+        told = [(island["model"], island["variant"]) for island in page.islands()]
+        assert told == [(model, score) for model in reported.MODELS for score in ("retention", "write")]
+
+    def test_tokens_lead_to_the_attention_of_their_model_and_text(self, page):
+        keys = [a["data-key"] for a, _ in page.all("div", class_="ssmscope-attention")]
+        assert len(keys) == 2
+        for island in page.islands():
+            own = keys[reported.MODELS.index(island["model"])]
+            linked = [[(link["key"], link["text"]) for link in text["attention"]] for text in island["texts"]]
+            assert linked == [[(own, 0)], [(own, 1)], [], []]
+
+    def test_another_model_of_the_same_name_is_no_link(self):
+        entries = [entry for entry in reported.real().entries if entry.models == reported.MODELS[:1]]
+        heatmap = next(entry for entry in entries if entry.verb == "heatmap")
+        attention = next(entry for entry in entries if entry.verb == "attention")
+        (result,) = attention.results
+        other = dataclasses.replace(result, provenance={**result.provenance, "fingerprint": "another"})
+        for found, links in ((result, [1, 1, 0, 0]), (other, [0, 0, 0, 0])):
+            made = render(reported.report(heatmap, dataclasses.replace(attention, results=(found,))))
+            assert [len(text["attention"]) for text in Page(made).islands()[0]["texts"]] == links
+
+    def test_a_range_is_that_of_the_whole_text(self):
+        heatmap = reported.heatmap([["a"] * (page_heatmap.TEXT_TOKENS + 1)])
+        text = heatmap[0]
+        text.scores[0, -1] = 9.0
+        (island,) = Page(render(reported.report(reported.entry("heatmap", heatmap)))).islands()
+        assert island["texts"][0]["high"][1] == 9.0
+
+    def test_what_does_not_fit_is_counted(self, monkeypatch):
+        monkeypatch.setattr(page_heatmap, "BUDGET", 1200)
+        made = render(reported.report(reported.entry("heatmap", reported.heatmap([["a"] * 10] * 5))))
+        shown = len(Page(made).islands()[0]["texts"])
+        assert 0 < shown < 5
+        assert f"{5 - shown} texts are left out here" in made
+
+
+class TestMarks:
+    def test_the_best_of_each_column_by_its_direction(self):
+        lines = [
+            Line(("a",), {"up": cell(1), "down": cell(1), "same": cell(2)}, "all"),
+            Line(("b",), {"up": cell(3), "down": cell(4), "same": cell(2)}, "all"),
+            Line(("c",), {"up": cell(3), "down": cell(math.nan), "same": cell(2)}, "all"),
+            Line(("alone",), {"up": cell(9), "down": cell(0), "same": cell(1)}),
+        ]
+        made = table(("model",), lines, more=["up", "same"], less=["down"])
+        best = {labels[0]: [one.best for one in cells] for labels, cells in made.rows}
+        assert best == {
+            "a": [False, True, False],
+            "b": [True, False, False],
+            "c": [True, False, False],
+            "alone": [False, False, False],
+        }
+        assert made.columns == ("up ↑", "down ↓", "same ↑")
+        assert "the best mean of those compared" in made.note
+
+    def test_fidelity_marks_the_best_method_of_each_model(self):
+        (group,) = [group for group in groups(reported.real()) if group.verb == "fidelity"]
+        made = compared(group, "fidelity")
+        rows = {labels: cells for labels, cells in made.rows}
+        for found in group.found():
+            for at, measure in enumerate(found.result.measures):
+                best = {name for name in found.result.rows if rows[found.label, found.result.data, name][at].best}
+                assert best == set(found.result.best(measure))
+
+    def test_the_worst_attack_of_each_model_is_marked_in_the_page(self, page):
+        (group,) = [group for group in groups(reported.real()) if group.verb == "prompts"]
+        made = compared(group, "prompts")
+        for (_, cells), found in zip(made.rows, group.found()):
+            drops = [one.drop.value for one in found.result.attacks]
+            assert [one.worst for one in cells[1:]] == [drop == max(drops) for drop in drops]
+        marked = [text for _, text in page.all("td", class_="worst")]
+        assert len(marked) == 2 and all("▼" in text for text in marked)
+        assert page.all("td", class_="best") and all("★" in text for _, text in page.all("td", class_="best"))
+
+
+@pytest.fixture(scope="module")
+def entries():
+    both = [ssmscope.load(name) for name in ("demo/babi-mamba2", "demo/babi-diff-mamba")]
+    asked = dict(tasks=("qa1", "qa2"), examples=4)
+    answered = ssmscope.retrieval(both, lengths=(0, 32), progress=False, **asked)
+    read = ssmscope.needle_snr(both, lengths=50, **asked)
+    checked = ssmscope.stability_table(reported.MODELS)
+    return {
+        name: reported.entry(name, result, models=("one", "two"))
+        for name, result in (("retrieval", answered), ("snr", read), ("stability", checked))
+    }
+
+
+class TestSeveralModels:
+    """Results of several models at once, which the report calls by other names than the results do."""
+
+    def test_each_line_is_of_its_own_model(self, entries):
+        for at, model in enumerate(("one", "two")):
+            found = {name: Found("one, two", entry, entry.results[0]) for name, entry in entries.items()}
+            result = found["retrieval"].result
+            assert verdict(found["retrieval"], model) == (
+                f"accuracy {result.mean(at, 0):.3f} at 0 tokens and {result.mean(at, 32):.3f} at 32 tokens, "
+                "mean of 2 tasks"
+            )
+            result = found["snr"].result
+            curve = result.curve(result.models[at].name)
+            assert verdict(found["snr"], model) == (
+                f"needle probability {curve.average}, mean of layers; accuracy {curve.accuracy} at 50 words"
+            )
+            row = found["stability"].result[at]
+            assert verdict(found["stability"], model).startswith(f"{row.verdict}, s_A −{-row.abscissa:.3g}")
+
+    def test_tables_have_the_names_of_the_report_and_compare_within_a_task(self, entries):
+        report = reported.report(*entries.values())
+        found = {group.verb: compared(group, group.kinds[0]) for group in groups(report)}
+        assert [labels for labels, _ in found["retrieval"].rows] == [
+            (model, task) for model in ("one", "two") for task in ("qa1", "qa2")
+        ]
+        result = entries["retrieval"].results[0]
+        for number, (_, cells) in enumerate(found["retrieval"].rows):
+            model, task = divmod(number, 2)
+            for at, cell in enumerate(cells):
+                own = result.cells[model][task][at].accuracy
+                other = result.cells[1 - model][task][at].accuracy.value
+                assert cell.found == own and cell.best == (own.value > other)
+        assert {labels[0] for labels, _ in found["snr"].rows} == {"one", "two"}
+
+    def test_the_page_has_them(self, entries):
+        page = Page(render(reported.report(*entries.values())))
+        assert len(page.all("article")) == 3
+        headings = [text for _, text in page.all("h3")]
+        assert headings == ["one, two"] * 3
+
+
+def cell(value: float) -> Cell:
+    return Cell(Estimate(float(value), math.nan, math.nan))

@@ -1,0 +1,365 @@
+"""Plans: what they come to, and one clear sentence for everything that is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planned import APPLICATION, planned
+
+import ssmscope.models.load
+from ssmscope.errors import InputError
+from ssmscope.reports import plan as plan_module
+from ssmscope.reports.jobs import READ, WITHOUT_EFFECT
+from ssmscope.reports.kinds import KINDS, ONLY
+from ssmscope.reports.plan import Plan, read_plan
+from ssmscope.reports.plan_yaml import MOST_NODES, read_yaml
+from ssmscope.reports.plans import shipped
+from ssmscope.reports.verbs import verbs_of
+
+VERBS = verbs_of(APPLICATION)
+MINIMAL: dict[str, dict[str, Any]] = {
+    **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show")},
+    "effect": {"before": "a good film", "after": "a bad film"},
+}
+"""Options without which a verb does not begin."""
+
+
+def lines(analysis: Any, models: Any = ("m",), **more: Any) -> list[tuple[str, ...]]:
+    return [line.arguments for line in planned({"models": list(models), "analyses": [analysis], **more}).lines]
+
+
+def refusal(document: Any, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        planned(document, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestLines:
+    def test_options_are_typed_as_on_the_command_line(self) -> None:
+        options = {"text": ["-5 stars", "b, c"], "max-tokens": 9, "layers": [0, 1], "merge": True}
+        assert lines({"heatmap": options}) == [
+            ("heatmap", "m", "--text", "-5 stars", "--text", "b, c", "--max-tokens", "9", "--layers", "0,1", "--merge")
+        ]
+
+    def test_a_flag_and_its_negation(self) -> None:
+        assert lines({"attention": {"text": "a", "skip": False}})[0][-1] == "--no-skip"
+        assert lines({"influence": {"text": "a", "exact": True}})[0][-1] == "--exact"
+        assert lines({"influence": {"text": "a", "exact": False}})[0][-1] == "--estimated"
+
+    def test_nothing_leaves_the_default_and_words_that_yaml_takes_for_more_stay_words(self) -> None:
+        text = "models: [m]\nanalyses:\n- attention: {text: no, span: 1:30, target: null, top: 007}\n"
+        assert [line.arguments for line in planned(text).lines] == [
+            ("attention", "m", "--text", "no", "--span", "1:30", "--top", "007")
+        ]
+
+    def test_defaults_are_filled_in_and_values_have_their_types(self) -> None:
+        (line,) = planned({"models": ["m"], "analyses": [{"heatmap": {"text": "a", "top": 3}}]}).lines
+        assert line.options["top"] == 3 and line.options["score"] == "retention" and line.options["text"] == ["a"]
+        assert line.options["max_tokens"] == 16384 and "out" not in line.options and "json" not in line.options
+
+    def test_the_matrix_is_the_product_of_its_options(self) -> None:
+        matrix = {"length": [10, 20], "seed": [0, 1, 2]}
+        found = lines({"stability": {"samples": 2}, "matrix": matrix}, models=("m", "n"))
+        wanted = [
+            ("stability", model, "--samples", "2", "--length", length, "--seed", seed)
+            for length, seed, model in itertools.product(("10", "20"), ("0", "1", "2"), ("m", "n"))
+        ]
+        assert found == wanted
+
+    def test_overrides_are_of_one_model(self) -> None:
+        item = {"stability": {"seed": 1}, "overrides": {"n": {"seed": 2, "samples": 3}}}
+        assert lines(item, models=("m", "n")) == [
+            ("stability", "m", "--seed", "1"),
+            ("stability", "n", "--seed", "2", "--samples", "3"),
+        ]
+
+    def test_models_can_be_chosen_and_taken_together(self) -> None:
+        models = ["m", {"model": "runs/n", "name": "n"}, "o"]
+        assert lines({"stability": None, "models": ["o", "n"]}, models=models) == [
+            ("stability", "o"),
+            ("stability", "runs/n"),
+        ]
+        (line,) = planned({"models": models, "analyses": [{"stability": {}, "together": True}]}).lines
+        assert line.arguments == ("stability", "m", "runs/n", "o")
+        assert [model.name for model in line.models] == ["m", "n", "o"]
+
+    def test_a_model_brings_its_tokenizer_and_device_where_the_analysis_gives_none(self) -> None:
+        model = {"model": "m", "tokenizer": "t", "device": "cuda"}
+        assert lines({"stability": {}}, models=[model]) == [("stability", "m", "--tokenizer", "t", "--device", "cuda")]
+        assert lines({"stability": {"device": "cpu"}}, models=[model])[0] == (
+            "stability", "m", "--tokenizer", "t", "--device", "cpu",
+        )  # fmt: skip
+        unlike = {
+            "models": [model, {"model": "n", "tokenizer": "u"}],
+            "analyses": [{"stability": {}, "together": True}],
+        }
+        assert "the same tokenizer" in refusal(unlike)
+
+    def test_resources_are_of_the_model_unless_the_analysis_has_its_own(self) -> None:
+        models = [{"model": "m", "resources": {"cpus": 2, "gpus": 1}}, {"model": "n", "resources": {"cpus": 4}}]
+        items = [{"stability": {}, "resources": {"gpus": 0.5}}, {"stability": {"seed": 1}, "together": True}]
+        found = [line.resources for line in planned({"models": models, "analyses": items}).lines]
+        assert found == [{"cpus": 2, "gpus": 0.5}, {"cpus": 4, "gpus": 0.5}, {"cpus": 4, "gpus": 1}]
+
+    def test_headings_and_title(self) -> None:
+        found = planned(
+            {"models": ["m"], "analyses": ["stability", {"stability": {"seed": 1}, "name": "growth"}]}, name="p"
+        )
+        assert [line.heading for line in found.lines] == ["stability", "growth"] and found.title == "p"
+
+    def test_models_of_the_command_line_stand_in_for_those_of_the_plan(self) -> None:
+        found = planned({"models": ["m"], "analyses": ["stability"]}, models=["a", "b"])
+        assert [line.arguments for line in found.lines] == [("stability", "a"), ("stability", "b")]
+
+
+class TestVariables:
+    DOCUMENT = {
+        "variables": {"data": None, "limit": 5},
+        "models": ["m"],
+        "analyses": [{"fidelity": {"data": "$data", "limit": "$limit"}}, {"heatmap": {"text": ["$$limit", "$5"]}}],
+    }
+
+    def test_they_are_filled_in(self) -> None:
+        found = planned(self.DOCUMENT, variables={"data": "sst2"})
+        assert found.lines[0].arguments == ("fidelity", "m", "--data", "sst2", "--limit", "5")
+        assert found.lines[1].arguments == ("heatmap", "m", "--text", "$limit", "--text", "$5")
+        assert planned(self.DOCUMENT, variables={"data": "x", "limit": "7"}).lines[0].options["limit"] == 7
+
+    def test_an_analysis_that_needs_one_which_is_not_set_is_left_out(self) -> None:
+        assert [line.verb for line in planned(self.DOCUMENT).lines] == ["heatmap"]
+
+    def test_unknown_ones(self) -> None:
+        assert "did you mean 'data'?" in refusal(self.DOCUMENT, variables={"dota": "x"})
+        assert "it has none" in refusal({"models": ["m"], "analyses": ["stability"]}, variables={"data": "x"})
+        undeclared = {"variables": {"data": 1}, "models": ["m"], "analyses": [{"heatmap": {"text": "$dat"}}]}
+        assert "did you mean 'data'?" in refusal(undeclared) and "'$$dat'" in refusal(undeclared)
+        only = {"variables": {"d": None}, "models": ["m"], "analyses": [{"fidelity": {"data": "$d"}}]}
+        assert "--set" in refusal(only)
+        assert "models needs a variable" in refusal(
+            {"variables": {"d": None}, "models": ["$d"], "analyses": ["stability"]}
+        )
+
+
+WRONG = [
+    ({"modles": ["m"]}, "did you mean 'models'?"),
+    ({"title": ["x"]}, "title is"),
+    ({"models": []}, "models is"),
+    ({"models": "m"}, "models is 'm'"),
+    ({"models": [{"model": "m", "nmae": "x"}]}, "did you mean 'name'?"),
+    ({"models": [{"name": "m"}]}, "lacks 'model'"),
+    ({"models": [{"model": ["m"]}]}, "model is"),
+    ({"models": ["m", "m"]}, "two models are called 'm'"),
+    ({"models": ["--out"]}, "an option"),
+    ({"models": [{"model": "m", "resources": {"cpu": 1}}]}, "did you mean 'cpus'"),
+    ({"models": [{"model": "m", "resources": {"cpus": -1}}]}, "from 0 on"),
+    ({"models": [{"model": "m", "resources": {"gpus": 1.5}}]}, "whole numbers"),
+    ({"models": [{"model": "m", "resources": {"gpus": "nan"}}]}, "from 0 on"),
+    ({"analyses": {}}, "analyses is"),
+    ({"analyses": ["heatmpa"]}, "did you mean 'heatmap'?"),
+    ({"analyses": [{"heatmpa": {"text": "a"}}]}, "did you mean 'heatmap'?"),
+    ({"analyses": [{"name": "x"}]}, "names no verb"),
+    ({"analyses": [{"train": {}}]}, "no verb 'train'"),
+    ({"analyses": [{"models": "m", "models ": {}}]}, "no verb 'models '"),
+    ({"analyses": [{"stability": {}, "influence": {"length": 5}}]}, "an item of the list of each"),
+    ({"analyses": [{"stability": {}, "matrx": {"seed": [0]}}]}, "did you mean 'matrix'?"),
+    ({"analyses": [{"stability": [1]}]}, "the options are"),
+    ({"analyses": [{"stability": {"sede": 0}}]}, "did you mean 'seed'?"),
+    ({"analyses": [{"stability": {"out": "x"}}]}, "set by the report"),
+    ({"analyses": [{"stability": {"max_tokens": 5, "max-tokens": 5}}]}, "given twice"),
+    ({"analyses": [{"stability": {"seed": {"a": 1}}}]}, "seed is"),
+    ({"analyses": [{"stability": {"seed": "x"}}]}, "'x' is no whole number"),
+    ({"analyses": [{"stability": {"seed": "9" * 400}}]}, "is no whole number"),
+    ({"analyses": [{"stability": {"length": "ten"}}]}, "--length"),
+    ({"analyses": [{"attention": {"text": "a", "skip": "maybe"}}]}, "write true or false"),
+    ({"analyses": [{"heatmap": {}}]}, "no text"),
+    ({"analyses": [{"heatmap": {"file": "-"}}]}, "standard input"),
+    ({"analyses": [{"heatmap": {"file": "/no/such/file"}}]}, "cannot read"),
+    ({"analyses": [{"stability": {}, "matrix": {"sede": [0]}}]}, "did you mean 'seed'?"),
+    ({"analyses": [{"stability": {}, "matrix": {"seed": 0}}]}, "give a list"),
+    ({"analyses": [{"stability": {}, "matrix": {"seed": ["x"]}}]}, "no whole number"),
+    ({"analyses": [{"stability": {"seed": 1}, "matrix": {"seed": [0]}}]}, "give it once"),
+    ({"analyses": [{"stability": {}, "models": ["mm"]}]}, "did you mean 'm'?"),
+    ({"analyses": [{"stability": {}, "models": []}]}, "empty list"),
+    ({"analyses": [{"stability": {}, "overrides": {"mm": {}}}]}, "did you mean 'm'?"),
+    ({"analyses": [{"stability": {}, "overrides": {"m": {"sede": 0}}}]}, "did you mean 'seed'?"),
+    ({"analyses": [{"stability": {}, "overrides": {"m": {"seed": "x"}}}]}, "no whole number"),
+    ({"analyses": [{"stability": {}, "matrix": {"seed": [0]}, "overrides": {"m": {"seed": 1}}}]}, "give it once"),
+    ({"analyses": [{"stability": {}, "together": "yes"}]}, "write true or false"),
+    ({"analyses": [{"heatmap": {"text": "a"}, "together": True}]}, "one model at a time"),
+    ({"analyses": [{"stability": {}, "together": True, "overrides": {"m": {}}}]}, None),
+    ({"analyses": [{"stability": {}, "together": True, "overrides": {"m": {"seed": 1}}}]}, "leave them out"),
+    ({"analyses": [{"stability": {}, "for": "text-clasifier"}]}, "did you mean 'text-classifier'"),
+    ({"analyses": [{"stability": {}, "for": []}]}, "allowed are"),
+    ({"analyses": [{"stability": {}, "name": ["x"]}]}, "name is"),
+    ({"analyses": [{"stability": {}, "resources": {"gpu": 1}}]}, "did you mean 'gpus'"),
+    ({"analyses": [{"stability": {}, "matrix": {"seed": ["0"] * 101, "samples": ["1"] * 100}}]}, "10,000 jobs"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), [pair for pair in WRONG if pair[1] is not None])
+def test_what_is_wrong_is_said_with_the_nearest_name(change: dict[str, Any], said: str) -> None:
+    assert said in refusal({"models": ["m"], "analyses": ["stability"], **change})
+
+
+def test_the_limit_of_jobs_counts_all_analyses_and_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "MOST_JOBS", 5)
+    item = {"stability": {}, "matrix": {"seed": [0, 1]}}
+    assert len(planned({"models": ["m", "n"], "analyses": [item]}).lines) == 4
+    assert "more than 5 jobs" in refusal({"models": ["m", "n"], "analyses": [item, item]})
+    assert "more than 5 jobs" in refusal({"models": ["m", "n", "o"], "analyses": [item]})
+
+
+class TestYaml:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "a plan is a mapping"),
+            ("just words", "a plan is a mapping"),
+            ("a: [", "no YAML in line 1"),
+            ("a: 1\nb: 2\na: 3", "line 3 of the plan has the key 'a' for the second time"),
+            ("a: {b: 1, b: 2}", "key 'b' for the second time"),
+            ("a: !!python/object:os.system x", "tag"),
+            ("a: !mine {}", "tag"),
+            ("a: !!binary aGk=", "tag"),
+            ("? [a]\n: 1", "keys are words"),
+            ('a: "\\0"', "no text"),
+            ('a: "\\uD800"', "no text"),
+            ("a: " + "[" * 50 + "]" * 50, "make it flatter"),
+            ("a: " + "[" * 5000, "make it flatter"),
+            ("a: &x [*x]", "make it flatter"),
+            ("x\x07y: 1", "no YAML"),
+        ],
+    )
+    def test_refused(self, text: str, said: str) -> None:
+        with pytest.raises(InputError) as caught:
+            planned(text)
+        assert said in str(caught.value)
+
+    def test_aliases_that_grow_without_end(self) -> None:
+        levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+        levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 15)]
+        with pytest.raises(InputError, match=f"more than {MOST_NODES:,} values"):
+            read_yaml("\n".join(levels))
+
+    def test_aliases_that_do_not(self) -> None:
+        assert read_yaml("a: &x {k: [1, true]}\nb: *x") == {"a": {"k": ["1", True]}, "b": {"k": ["1", True]}}
+
+    def test_values_stay_what_was_written(self) -> None:
+        text = "[1, 1e400, 0x1F, 1:30, 2024-01-01, yes, True, false, 'true', ~, null, '', '~', .inf]"
+        wanted = ["1", "1e400", "0x1F", "1:30", "2024-01-01", "yes", True, False, "true", None, None, "", "~", ".inf"]
+        assert read_yaml(text) == wanted
+        assert read_yaml("a:\nb: x") == {"a": None, "b": "x"}
+
+
+def test_the_example_of_the_docs_is_a_plan() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
+    found = planned(page.partition("```yaml\n")[2].partition("```")[0])
+    wanted = ["heatmap", "heatmap", "fidelity", "fidelity", "stability", "stability", "stability"]
+    assert [line.verb for line in found.lines] == wanted
+    assert [(line.options["limit"], line.options["seed"]) for line in found.lines[2:4]] == [(50, 0), (50, 1)]
+
+
+# ---- fuzzing
+
+WORD = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        ["title", "models", "analyses", "variables", "name", "matrix", "overrides", "together", "for", "resources"]
+        + ["cpus", "model", "m", "$x", "$$x", "-", "--help", *VERBS, "text", "seed", "data", "layers", "top", *KINDS]
+    ),
+)
+LEAF = st.one_of(
+    WORD, st.none(), st.booleans(), st.integers(), st.floats(), st.dates(), st.binary(max_size=4), st.just(10**500)
+)
+TREE = st.recursive(LEAF, lambda sub: st.lists(sub, max_size=3) | st.dictionaries(WORD, sub, max_size=4), max_leaves=12)
+ITEM = st.dictionaries(st.sampled_from([*VERBS, "name", "matrix", "together", "for", "models"]), TREE, max_size=3)
+NEARLY = st.fixed_dictionaries(
+    {"models": st.just(["m"]) | TREE, "analyses": st.lists(ITEM | TREE, min_size=1, max_size=2)},
+    optional={"title": TREE, "variables": TREE},
+)
+QUIETLY = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def is_read_or_refused(text: str) -> None:
+    try:
+        assert isinstance(read_plan(text, APPLICATION), Plan)
+    except InputError as error:
+        assert str(error)
+
+
+class TestAnyYamlIsAPlanOrRefused:
+    @QUIETLY
+    @given(st.text())
+    def test_any_text(self, text: str) -> None:
+        is_read_or_refused(text)
+
+    @QUIETLY
+    @given(TREE | NEARLY)
+    def test_any_tree(self, tree: Any) -> None:
+        is_read_or_refused(yaml.dump(tree, allow_unicode=True))
+
+    @QUIETLY
+    @given(st.dictionaries(st.sampled_from(sorted({n for v in VERBS.values() for n in v.options})), TREE), st.data())
+    def test_any_options(self, options: dict[str, Any], data: st.DataObject) -> None:
+        verb = data.draw(st.sampled_from(sorted(VERBS)))
+        is_read_or_refused(yaml.dump({"models": ["m"], "analyses": [{verb: options}]}))
+
+    @QUIETLY
+    @given(st.integers(0, 400), st.text(max_size=4), st.integers(0, 6))
+    def test_a_plan_with_a_piece_changed(self, at: int, put: str, gone: int) -> None:
+        text = (
+            "title: t\nmodels:\n- m\n- {model: n, name: &n k, device: cpu}\nanalyses:\n- heatmap: {text: [a, 'b'], "
+            "top: 3}\n  name: x\n- stability: {seed: 0}\n  matrix: {length: [5, 6]}\n  models: [*n]\n  together: true\n"
+        )
+        is_read_or_refused(text[:at] + put + text[at + gone :])
+
+
+# ---- what plans know of the verbs
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_is_checked_without_running(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(ssmscope.models.load, "load", never)
+    (found,) = lines({name: MINIMAL.get(name, {})})
+    assert found[: len(name.split()) + 1] == (*name.split(), "m")
+
+
+def test_the_verbs_of_plans() -> None:
+    assert {"heatmap", "fidelity", "position", "snr", "retrieval", "loss", "lens fit", "lens show"} <= set(VERBS)
+    assert not {"train", "models", "report", "serve"} & set(VERBS)
+    assert {name for name, verb in VERBS.items() if verb.takes_several} == {"snr", "retrieval", "loss", "stability"}
+
+
+def test_every_option_that_names_data_counts_by_its_content() -> None:
+    for verb in VERBS.values():
+        for name, option in verb.options.items():
+            metavar = str(option.metavar)
+            if any(part in metavar for part in ("FILE", "DATA", "LENS", "DIR")) and name not in WITHOUT_EFFECT:
+                assert name in READ, f"{verb.name} --{name}"
+    assert {"tokenizer", "filler", "masked_lm", "encoder"} <= set(READ)
+
+
+def test_restricted_verbs_and_kinds_exist() -> None:
+    assert set(ONLY) <= set(VERBS) and all(set(kinds) <= set(KINDS) for kinds in ONLY.values())
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_plans_are_plans(name: str) -> None:
+    text = shipped()[name].read_text(encoding="utf-8")
+    found = read_plan(
+        text,
+        APPLICATION,
+        models=["m"] if name == "quick" else [],
+        variables={"data": "sst2"} if name == "quick" else {},
+    )
+    assert found.title and found.lines

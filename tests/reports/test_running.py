@@ -1,0 +1,458 @@
+"""Running plans: nothing is lost, nothing runs twice, and what fails leaves the rest alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned import TEXT, jobs_of, numbers, run, tables, tiny_model
+
+import ssmscope.models.load
+from ssmscope import cli
+from ssmscope.errors import InputError
+from ssmscope.models.load import Kept, kept_loaded, load
+from ssmscope.reports import jobs as jobs_module
+from ssmscope.reports import running
+from ssmscope.reports.kinds import kind_of
+from ssmscope.reports.store import Store, held
+from ssmscope.results import Result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    return [str(tiny_model(folder / name, seed)) for seed, name in enumerate(("one", "two"))]
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of jobs alone: pages and pictures take longer than such jobs."""
+    monkeypatch.setattr(running, "_write", lambda report, root: None)
+    monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The verbs of the jobs that were run, in order, with their models."""
+    import ssmscope.reports.engines as engines
+
+    found: list[str] = []
+
+    def counted(job: Any, commands: Any, folder: Path) -> Any:
+        found.append(" ".join([job.verb, *job.models]))
+        return execute(job, commands, folder)
+
+    execute = engines.execute
+    monkeypatch.setattr(engines, "execute", counted)
+    return found
+
+
+def plan(models: list[str], *more: Any) -> dict[str, Any]:
+    named = [{"model": model, "name": Path(model).name} for model in models]
+    items = [{"heatmap": {"text": TEXT}}, {"stability": {"length": 9, "samples": 1}}, {"influence": {"text": TEXT}}]
+    return {"title": "Two models", "models": named, "analyses": [*items, *more]}
+
+
+def states(report: Any) -> list[str]:
+    return [entry.state for entry in report.entries]
+
+
+# ---- keys
+
+
+class TestKeys:
+    def keys(self, model: str, options: Any, verb: str = "heatmap", **more: Any) -> list[str]:
+        return [job.key for job in jobs_of({"models": [model], "analyses": [{verb: options}], **more}).every]
+
+    def test_the_order_of_keys_names_headings_and_defaults_do_not_matter(self, models) -> None:
+        (key,) = self.keys(models[0], {"text": "a", "top": 3})
+        assert self.keys(models[0], {"top": 3, "text": ["a"]}) == [key]
+        assert self.keys(models[0], {"text": "a", "top": 3, "score": "retention"}) == [key]
+        named = {"models": [{"model": models[0], "name": "mine"}], "title": "other"}
+        assert [
+            j.key for j in jobs_of({**named, "analyses": [{"heatmap": {"text": "a", "top": 3}, "name": "x"}]}).every
+        ] == [key]
+
+    def test_an_option_the_verb_and_the_model_matter(self, models) -> None:
+        found = [
+            self.keys(models[0], {"text": "a"}),
+            self.keys(models[0], {"text": "b"}),
+            self.keys(models[0], {"text": ["a", "b"]}),
+            self.keys(models[0], {"text": "a", "merge": True}),
+            self.keys(models[0], {"text": "a"}, "explain"),
+            self.keys(models[1], {"text": "a"}),
+        ]
+        assert len({key for (key,) in found}) == len(found)
+
+    def test_the_version_matters(self, models, monkeypatch) -> None:
+        before = self.keys(models[0], {"text": "a"})
+        monkeypatch.setattr(jobs_module, "__version__", "0.0.0")
+        assert self.keys(models[0], {"text": "a"}) != before
+
+    def test_a_models_weights_and_tokenizer_matter_its_card_does_not(self, tmp_path) -> None:
+        model = tiny_model(tmp_path / "m")
+        before = self.keys(str(model), {"text": "a"})
+        (model / "README.md").write_text("A card.")
+        (model / ".cache.json").write_text("{}")
+        os.utime(model / "model.safetensors", (1, 1))
+        assert self.keys(str(model), {"text": "a"}) == before
+        weights = bytearray((model / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (model / "model.safetensors").write_bytes(weights)
+        after = self.keys(str(model), {"text": "a"})
+        assert after != before
+        (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text().replace("music", "musik"))
+        assert self.keys(str(model), {"text": "a"}) not in (before, after)
+
+    @pytest.mark.parametrize("verb", ["heatmap", "loss"])
+    def test_a_files_content_matters(self, models, tmp_path, verb) -> None:
+        file = tmp_path / "texts.txt"
+        file.write_text("a good film\n")
+        before = self.keys(models[0], {"file": str(file)}, verb)
+        os.utime(file, (1, 1))
+        assert self.keys(models[0], {"file": str(file)}, verb) == before
+        file.write_text("a bad film\n")
+        assert self.keys(models[0], {"file": str(file)}, verb) != before
+
+    def test_the_content_of_a_known_data_set_matters_given_or_learnt_from(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
+        (tmp_path / "sst2").mkdir()
+        (tmp_path / "sst2" / "test.parquet").write_bytes(b"one")
+        model, verb = "demo/sst2-mamba", "fidelity"
+        given, default, other = (self.keys(model, o, verb) for o in ({"data": "sst2"}, {}, {"data": "imdb"}))
+        (tmp_path / "sst2" / "test.parquet").write_bytes(b"two")
+        assert self.keys(model, {"data": "sst2"}, verb) != given and self.keys(model, {}, verb) != default
+        assert self.keys(model, {"data": "imdb"}, verb) == other
+
+    def test_a_text_that_is_a_files_name_is_a_text(self, models, tmp_path, monkeypatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        before = self.keys(models[0], {"text": "a"})
+        Path("a").write_text("content")
+        assert self.keys(models[0], {"text": "a"}) == before
+
+    def test_the_order_of_running_keeps_a_models_jobs_together(self, models) -> None:
+        jobs = jobs_of(plan(models, {"heatmap": {"text": TEXT}}, {"stability": {}, "together": True}))
+        assert [job.models for job in jobs.to_run()] == [("one",)] * 3 + [("two",)] * 3 + [("one", "two")]
+        assert len(jobs.every) == 9  # one analysis stands there twice and runs once
+
+
+class TestKinds:
+    def test_by_configuration(self, tmp_path) -> None:
+        def kind(files: dict[str, Any], **options: Any) -> str | None:
+            folder = tmp_path / str(len(list(tmp_path.iterdir())))
+            folder.mkdir()
+            for name, content in files.items():
+                (folder / name).write_text(json.dumps(content))
+            return kind_of(folder, **options)
+
+        classifier = {"architectures": ["SSMForSequenceClassification"]}
+        assert kind({"config.json": classifier, "tokenizer.json": {}}) == "text-classifier"
+        assert kind({"config.json": classifier}) == "token-classifier"
+        assert kind({"config.json": classifier}, tokenizer=True) == "text-classifier"
+        assert kind({"config.json": {**classifier, "channels": 3}}) == "pixel-classifier"
+        assert kind({"config.json": {"architectures": ["MambaForCausalLM"]}, "vocab.json": {}}) == "language-model"
+        assert kind({"config.json": {}}) == "token-model"
+        assert kind({"config.json": []}) is None and kind({}) is None
+        (tmp_path / "ssm.pth").write_bytes(b"")
+        assert kind_of(tmp_path / "ssm.pth") == "token-classifier"
+
+    def test_for_leaves_out_and_a_verb_that_cannot_is_an_error(self, models) -> None:
+        both = [models[0], "demo/sst2-mamba"]
+        item = {"effect": {"before": "a", "after": "b"}}
+        jobs = jobs_of(
+            {"models": both, "analyses": [{**item, "for": "text-classifier"}, {**item, "for": "language-model"}]}
+        )
+        assert [job.sources for job in jobs.every] == [("demo/sst2-mamba",), (models[0],)]
+        with pytest.raises(InputError, match=r"analysis 1 \(fidelity\) cannot do .*one, of kind language-model"):
+            jobs_of({"models": both, "analyses": [{"fidelity": {}}]})
+        assert jobs_of({"models": both, "analyses": [{"fidelity": {}, "models": "demo/sst2-mamba"}]}).every
+        with pytest.raises(InputError, match="no analysis of the plan is for these models"):
+            jobs_of({"models": both, "analyses": [{"stability": {}, "for": "pixel-classifier"}]})
+
+    def test_a_model_that_does_not_exist(self) -> None:
+        with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba"):
+            jobs_of({"models": ["demo/sst2-mambo"], "analyses": ["stability"]})
+
+
+# ---- running
+
+
+@pytest.mark.usefixtures("no_page")
+class TestRunning:
+    def test_results_are_those_of_the_command_line(self, models, tmp_path) -> None:
+        report = run(plan(models[:1]), tmp_path / "out")
+        assert states(report) == ["done"] * 3
+        entry = report.entries[0]
+        assert entry.command == f"analyze heatmap {models[0]} --text '{TEXT}'" and entry.models == ("one",)
+        assert cli.run(["heatmap", models[0], "--text", TEXT, "--out", str(tmp_path / "alone")]) == 0
+        alone = json.loads((tmp_path / "alone" / "heatmap.json").read_text())
+        ours = json.loads((tmp_path / "out" / "results" / entry.key / "heatmap.json").read_text())
+        for document in (alone, ours):
+            document["provenance"].pop("date")
+        assert ours == alone
+        (result,) = entry.results
+        assert result.kind == "heatmap" and entry.options["top"] == 5 and entry.seconds is not None
+        assert "Files:" in (tmp_path / "out" / "results" / entry.key / "job.log").read_text()
+
+    def test_the_record_of_a_job(self, models, tmp_path) -> None:
+        report = run(plan(models[:1]), tmp_path)
+        record = json.loads((tmp_path / "results" / report.entries[0].key / "job.json").read_text())
+        assert record["command"] == report.entries[0].command and record["state"] == "done"
+        assert record["verb"] == "heatmap" and record["options"]["text"] == [TEXT] and record["seconds"] > 0
+        assert record["versions"].keys() == {"ssmscope", "python", "torch", "transformers"}
+        assert not list((tmp_path / "working").iterdir())
+        assert (
+            report.provenance["models"]["one"]["kind"] == "language-model" and "Two models" in report.provenance["plan"]
+        )
+
+    def test_a_second_run_does_what_is_missing_alone(self, models, tmp_path, ran) -> None:
+        first = run(plan(models[:1]), tmp_path)
+        assert ran == ["heatmap one", "stability one", "influence one"]
+        ran.clear()
+        shutil.rmtree(tmp_path / "results" / first.entries[1].key)
+        second = run(plan(models), tmp_path)
+        assert ran == ["stability one", "heatmap two", "stability two", "influence two"]
+        assert states(second) == ["done"] * 6 and second.entries[0].results == first.entries[0].results
+
+    @pytest.mark.parametrize("harm", ["shorter", "gone", "record"])
+    def test_a_damaged_result_is_made_again(self, models, tmp_path, ran, harm) -> None:
+        folder = tmp_path / "results" / run(plan(models[:1]), tmp_path).entries[0].key
+        before = numbers(tmp_path)
+        ran.clear()
+        if harm == "shorter":
+            (folder / "heatmap.json").write_bytes((folder / "heatmap.json").read_bytes()[:-9])
+        elif harm == "gone":
+            (folder / "heatmap.csv").unlink()
+        else:
+            (folder / "job.json").write_text("[]")
+        assert states(run(plan(models[:1]), tmp_path)) == ["done"] * 3
+        assert ran == ["heatmap one"] and numbers(tmp_path) == before
+
+    def test_models_are_loaded_once(self, models, tmp_path, monkeypatch) -> None:
+        read: list[str] = []
+        original = ssmscope.models.load._read
+        monkeypatch.setattr(
+            ssmscope.models.load, "_read", lambda where, name: read.append(name) or original(where, name)
+        )
+        run(plan(models, {"stability": {"length": 8}, "together": True}), tmp_path)
+        assert read == models
+
+    def test_a_job_that_fails_leaves_the_rest_alone_and_is_tried_again(self, models, tmp_path, ran) -> None:
+        asked = plan(models[:1], {"heatmap": {"ids": "99"}})
+        asked["analyses"].insert(0, asked["analyses"].pop())
+        report = run(asked, tmp_path)
+        assert states(report) == ["failed", "done", "done", "done"]
+        failed = report.entries[0]
+        assert "99" in str(failed.error) and "Traceback" in str(failed.traceback) and failed.seconds is not None
+        record = json.loads((tmp_path / "failed" / f"{failed.key}.json").read_text())
+        assert record["error"] == failed.error and record["state"] == "failed" and record["command"] == failed.command
+        ran.clear()
+        assert states(run(asked, tmp_path)) == states(report) and ran == ["heatmap one"]
+
+    def test_a_failure_is_forgotten_when_the_job_succeeds(self, models, tmp_path, monkeypatch) -> None:
+        from ssmscope.interp import selection
+
+        def broken(*args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError("by nought")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(selection, "selection_heatmap", broken)
+            report = run(plan(models[:1]), tmp_path)
+        assert states(report) == ["failed", "done", "done"]
+        assert report.entries[0].error == "ZeroDivisionError: by nought" and "broken" in str(
+            report.entries[0].traceback
+        )
+        assert states(run(plan(models[:1]), tmp_path)) == ["done"] * 3
+        assert not list((tmp_path / "failed").iterdir())
+
+    def test_a_full_disk(self, models, tmp_path, monkeypatch, capsys) -> None:
+        original, full = Path.write_bytes, [True]
+
+        def write(path: Path, content: bytes) -> int:
+            if full[0] and "heatmap" in str(path):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return original(path, content)
+
+        monkeypatch.setattr(Path, "write_bytes", write)
+        report = run(plan(models[:1]), tmp_path)
+        assert states(report) == ["failed", "done", "done"] and "No space left" in str(report.entries[0].error)
+        full[0] = False
+        assert states(run(plan(models[:1]), tmp_path)) == ["done"] * 3
+
+    @pytest.mark.parametrize("record", ["finish", "fail"])
+    def test_a_disk_that_is_full_when_the_record_is_written(
+        self, models, tmp_path, monkeypatch, capsys, record
+    ) -> None:
+        def full(*args: Any, **kwargs: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Store, record, full)
+        asked = plan(models[:1], {"heatmap": {"ids": "99"}})
+        report = run(asked, tmp_path)
+        assert states(report) == (["failed"] * 4 if record == "finish" else ["done"] * 3 + ["failed"])
+        told = "No space left" if record == "finish" else "99"
+        assert told in str(report.entries[-1 if record == "fail" else 0].error)
+
+    def test_a_job_without_a_result_fails(self, models, tmp_path, monkeypatch) -> None:
+        import ssmscope.cli.interp as verbs
+
+        monkeypatch.setattr(verbs, "answer", lambda *arguments: None)
+        assert "without a result" in str(run(plan(models[:1]), tmp_path).entries[0].error)
+
+    def test_what_a_killed_run_left_is_no_result(self, models, tmp_path) -> None:
+        (job,) = (job for job in jobs_of(plan(models[:1])).every if job.verb == "heatmap")
+        left = tmp_path / "working" / job.key
+        (left / ".heatmap-x").mkdir(parents=True)
+        (left / ".heatmap-x" / "json").write_text("half")
+        (left / "answers.sqlite").write_text("")
+        run(plan(models[:1]), tmp_path)
+        names = sorted(path.name for path in (tmp_path / "results" / job.key).iterdir())
+        assert names == ["heatmap.csv", "heatmap.html", "heatmap.json", "heatmap.png", "job.json", "job.log"]
+
+    def test_a_verb_that_wants_a_directory_of_its_own(self, models, tmp_path) -> None:
+        text = tmp_path / "lines.txt"
+        text.write_text("a good film with bad acting , but great music .\n" * 40)
+        fit = {"lens fit": {"data": str(text), "length": 8, "steps": 1, "batch_tokens": 8}}
+        (entry,) = run({"models": models[:1], "analyses": [fit]}, tmp_path / "out").entries
+        assert entry.state == "done", entry.traceback
+        assert entry.results[0].kind == "lens-fit" and entry.command.startswith("analyze lens fit ")
+        assert (tmp_path / "out" / "results" / entry.key / "job.log").exists()
+
+    def test_what_a_job_printed_before_it_failed(self, models, tmp_path) -> None:
+        (entry,) = run({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}, tmp_path).entries
+        assert (tmp_path / "working" / f"{entry.key}.log").exists()
+
+    def test_threads_are_those_that_a_job_asks_for(self, models, tmp_path, monkeypatch) -> None:
+        import torch
+
+        seen: list[int] = []
+        from ssmscope.interp import selection
+
+        original = selection.selection_heatmap
+        monkeypatch.setattr(
+            selection, "selection_heatmap", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k)
+        )
+        before = torch.get_num_threads()
+        item = {"heatmap": {"text": TEXT}, "resources": {"cpus": before + 1}}
+        run({"models": models[:1], "analyses": [item]}, tmp_path)
+        assert seen == [before + 1] and torch.get_num_threads() == before
+
+
+class TestTheLock:
+    def test_a_directory_is_one_runs_at_a_time(self, models, tmp_path) -> None:
+        with held(tmp_path):
+            with pytest.raises(InputError, match=rf"in use by process {os.getpid()};"):
+                run(plan(models[:1]), tmp_path)
+        assert not (tmp_path / "results").exists()
+        with held(tmp_path):
+            pass
+
+    def test_it_goes_with_its_process(self, tmp_path) -> None:
+        context = multiprocessing.get_context("fork")
+        ready = context.Event()
+
+        def hold() -> None:
+            with held(tmp_path):
+                ready.set()
+                time.sleep(60)
+
+        process = context.Process(target=hold)
+        process.start()
+        assert ready.wait(20)
+        with pytest.raises(InputError, match=f"process {process.pid}"):
+            with held(tmp_path):
+                pass
+        process.kill()
+        process.join()
+        with held(tmp_path):
+            pass
+
+    def test_a_place_that_cannot_be_written_to(self, tmp_path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match="cannot write to"):
+            with held(tmp_path / "file" / "below"):
+                pass
+
+
+class TestKilled:
+    def killed(self, start: Callable[[], object], after: float) -> int | None:
+        """Run in a process of its own and kill it so many seconds later; how it ended."""
+        process = multiprocessing.get_context("fork").Process(target=start)
+        process.start()
+        process.join(after)
+        process.kill()
+        process.join()
+        return process.exitcode
+
+    def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
+        root, again = tmp_path / "unbroken", tmp_path / "killed"
+        monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+        started = time.perf_counter()
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "_write", lambda report, root: None)
+            run(plan(models), root)
+        took = time.perf_counter() - started
+        run(plan(models), root)
+        draw, ends = random.Random(), []
+        for _ in range(3):
+            ends.append(self.killed(lambda: run(plan(models), again), draw.uniform(0.1, 0.6) * took))
+            for place, document in numbers(again).items():  # every result that is there is whole
+                assert document == numbers(root)[place]
+        assert ends[0] == -signal.SIGKILL
+        kept = {path.name: path.stat().st_mtime_ns for path in again.glob("results/*")}
+        ran.clear()
+        report = run(plan(models), again)
+        assert states(report) == ["done"] * 6 and len(ran) == 6 - len(kept)
+        assert {name: (again / "results" / name).stat().st_mtime_ns for name in kept} == kept
+        assert numbers(again) == numbers(root)
+        assert tables(again) == tables(root) and len(tables(root)) > 3
+
+
+# ---- keeping models loaded
+
+
+class TestKept:
+    def test_load_returns_what_it_returned_before(self, models) -> None:
+        with kept_loaded(Kept(2)):
+            one = load(models[0])
+            assert load(models[0], device="cpu", dtype="float32") is one
+            assert load(models[0], dtype="float64") is not one
+            assert load(models[0], tokenizer=models[1]) is not one
+        assert load(models[0]) is not one
+
+    def test_the_latest_are_kept(self, models) -> None:
+        kept = Kept(1)
+        with kept_loaded(kept):
+            one = load(models[0])
+            load(models[1])
+            assert len(kept.models) == 1 and load(models[0]) is not one
+        kept = Kept(2)
+        with kept_loaded(kept):
+            one, two = load(models[0]), load(models[1])
+            assert load(models[0]) is one
+            load(models[0], dtype="float64")
+            assert load(models[0]) is one and load(models[1]) is not two
+
+    def test_a_tokenizer_or_model_in_memory_is_not_kept(self, models) -> None:
+        kept = Kept(2)
+        with kept_loaded(kept):
+            one = load(models[0])
+            load(models[0], tokenizer=one.tokenizer)
+            load(one.module)
+            assert len(kept.models) == 1
+
+    def test_after_an_error_nothing_is_kept_anymore(self, models) -> None:
+        with pytest.raises(ZeroDivisionError):
+            with kept_loaded(Kept(1)):
+                raise ZeroDivisionError
+        assert load(models[0]) is not load(models[0])
