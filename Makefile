@@ -40,7 +40,7 @@ test-transformers5: $(VENV)-transformers5/.dev
 	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) $(SAME_ON_5:%=--ignore=%)
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev,attacks]"
+	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev,attacks,ray]"
 	$(VENV)/bin/pip install --quiet --no-deps $(PROMPTBENCH)
 	touch $@ $(VENV)/.demo
 
