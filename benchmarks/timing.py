@@ -43,7 +43,7 @@ def mamba_130m(
 
 
 def mamba2_130m(layers: int = 24, vocabulary: int = 1000) -> torch.nn.Module:
-    """A random Mamba-2 of mamba2-130m's shape (24 layers of width 768, 24 heads of width 64, state 128), drawn alike."""
+    """A random Mamba-2 of mamba2-130m's shape (24 layers of width 768, 24 heads of width 64, state 128)."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
     from transformers.utils import logging
 
