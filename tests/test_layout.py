@@ -132,6 +132,7 @@ QUICK = [
     "cli.interp",
     "cli.probes",
     "cli.report",
+    "cli.serve",
     "cli.training",
     "command",
     "errors",

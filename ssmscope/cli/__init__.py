@@ -31,6 +31,7 @@ from ssmscope.cli.context import retrieval as retrieval, loss as loss
 from ssmscope.cli.probes import stability as stability, influence as influence
 from ssmscope.cli.training import train as train, models as models
 from ssmscope.cli.report import report as report
+from ssmscope.cli.serve import serve as serve
 # isort: on
 
 

@@ -1,0 +1,325 @@
+"""A typed text as pieces of a page: the prediction, the selection heatmap, what a token attends to, what an edit does.
+
+Texts go in and HTML comes out, without a server and without a script; `ssmscope.reports.serving` puts it on a page.
+
+    live = Live([ssmscope.load("demo/sst2-mamba2")])
+    live.answer(0, "A gripping film.", "A boring film.").prediction
+    live.row(0, "A gripping film.", "2", layer=1, level="ssm")
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.attacks.effect import attack_effect
+from ssmscope.attacks.worddiff import html_diff
+from ssmscope.errors import InputError
+from ssmscope.interp.attending import implicit_attention
+from ssmscope.interp.selection import selection_heatmap
+from ssmscope.interp.views.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, levels, shades, strongest
+from ssmscope.interp.views.tokens import ink, shorten, visible, written
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from ssmscope.interp.attention import AttendedText, AttentionMap
+    from ssmscope.model import Model
+    from ssmscope.trace import Trace
+
+CHARACTERS = 64
+"""How many characters a text may have for each token that it may have: a longer one is refused unread."""
+KEPT = 4
+"""How many traces are kept, so that another layer, score or token of a text needs no other run."""
+LIKELIEST = 10
+"""How many classes or next tokens of a text are shown."""
+STRONGEST = 5
+"""How many keys of a row are named."""
+WIDEST = 60
+"""As many characters of a class or a next token as are shown."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The pieces of one model, each "" where there is nothing to show; where a text is refused, `prediction` says why
+    and the others are empty."""
+
+    prediction: str
+    given: str = ""
+    """The heatmap of the text."""
+    edited: str = ""
+    """The heatmap of the edited text."""
+    change: str = ""
+
+
+class Live:
+    """Models that answer about typed texts.
+
+    A text whose trace is among the last `KEPT` is not run again. One call is worked on at a time, whichever thread it
+    comes from: a run changes the model's layers while it lasts.
+
+    Args:
+        models: language models or classifiers of text, with their tokenizers.
+        max_tokens: how many tokens a text may have, of each model's.
+
+    Raises:
+        InputError: a model of pixels, one without a tokenizer, no model, or no room for a token.
+    """
+
+    def __init__(self, models: Sequence[Model], *, max_tokens: int = 1024) -> None:
+        if not models:
+            raise InputError("no model was given; give one or two")
+        if max_tokens < 1:
+            raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
+        for model in models:
+            if model.channels is not None:
+                raise InputError(f"{model.name} reads pixels; give a model of text, e.g. demo/sst2-mamba2")
+            if model.tokenizer is None:
+                raise InputError(f"{model.name} has no tokenizer; give one with --tokenizer NAME")
+        self.models, self.max_tokens = tuple(models), max_tokens
+        self._traces: OrderedDict[tuple[int, str], Trace] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def answer(
+        self, number: int, text: str, edited: str = "", *, score: str = "retention", layer: str = "mean"
+    ) -> Answer:
+        """Everything about a text, and about its edited version where one is given, by the model of that number.
+
+        Args:
+            score: "retention" or "write", of the heatmaps.
+            layer: of the heatmaps: "mean", the average of all layers, or the number of one.
+        """
+        with self._lock:
+            try:
+                given, other = self._both(number, text, edited)
+                return Answer(
+                    prediction=_prediction(self.models[number], given, other),
+                    given=_heatmap(given, score, layer),
+                    edited="" if other is None else _heatmap(other, score, layer),
+                    change="" if other is None else _change(self.models[number], text, edited),
+                )
+            except InputError as error:
+                return Answer(refusal(error))
+
+    def heatmaps(self, number: int, text: str, edited: str = "", *, score: str, layer: str) -> tuple[str, str]:
+        """The two heatmaps of an `answer` alone."""
+        with self._lock:
+            try:
+                given, other = self._both(number, text, edited)
+                return _heatmap(given, score, layer), "" if other is None else _heatmap(other, score, layer)
+            except InputError as error:
+                return refusal(error), ""
+
+    def row(self, number: int, text: str, position: str, *, layer: int, level: str) -> str:
+        """What the token at a position takes from itself and those before it, by a layer's implicit attention; without
+        a position (""), how to choose one."""
+        if not position.strip():
+            return _piece('<p class="soft">Click a token above to see what it attends to.</p>')
+        with self._lock:
+            try:
+                return _row(self.trace(number, text), position, layer, level)
+            except InputError as error:
+                return refusal(error)
+
+    def trace(self, number: int, text: str) -> Trace:
+        """The model's run on the text.
+
+        Raises:
+            InputError: the text is empty, too long, or has what the tokenizer does not know.
+        """
+        with self._lock:
+            key = (number, text)
+            if key not in self._traces:
+                trace = self._run(number, text)
+                while len(self._traces) >= KEPT:
+                    self._traces.popitem(last=False)
+                self._traces[key] = trace
+            self._traces.move_to_end(key)
+            return self._traces[key]
+
+    def _both(self, number: int, text: str, edited: str) -> tuple[Trace, Trace | None]:
+        given = self.trace(number, text)
+        if not edited.strip():
+            return given, None
+        try:
+            return given, self.trace(number, edited)
+        except InputError as error:
+            raise InputError(f"the edited text: {error}") from error
+
+    def _run(self, number: int, text: str) -> Trace:
+        most = CHARACTERS * self.max_tokens
+        if len(text) > most:
+            raise InputError(
+                f"the text has {len(text):,} characters, more than {most:,}, the limit for {self.max_tokens:,} tokens: "
+                "shorten or split it, or raise --max-tokens"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError("the text has half of a character (a lone surrogate): remove it")
+        model = self.models[number]
+        return model.trace(model.encode(text, max_tokens=self.max_tokens))
+
+
+def refusal(error: InputError) -> str:
+    """What is wrong, as a line of the page."""
+    line = visible(" ".join(str(error).split()))
+    return _piece(f'<p class="refusal" role="alert">{escape(line)}</p>')
+
+
+def predictions(model: Model, given: Trace, edited: Trace | None = None) -> DataFrame:
+    """A row per class or next token among the `LIKELIEST` of a text or of its edited version, the likeliest of the text
+    first.
+
+    Columns name, given, and with an edited text edited and change (edited − given). The traces are of one text each.
+    """
+    import pandas as pd
+
+    rows = [trace.logits[0].double().softmax(-1).cpu().numpy() for trace in (given, edited) if trace is not None]
+    likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:LIKELIEST]}
+    chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
+    labels = model.labels
+    names = [labels[i] if labels is not None else model.tokenizer.decode([i]) for i in chosen]
+    frame = pd.DataFrame({"name": pd.array(names, dtype="string"), "given": rows[0][chosen]})
+    if edited is not None:
+        frame["edited"] = rows[1][chosen]
+        frame["change"] = frame["edited"] - frame["given"]
+    return frame
+
+
+def _prediction(model: Model, given: Trace, edited: Trace | None) -> str:
+    frame = predictions(model, given, edited)
+    what = "class" if model.is_classifier else "next token"
+    sides = [side for side in ("given", "edited") if side in frame]
+    titles = ["p"] if edited is None else ["p of the text", "p of the edited text", "change"]
+    head = "".join(f"<th>{title}</th>" for title in (what, *titles))
+    best = {side: int(frame[side].to_numpy().argmax()) for side in sides}
+    rows = []
+    for at, entry in enumerate(frame.to_dict("records")):
+        cells = f"<td>{escape(visible(shorten(str(entry['name']), WIDEST)))}</td>"
+        for side in sides:
+            bold = ' class="best"' if best[side] == at else ""
+            cells += f'<td{bold}><i style="width:{60 * entry[side]:.1f}px"></i>{entry[side]:.3f}</td>'
+        if edited is not None:
+            cells += f"<td>{_signed(entry['change'])}</td>"
+        rows.append(f"<tr>{cells}</tr>")
+    table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return _piece(f'<div class="wide">{table}</div>')
+
+
+def _signed(change: float) -> str:
+    text = f"{change:+.3f}"
+    return "0.000" if float(text) == 0 else text.replace("-", "−")
+
+
+def _heatmap(trace: Trace, score: str, layer: str) -> str:
+    layers = [int(layer)] if layer.isdecimal() else layer
+    return selection_heatmap(trace, score=score, layers=layers)._repr_html_()
+
+
+def _change(model: Model, text: str, edited: str) -> str:
+    words = f'<p class="words">{html_diff(text, edited)}</p>'
+    effect = attack_effect(model, text, edited)._repr_html_()
+    return _piece(words) + effect
+
+
+# ---- the row of a token
+
+
+def _row(trace: Trace, position: str, layer: int, level: str) -> str:
+    length = len(trace.tokens[0])
+    given = position.strip()
+    if len(given) > 9 or not given.isdecimal() or int(given) >= length:
+        raise InputError(f"there is no token {shorten(given, 20)!r}; the text has the tokens 0 to {length - 1}")
+    at = int(given)
+    text = implicit_attention(trace, layers=layer, level=level, rows=[at])[0]
+    (map_,) = text.maps
+    end = max(float(np.abs(map_.values[0]).max()), 0.0 if map_.sink is None else abs(float(map_.sink[0])))
+    shade = levels(map_.values[0], end)
+    tokens = written(text.tokens, text.words)
+    pieces = [] if map_.sink is None else [_token("state", "state", float(map_.sink[0]), end, "")]
+    for key, (gap, token) in enumerate(tokens):
+        space = " " if gap else ""
+        if key > at:
+            pieces.append(f'{space}<span class="after">{escape(token)}</span><wbr>')
+        else:
+            place = "query" if key == at else ""
+            pieces.append(
+                space + _token(token, f"position {key}", float(map_.values[0, key]), end, place, int(shade[key]))
+            )
+    told = (
+        f"query {at} “{escape(tokens[at][1])}” · layer {layer}, {level} level · strongest: {_named(map_, text, tokens)}"
+    )
+    scale = f'<p class="soft"><span class="scale">−{brief(end)} <i></i> {brief(end)}</span></p>'
+    return _piece(f'{scale}<p class="tokens">{"".join(pieces)}</p><p class="soft told">{told}</p>')
+
+
+def _token(token: str, where: str, weight: float, end: float, name: str, shade: int | None = None) -> str:
+    shade = int(levels(np.array([weight]), end)[0]) if shade is None else shade
+    names = f' class="{name}"' if name else ""
+    return f'<span data-l="{shade}"{names} title="{where}&#10;weight {brief(weight)}">{escape(token)}</span><wbr>'
+
+
+def _named(map_: AttentionMap, text: AttendedText, tokens: Sequence[tuple[bool, str]]) -> str:
+    found = strongest(map_, 0, text, STRONGEST)
+    return ", ".join(
+        f"{'state' if key < 0 else f'{key} “{escape(shorten(tokens[key][1], WIDEST))}”'} {brief(weight)}"
+        for key, weight in found
+    )
+
+
+def _piece(inner: str) -> str:
+    """A piece of the page with its style, so that it can stand anywhere."""
+    return f'<div class="ssmscope-live"><style>{_style()}</style>{inner}</div>'
+
+
+@lru_cache(maxsize=1)
+def _style() -> str:
+    return _STYLE.replace("LIGHT;", _shade_rules(SIGNED)).replace("DARK;", _shade_rules(SIGNED_ON_DARK))
+
+
+def _shade_rules(stops: tuple[str, ...]) -> str:
+    prefix = ".ssmscope-live"
+    rules = [
+        f'{prefix} [data-l="{level}"] {{ background: {colour}; color: {ink(colour)} }}'
+        for level, colour in enumerate(shades(stops), start=-STEPS)
+    ]
+    return "\n".join([*rules, f"{prefix} .scale i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}"])
+
+
+_STYLE = """
+.ssmscope-live { --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; --mark: #d1540a; --bar: #4f97cb;
+  --gone: #a40e26; --new: #116329; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", sans-serif; }
+LIGHT;
+@media (prefers-color-scheme: dark) {
+.ssmscope-live { --ink: #e6edf3; --soft: #9da7b3; --line: #30363d; --paper: #0f141a; --mark: #ff9f4a;
+  --gone: #ff938a; --new: #6fdd8b; }
+DARK;
+}
+.ssmscope-live p { margin: 0 0 10px; }
+.ssmscope-live .soft { color: var(--soft); font-size: 13px; }
+.ssmscope-live .refusal { border-left: 4px solid var(--mark); padding: 2px 12px; overflow-wrap: anywhere; }
+.ssmscope-live .wide { overflow-x: auto; }
+.ssmscope-live table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
+.ssmscope-live th, .ssmscope-live td { padding: 3px 20px 3px 0; text-align: left; border: 0;
+  border-bottom: 1px solid var(--line); color: var(--ink); }
+.ssmscope-live th { color: var(--soft); font-weight: 500; }
+.ssmscope-live td i { display: inline-block; height: 9px; margin-right: 6px; background: var(--bar); }
+.ssmscope-live .best { font-weight: 700; }
+.ssmscope-live .scale i { display: inline-block; width: 120px; height: 10px; margin: 0 3px; border-radius: 2px; }
+.ssmscope-live .tokens { line-height: 2; overflow-wrap: anywhere; }
+.ssmscope-live .tokens span { padding: 2px 3px; margin: 0 1px; border-radius: 3px; white-space: pre-wrap;
+  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
+.ssmscope-live .after { color: var(--soft); }
+.ssmscope-live .query { outline: 2px solid var(--mark); }
+.ssmscope-live .told, .ssmscope-live .words { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.ssmscope-live .words { white-space: pre-wrap; }
+.ssmscope-live .words del { color: var(--gone); text-decoration: line-through; }
+.ssmscope-live .words ins { color: var(--new); text-decoration: underline; }
+"""

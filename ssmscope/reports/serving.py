@@ -1,0 +1,321 @@
+"""The live page, as a Gradio application that is served on this machine and asks nothing of any other."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import ipaddress
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ssmscope.errors import InputError
+from ssmscope.frozen import LEVELS
+from ssmscope.interp.selection import SCORES
+from ssmscope.interp.views.tokens import visible
+
+if TYPE_CHECKING:
+    from ssmscope.reports.live import Live
+
+SIDES = ("given", "edited")
+"""The text, and the text after an edit, as the page's parts are called."""
+FONTS = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "sans-serif")
+MONO = ("ui-monospace", "Consolas", "monospace")
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'self'"
+)
+"""Nothing of another host is loaded, whatever Gradio's page may name."""
+OUTSIDE = re.compile(
+    rb"""<script[^>]*\bsrc="https?://[^>]*>\s*</script>|<link[^>]*\bhref="https?://[^>]*>""", re.IGNORECASE
+)
+"""What Gradio's page loads from other hosts: fonts, and a script for pages within frames."""
+
+
+def serve(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> None:
+    """Serve the page until the process is interrupted.
+
+    Args:
+        host: the address to listen on; only on a loopback address is the page this machine's alone.
+        port: by default the first free one from 7860 on.
+
+    Raises:
+        InputError: Gradio is not installed, or the address cannot be listened on.
+    """
+    page, url = start(live, host=host, port=port)
+    print(f"Serving {', '.join(model.name for model in live.models)} at {url} (Ctrl+C ends it)", flush=True)
+    if not _is_loopback(host):
+        print(f"Whoever reaches {host} can use this page: it asks for no password.", file=sys.stderr, flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        page.close(verbose=False)
+
+
+def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tuple[Any, str]:
+    """Begin to serve the page; the application, whose `close` ends it, and the page's address.
+
+    Raises:
+        InputError: as `serve`.
+    """
+    check_address(host, port)
+    gradio = import_gradio()
+    page, launch = build(live, gradio)
+    hosts = {"localhost", "127.0.0.1", "[::1]", host} if _is_loopback(host) else None
+    middleware = importlib.import_module("starlette.middleware").Middleware
+    try:
+        _, url, _ = page.launch(
+            **launch,
+            server_name=f"[{host}]" if ":" in host else host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            app_kwargs={"middleware": [middleware(OwnPage, hosts=hosts)]},
+        )
+    except OSError as error:
+        raise _refused(host, port, error) from error
+    return page, url
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Refuse an address that cannot be listened on: Gradio would try one port after another, for minutes.
+
+    Raises:
+        InputError: the port is none, or taken; the host is not this machine's.
+    """
+    if port is not None and not 1 <= port <= 65535:
+        raise InputError(f"--port is {port}; allowed are 1 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port or 0), family=family).close()
+    except OSError as error:
+        raise _refused(host, port, error) from error
+
+
+def _refused(host: str, port: int | None, error: OSError) -> InputError:
+    where = host if port is None else f"{host}:{port}"
+    why = (error.strerror or str(error)).partition(" (")[0]
+    return InputError(f"cannot listen on {where}: {why}; give another --host or --port")
+
+
+def import_gradio() -> Any:
+    """Gradio, with its reports on its use turned off.
+
+    Raises:
+        InputError: it is not installed, or does not go with what is.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    try:
+        return importlib.import_module("gradio")
+    except ImportError as error:
+        why = (
+            "is not installed"
+            if isinstance(error, ModuleNotFoundError) and error.name == "gradio"
+            else f"fails: {error}"
+        )
+        raise InputError(f"serve needs Gradio, which {why}: pip install 'ssmscope[serve]'") from error
+
+
+def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:
+    """The application, and with what it is to be launched: Gradio 5 takes a theme with the one, 6 with the other."""
+    theme = {"theme": gradio.themes.Default(font=list(FONTS), font_mono=list(MONO))}
+    early = "theme" in inspect.signature(gradio.Blocks.__init__).parameters
+    models = " and ".join(model.name for model in live.models)
+    with gradio.Blocks(
+        title=f"ssmscope: {visible(models)}", analytics_enabled=False, fill_width=True, **(theme if early else {})
+    ) as page:
+        _lay_out(live, gradio, page)
+    launch = {} if early else theme
+    return page, launch | _known(gradio.Blocks.launch, footer_links=[], show_api=False)
+
+
+def _lay_out(live: Live, gradio: Any, page: Any) -> None:
+    asked = gradio.State(None)  # the texts that are shown, which are not those that are being typed
+    with gradio.Row():
+        text = gradio.Textbox(label="Text", lines=3, max_lines=8, elem_id="ssmscope-text")
+        edited = gradio.Textbox(label="Edited text (optional)", lines=3, max_lines=8, elem_id="ssmscope-edited")
+    with gradio.Row():
+        score = gradio.Radio(
+            list(SCORES), value="retention", label="Score of the heatmap", elem_id="ssmscope-score", scale=1
+        )
+        level = gradio.Radio(list(LEVELS), value="block", label="Level of attention", elem_id="ssmscope-level", scale=1)
+        button = gradio.Button("Analyze", variant="primary", elem_id="ssmscope-analyze", scale=1)
+    # One event at a time: two threads that run a model would only wait for each other.
+    quiet = _known(button.click, concurrency_id="models", api_visibility="private", show_progress="minimal")
+    if "api_visibility" not in quiet:
+        quiet["api_name"] = False
+    typed = button.click(lambda *texts: texts, [text, edited], asked, **quiet)
+    with gradio.Row(equal_height=False):
+        for number in range(len(live.models)):
+            with gradio.Column(min_width=420):
+                typed = _column(live, gradio, number, asked, score, level, typed, quiet)
+    page.load(None, js=SCRIPT)
+
+
+def _column(
+    live: Live, gradio: Any, number: int, asked: Any, score: Any, level: Any, typed: Any, quiet: dict[str, Any]
+) -> Any:
+    """The parts of one model, and what happens there; returns the last event that follows a click on the button."""
+    model = live.models[number]
+    layers = [str(layer) for layer in range(model.num_layers)]
+    gradio.HTML(_heading(model))
+    prediction = gradio.HTML(elem_id=f"ssmscope-prediction-{number}")
+    with gradio.Row():
+        layer = gradio.Dropdown(
+            ["mean", *layers], value="mean", label="Layer of the heatmap", elem_id=f"ssmscope-layer-{number}"
+        )
+        of = gradio.Dropdown(layers, value="0", label="Layer of attention", elem_id=f"ssmscope-attention-{number}")
+    heatmaps, tokens, rows, sides = [], [], [], []
+    for place, side in enumerate(SIDES):
+        with gradio.Column(visible=not place) as shown:
+            if place:
+                gradio.HTML('<p class="ssmscope-side">The edited text</p>')
+            heatmaps.append(gradio.HTML(elem_id=f"ssmscope-{side}-{number}", elem_classes="ssmscope-pick"))
+            token = gradio.Textbox(
+                label=f"Token of the {'edited ' if place else ''}text: click one, or give its position",
+                max_lines=1,
+                elem_id=f"ssmscope-{side}-{number}-token",
+            )
+            row = gradio.HTML(elem_id=f"ssmscope-{side}-{number}-row")
+        tokens.append(token)
+        rows.append(row)
+        sides.append(shown)
+        for trigger in (token.change, of.change, level.change):
+            trigger(partial(_row, live, number, place), [asked, token, of, level], row, **quiet)
+    with gradio.Column(visible=False) as below:
+        gradio.HTML('<p class="ssmscope-side">What the edit changes</p>')
+        change = gradio.HTML(elem_id=f"ssmscope-change-{number}")
+
+    def analyze(texts: tuple[str, str], score: str, layer: str, of: str, level: str) -> list[Any]:
+        answer = live.answer(number, *texts, score=score, layer=layer)
+        unfold = gradio.update(visible=bool(answer.change))
+        hints = [live.row(number, text, "", layer=int(of), level=level) if answer.given else "" for text in texts]
+        return [answer.prediction, answer.given, answer.edited, answer.change, "", "", *hints, unfold, unfold]
+
+    shown = [prediction, *heatmaps, change, *tokens, *rows, sides[1], below]
+    after = typed.then(analyze, [asked, score, layer, of, level], shown, **quiet)
+    for trigger in (score.change, layer.change):
+        trigger(partial(_heatmaps, live, number), [asked, score, layer], heatmaps, **quiet)
+    return after
+
+
+def _row(live: Live, number: int, place: int, texts: Any, position: str, layer: str, level: str) -> str:
+    if texts is None or not texts[place].strip():
+        return ""
+    return live.row(number, texts[place], position, layer=int(layer), level=level)
+
+
+def _heatmaps(live: Live, number: int, texts: Any, score: str, layer: str) -> tuple[str, str]:
+    return ("", "") if texts is None else live.heatmaps(number, *texts, score=score, layer=layer)
+
+
+def _heading(model: Any) -> str:
+    kind = "classifier" if model.is_classifier else "language model"
+    what = f"{escape(model.architecture)}, {kind}, {model.num_layers} layers"
+    name = escape(visible(model.name))
+    return f'<style>{STYLE}</style><h2 class="ssmscope-model">{name} <small>{what}</small></h2>'
+
+
+def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Those of the options that this release of Gradio has."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in parameters}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class OwnPage:
+    """An ASGI middleware: pages without what they would load from other hosts, and a policy that forbids the rest.
+
+    With `hosts` it answers only who calls the server by one of these names, so that no page of another host can make
+    its own name stand for this address and read along.
+    """
+
+    def __init__(self, app: Any, hosts: Collection[str] | None = None) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if self.hosts is not None and _host(scope["headers"]) not in self.hosts:
+            headers = [(b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            await send({"type": "http.response.body", "body": b"call this server by its own name"})
+            return
+        start: dict[str, Any] = {}
+        body = bytearray()
+
+        async def answer(message: Any) -> None:
+            if message["type"] == "http.response.start" and _is_html(message):
+                start.update(message)
+            elif start and message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    own = OUTSIDE.sub(b"", bytes(body))
+                    await send({**start, "headers": _headers(start["headers"], len(own))})
+                    await send({"type": "http.response.body", "body": own})
+            else:
+                await send(message)
+
+        await self.app(scope, receive, answer)
+
+
+def _host(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The name in the header Host, without the port."""
+    return re.sub(r":\d+$", "", dict(headers).get(b"host", b"").decode("latin-1")).lower()
+
+
+def _is_html(message: Any) -> bool:
+    return dict(message.get("headers", [])).get(b"content-type", b"").startswith(b"text/html")
+
+
+def _headers(given: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in given if name.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(length).encode()), (b"content-security-policy", POLICY.encode())]
+
+
+STYLE = """
+.ssmscope-model { font: 600 18px/1.4 system-ui, sans-serif; margin: 8px 0; overflow-wrap: anywhere; }
+.ssmscope-model small { font-weight: 400; font-size: 13px; opacity: 0.75; margin-left: 8px; }
+.ssmscope-side { font: 600 15px/1.4 system-ui, sans-serif; margin: 8px 0; }
+.prose :is(.ssmscope-live, .ssmscope-effect) table { border: 0; }
+.prose :is(.ssmscope-live, .ssmscope-effect) table :is(th, td) { border: 0 solid var(--line); border-width: 0 0 1px;
+  padding: 3px 16px 3px 0; }
+.ssmscope-pick .tokens > span, .ssmscope-pick .column { cursor: pointer; }
+.ssmscope-pick .chosen { outline: 2px solid #d1540a; outline-offset: 1px; }
+"""
+
+# A script within a piece of HTML does not run when Gradio puts it on the page, so that one listens for all of them.
+# The position goes through the visible field, which can be typed into as well; Gradio reads a field when it hears of an
+# input, assigning to it alone would go unnoticed.
+SCRIPT = """
+() => {
+  document.addEventListener("click", (event) => {
+    const token = event.target.closest(".ssmscope-pick .tokens > span, .ssmscope-pick .columns > .column");
+    if (!token) return;
+    const panel = token.closest("[id^=ssmscope].ssmscope-pick");
+    const place = [...token.parentElement.children].filter((one) => one.tagName === "SPAN").indexOf(token);
+    const field = document.querySelector(`#${panel.id}-token :is(input, textarea)`);
+    for (const one of panel.querySelectorAll(".chosen")) one.classList.remove("chosen");
+    token.classList.add("chosen");
+    Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set.call(field, place);
+    field.dispatchEvent(new Event("input", {bubbles: true}));
+  });
+}
+"""

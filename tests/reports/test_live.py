@@ -1,0 +1,376 @@
+"""Typed texts as pieces of a page: the numbers are those of the analyses, texts stay texts, refusals are one line."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import html
+import re
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ssmscope import cli
+from ssmscope.attacks.effect import attack_effect
+from ssmscope.errors import InputError
+from ssmscope.interp.attending import implicit_attention
+from ssmscope.interp.selection import selection_heatmap
+from ssmscope.models.load import load
+from ssmscope.reports import live as module
+from ssmscope.reports import serving
+from ssmscope.reports.live import KEPT, LIKELIEST, Live, predictions
+from ssmscope.reports.serving import POLICY, OwnPage, _heading, _is_loopback
+
+TEXT = "A gripping film , beautifully acted ."
+EDITED = "A boring film , beautifully acted ."
+HOSTILE = "<script>alert(1)</script> \"'> <img src=x onerror=alert(1)> </style> &amp; ${1+1} film"
+CLASSIFIER, LANGUAGE = 0, 1
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [load("demo/sst2-mamba2"), load("demo/instruct-mamba2")]
+
+
+@pytest.fixture(scope="module")
+def live(models):
+    return Live(models, max_tokens=60)
+
+
+def spans(piece: str) -> list[str]:
+    """The tokens of the first flowing text of a piece, as HTML."""
+    (flow, *_) = re.findall(r'<p class="tokens">(.*?)</p>', piece)
+    return re.findall(r"<span.*?</span>", flow)
+
+
+def text_of(span: str) -> str:
+    return html.unescape(re.sub("<.*?>", "", span))
+
+
+def titles(piece: str) -> list[list[str]]:
+    return [html.unescape(re.search('title="(.*?)"', span)[1]).split("\n") for span in spans(piece)]
+
+
+def told(piece: str) -> str:
+    """The line of a refusal; a piece that is anything else fails."""
+    (line,) = re.findall(r'<p class="refusal" role="alert">(.*?)</p>', piece)
+    assert "\n" not in line and "Traceback" not in piece
+    return html.unescape(line)
+
+
+class TestPredictions:
+    def test_the_classes_are_the_softmax_of_the_logits(self, live, models):
+        model = models[CLASSIFIER]
+        frame = predictions(model, live.trace(CLASSIFIER, TEXT), live.trace(CLASSIFIER, EDITED))
+        found = {row.name: (row.given, row.edited, row.change) for row in frame.itertuples()}
+        assert set(found) == set(model.labels)
+        for place, text in enumerate((TEXT, EDITED)):
+            logits = model.logits(model.encode(text))[0].double().numpy()
+            for label, logit in zip(model.labels, logits):
+                assert found[label][place] == pytest.approx(np.exp(logit) / np.exp(logits).sum(), abs=1e-5)
+        for given, edited, change in found.values():
+            assert change == pytest.approx(edited - given)
+        assert frame["given"].is_monotonic_decreasing
+
+    def test_the_next_tokens_are_the_likeliest_of_either_text(self, live, models):
+        model = models[LANGUAGE]
+        frame = predictions(model, live.trace(LANGUAGE, TEXT), live.trace(LANGUAGE, EDITED))
+        wanted: dict[int, list[float]] = {}
+        rows = [model.logits(model.encode(text))[0, -1].double().softmax(-1) for text in (TEXT, EDITED)]
+        for row in rows:
+            for token in row.topk(LIKELIEST).indices.tolist():
+                wanted[token] = [float(each[token]) for each in rows]
+        assert sorted(frame["name"]) == sorted(model.tokenizer.decode([token]) for token in wanted)
+        np.testing.assert_allclose(sorted(frame["given"]), sorted(p for p, _ in wanted.values()), atol=1e-5)
+        np.testing.assert_allclose(sorted(frame["edited"]), sorted(q for _, q in wanted.values()), atol=1e-5)
+        alone = predictions(model, live.trace(LANGUAGE, TEXT))
+        assert len(alone) == LIKELIEST and list(alone) == ["name", "given"]
+
+    def test_the_table_shows_them(self, live, models):
+        frame = predictions(models[CLASSIFIER], live.trace(CLASSIFIER, TEXT), live.trace(CLASSIFIER, EDITED))
+        piece = live.answer(CLASSIFIER, TEXT, EDITED).prediction
+        rows = [re.findall("<td.*?>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", piece)[1:]]
+        for cells, row in zip(rows, frame.itertuples(), strict=True):
+            name, *numbers = (re.sub("<.*?>", "", cell) for cell in cells)
+            assert name == row.name
+            assert [float(number.replace("−", "-")) for number in numbers] == pytest.approx(
+                [row.given, row.edited, row.change], abs=5.01e-4
+            )
+        best = re.findall(r'<tr><td>(\w+)</td><td class="best">', piece)
+        assert best == [frame["name"][0]]
+        assert "edited" not in live.answer(CLASSIFIER, TEXT).prediction
+
+
+class TestHeatmap:
+    @pytest.mark.parametrize("score", ["retention", "write"])
+    @pytest.mark.parametrize("layer", ["mean", "0", "1"])
+    def test_the_numbers_are_those_of_selection_heatmap(self, live, models, score, layer):
+        given, edited = live.heatmaps(CLASSIFIER, TEXT, EDITED, score=score, layer=layer)
+        for text, piece in ((TEXT, given), (EDITED, edited)):
+            trace = models[CLASSIFIER].trace(text)
+            (whole,) = selection_heatmap(trace, score=score, layers="all")
+            wanted = whole.mean if layer == "mean" else whole.scores[int(layer)]
+            shown = [next(line for line in lines if line.startswith("mean: ")) for lines in titles(piece)]
+            assert [float(line[6:]) for line in shown] == pytest.approx(wanted.tolist(), rel=1e-5)
+            assert [text_of(span) for span in spans(piece)] == [token.strip() for token in trace.tokens[0]]
+
+    def test_without_an_edited_text_there_is_one(self, live):
+        answer = live.answer(CLASSIFIER, TEXT, "  ")
+        assert answer.given and answer.edited == answer.change == ""
+        assert live.heatmaps(CLASSIFIER, TEXT, score="write", layer="1")[1] == ""
+
+
+class TestRow:
+    @pytest.mark.parametrize("level", ["ssm", "block"])
+    @pytest.mark.parametrize("layer", [0, 1])
+    def test_the_numbers_are_those_of_implicit_attention(self, live, models, level, layer):
+        trace = models[LANGUAGE].trace(TEXT)
+        whole = implicit_attention(trace, layers=layer, level=level).map()
+        for position in (0, 4, len(whole) - 1):
+            piece = live.row(LANGUAGE, TEXT, str(position), layer=layer, level=level)
+            every = spans(piece)
+            assert len(every) == len(whole)
+            row = whole[position, : position + 1]
+            for key, span in enumerate(every):
+                if key > position:
+                    assert 'class="after"' in span and "title" not in span
+                    continue
+                lines = html.unescape(re.search('title="(.*?)"', span)[1]).split("\n")
+                assert lines[0] == f"position {key}"
+                weight = float(lines[1].removeprefix("weight ").replace("−", "-"))
+                assert weight == pytest.approx(float(row[key]), rel=6e-3, abs=1e-7)
+                shade = int(re.search('data-l="(.*?)"', span)[1])
+                assert shade == pytest.approx(16 * row[key] / abs(row).max(), abs=0.51)
+                assert ('class="query"' in span) == (key == position)
+            order = np.argsort(-abs(row), kind="stable")[:5]
+            named = html.unescape(re.search("strongest: (.*?)</p>", piece)[1])
+            assert [int(part) for part in re.findall(r"(?:^|, )(\d+) “", named)] == order.tolist()
+
+    def test_the_state_before_the_first_token_has_its_place(self, live, models, monkeypatch):
+        def with_state(*args, **options):
+            result = implicit_attention(*args, **options)
+            (map_,) = result[0].maps
+            self.largest = float(abs(map_.values).max())
+            sunk = dataclasses.replace(map_, sink=np.array([-2 * self.largest], dtype=np.float32))
+            return dataclasses.replace(result, texts=(dataclasses.replace(result[0], maps=(sunk,)),))
+
+        monkeypatch.setattr(module, "implicit_attention", with_state)
+        piece = live.row(CLASSIFIER, TEXT, "3", layer=0, level="block")
+        first, *rest = spans(piece)
+        assert text_of(first) == "state" and 'data-l="-16"' in first
+        shades = [abs(int(shade)) for shade in re.findall('data-l="(.*?)"', "".join(rest))]
+        assert max(shades) == 8 and "strongest: state −" in piece
+
+    def test_a_position_is_asked_for_and_refused(self, live):
+        assert "Click a token" in live.row(CLASSIFIER, TEXT, " ", layer=0, level="ssm")
+        last = len(live.trace(CLASSIFIER, TEXT).tokens[0]) - 1
+        assert 'role="alert"' not in live.row(CLASSIFIER, TEXT, f" {last} ", layer=0, level="ssm")
+        for wrong in (str(last + 1), "-1", "1.5", "two", "²", "9" * 5000, "<b>"):
+            line = told(live.row(CLASSIFIER, TEXT, wrong, layer=0, level="ssm"))
+            assert line.startswith("there is no token") and line.endswith(f"the tokens 0 to {last}") and len(line) < 90
+
+
+class TestEdits:
+    def test_what_changed_is_marked_and_said(self, live, models):
+        answer = live.answer(CLASSIFIER, TEXT, EDITED)
+        assert "<del>gripping</del><ins>boring</ins>" in answer.change
+        effect = attack_effect(models[CLASSIFIER], TEXT, EDITED)
+        assert html.escape(effect.answer_name) in answer.change and html.escape(effect.changed_name) in answer.change
+        changed = re.findall(r'<span class="[^"]*changed">(.*?)</span>', answer.change)
+        assert changed == ["gripping", "boring"]
+
+    def test_nothing_changed(self, live):
+        assert "no token changed" in live.answer(CLASSIFIER, TEXT, TEXT).change
+
+    def test_an_edited_text_that_is_refused_is_named(self, live):
+        answer = live.answer(CLASSIFIER, TEXT, "film " * 61)
+        assert told(answer.prediction).startswith("the edited text: the text has 62 tokens, more than the limit of 60")
+        assert (answer.given, answer.edited, answer.change) == ("", "", "")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            ("", "the text is empty: give at least one word"),
+            (" \n\t", "the text is empty: give at least one word"),
+            ("film " * 60, "the text has 61 tokens, more than the limit of 60"),
+            ("x" * (64 * 60 + 1), "the text has 3,841 characters, more than 3,840"),
+            ("a \x07 bell", "the text has the control character U+0007"),
+            ("half \ud83d", "the text has half of a character"),
+        ],
+    )
+    def test_a_text(self, live, text, line):
+        answer = live.answer(CLASSIFIER, text)
+        assert told(answer.prediction).startswith(line) and answer.given == ""
+        assert told(live.heatmaps(CLASSIFIER, text, score="write", layer="0")[0]).startswith(line)
+        assert told(live.row(CLASSIFIER, text, "0", layer=0, level="ssm")).startswith(line)
+
+    def test_the_longest_that_is_allowed_is_not(self, live):
+        assert 'role="alert"' not in live.answer(CLASSIFIER, "film " * 59).prediction
+
+    def test_options(self, live):
+        assert "did you mean 'write'" in told(live.heatmaps(CLASSIFIER, TEXT, score="writes", layer="0")[0])
+        assert "there is no layer 2" in told(live.heatmaps(CLASSIFIER, TEXT, score="write", layer="2")[0])
+        assert "unknown level" in told(live.row(CLASSIFIER, TEXT, "0", layer=0, level="blocks"))
+        assert "there is no layer 7" in told(live.row(CLASSIFIER, TEXT, "0", layer=7, level="ssm"))
+
+    def test_models(self, models):
+        for given, line in (
+            ([], "no model"),
+            ([load("demo/cifar10-mamba")], "reads pixels"),
+            ([dataclasses.replace(models[0], tokenizer=None)], "has no tokenizer"),
+        ):
+            with pytest.raises(InputError, match=line):
+                Live(given)
+        with pytest.raises(InputError, match="--max-tokens is 0"):
+            Live(models, max_tokens=0)
+
+
+@pytest.mark.parametrize("number", [CLASSIFIER, LANGUAGE])
+def test_a_text_stays_a_text(live, number):
+    answer = live.answer(number, HOSTILE, HOSTILE.replace("film", "play"))
+    row = live.row(number, HOSTILE, "4", layer=0, level="block")
+    refused = live.row(number, HOSTILE, "<script>", layer=0, level="block")
+    assert "no token '<script>'" in told(refused)
+    for piece in (*dataclasses.astuple(answer), row, refused):
+        assert (
+            "<script" not in piece and "<img src=x" not in piece and piece.count("</style>") == piece.count("<style>")
+        )
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in answer.change
+    assert "".join(map(text_of, spans(answer.given))).startswith("<script>alert(1)</script>")
+
+
+def test_a_model_is_called_by_its_name(models):
+    odd = dataclasses.replace(models[0], name="<i>odd</i>")
+    assert "&lt;i&gt;odd&lt;/i&gt;" in _heading(odd) and "<i>" not in _heading(odd)
+
+
+def test_traces_are_kept_and_few(models):
+    live = Live(models)
+    first = live.trace(0, TEXT)
+    assert live.trace(0, TEXT) is first and live.trace(1, TEXT) is not first
+    for number in range(KEPT - 1):
+        live.trace(0, f"{TEXT} {number}")
+        assert live.trace(0, TEXT) is first
+    assert len(live._traces) == KEPT
+    for number in range(KEPT):
+        live.trace(0, f"{TEXT} {number} again")
+    assert len(live._traces) == KEPT and live.trace(0, TEXT) is not first
+
+
+def test_one_call_at_a_time(models, monkeypatch):
+    live, running, most = Live(models), [], []
+    own = Live._run
+
+    def run(self, number, text):
+        running.append(text)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return own(self, number, text)
+
+    monkeypatch.setattr(Live, "_run", run)
+    threads = [threading.Thread(target=live.answer, args=(0, f"film {number}")) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+
+
+class TestVerb:
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            (("demo/sst2-mamba2",), "serve needs Gradio, which is not installed: pip install 'ssmscope[serve]'"),
+            (("demo/sst2-mamba2", "--port", "0"), "--port is 0; allowed are 1 to 65535"),
+            (("demo/sst2-mamba2", "--port", "65536"), "--port is 65536; allowed are 1 to 65535"),
+            (
+                ("demo/sst2-mamba2", "--host", "203.0.113.7"),
+                "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port",
+            ),
+            (("demo/sst2-mamba2", "--max-tokens", "0"), "--max-tokens is 0; allowed is a whole number from 1 on"),
+        ],
+    )
+    def test_refusals_are_one_line(self, monkeypatch, capsys, arguments, line):
+        monkeypatch.setitem(sys.modules, "gradio", None)
+        assert cli.run(["serve", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err == f"analyze: {line}\n"
+
+    @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+    def test_an_interruption_ends_it_well(self, models, monkeypatch, capsys, host, warned):
+        closed = []
+        page = SimpleNamespace(close=lambda **options: closed.append(options))
+        monkeypatch.setattr(serving, "start", lambda live, *, host, port: (page, f"http://{host}:{port}/"))
+
+        def wait(self):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Event, "wait", wait)
+        serving.serve(Live(models), host=host, port=7999)
+        out, err = capsys.readouterr()
+        assert out.startswith(f"Serving demo/sst2-mamba2, demo/instruct-mamba2 at http://{host}:7999/") and closed
+        assert bool(err) == warned
+
+    def test_loopback(self):
+        assert all(map(_is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
+        assert not any(map(_is_loopback, ("0.0.0.0", "::", "192.168.0.7", "example.org")))
+
+
+class TestOwnPage:
+    PAGE = (
+        b'<head><link rel="preconnect" href="https://fonts.example.org" /><link rel="icon" href="./own.ico">'
+        b'<script\n src="https://cdn.example.org/a.js"\n async\n></script><script src="./own.js"></script></head>'
+    )
+
+    def answered(self, kind: bytes, parts: list[bytes], host: str = "localhost:7860", hosts=None) -> list[dict]:
+        sent: list[dict] = []
+
+        async def app(scope, receive, send):
+            size = str(sum(map(len, parts))).encode()
+            headers = [(b"content-type", kind), (b"content-length", size), (b"x-own", b"1")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for number, part in enumerate(parts):
+                await send({"type": "http.response.body", "body": part, "more_body": number + 1 < len(parts)})
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "headers": [(b"host", host.encode())]}
+        asyncio.run(OwnPage(app, hosts)(scope, None, send))
+        return sent
+
+    def test_nothing_of_other_hosts_is_left_in_a_page(self):
+        start, body = self.answered(b"text/html; charset=utf-8", [self.PAGE[:20], self.PAGE[20:]])
+        own = b'<head><link rel="icon" href="./own.ico"><script src="./own.js"></script></head>'
+        assert body["body"] == own and not body.get("more_body")
+        headers = dict(start["headers"])
+        assert headers[b"content-length"] == str(len(own)).encode() and headers[b"x-own"] == b"1"
+        assert headers[b"content-security-policy"] == POLICY.encode() and "http" not in POLICY
+
+    def test_whatever_is_no_page_passes(self):
+        sent = self.answered(b"text/event-stream", [b"data: 1", self.PAGE])
+        assert [message.get("body") for message in sent] == [None, b"data: 1", self.PAGE]
+        assert b"content-security-policy" not in dict(sent[0]["headers"])
+
+    @pytest.mark.parametrize(
+        ("host", "hosts", "status"),
+        [
+            ("localhost:7860", {"localhost", "[::1]"}, 200),
+            ("[::1]:7860", {"localhost", "[::1]"}, 200),
+            ("LOCALHOST", {"localhost"}, 200),
+            ("evil.example.org:7860", {"localhost"}, 400),
+            ("localhost.example.org", {"localhost"}, 400),
+            ("", {"localhost"}, 400),
+            ("evil.example.org", None, 200),
+        ],
+    )
+    def test_who_calls_by_another_name_is_not_answered(self, host, hosts, status):
+        sent = self.answered(b"text/plain", [b"own"], host, hosts)
+        assert sent[0]["status"] == status and (sent[1]["body"] == b"own") == (status == 200)

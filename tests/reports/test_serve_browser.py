@@ -1,0 +1,285 @@
+"""The served page in a browser, from typing a text to its answers, and that it asks nothing of any other host.
+
+Needs Gradio, playwright and Debian's chromium.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from ssmscope.errors import InputError
+from ssmscope.models.load import load
+from ssmscope.reports.live import Live, predictions
+from ssmscope.reports.serving import start
+
+sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the served page in a browser")
+pytest.importorskip("gradio", reason="install ssmscope[serve] to test the served page", exc_type=ImportError)
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("install chromium to test the served page in a browser", allow_module_level=True)
+
+TEXT = "A gripping film , beautifully acted ."
+EDITED = "A boring film , beautifully acted ."
+HOSTILE = "A <script>alert(1)</script> film \"'> <img src=x onerror=alert(1)> ${1+1} {{value}} ."
+
+
+@pytest.fixture(scope="module")
+def live():
+    return Live([load("demo/sst2-mamba2"), load("demo/instruct-mamba2")], max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def url(live):
+    application, address = start(live, port=free_port())
+    yield address
+    application.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, url):
+    """`opened()` is the page; at the end nobody else may have been asked, and nothing complained."""
+    troubles, contexts = [], []
+
+    def open_page(**options):
+        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **options}))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: troubles.append(f"console: {message.type} {message.text}"))
+        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: track(request.url))
+        page.goto(url)
+        page.locator("#ssmscope-analyze").wait_for()
+        return page
+
+    def track(address: str) -> None:
+        if not address.startswith((url, "data:", "blob:")):
+            troubles.append(f"request: {address}")
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def analyze(page, text: str, edited: str = "") -> None:
+    page.locator("#ssmscope-text textarea").fill(text)
+    page.locator("#ssmscope-edited textarea").fill(edited)
+    page.locator("#ssmscope-analyze").click()
+
+
+def tokens(page, number: int, side: str = "given"):
+    return page.locator(f"#ssmscope-{side}-{number} p.tokens").first.locator("> span")
+
+
+def choose(page, field: str, value: str) -> None:
+    page.locator(f"#{field} input").first.click()
+    page.get_by_role("option", name=value, exact=True).click()
+
+
+def shown_like(piece: str) -> list[str]:
+    """The tooltips of a heatmap's tokens."""
+    flow = re.search(r'<p class="tokens">(.*?)</p>', piece)[1]
+    return [html.unescape(title) for title in re.findall('title="(.*?)"', flow)]
+
+
+def wait_for_heatmap(page, number: int, wanted: list[str], side: str = "given") -> None:
+    """Until the tokens have these tooltips."""
+    sync.expect(tokens(page, number, side)).to_have_count(len(wanted))
+    for at, title in enumerate(wanted):
+        sync.expect(tokens(page, number, side).nth(at)).to_have_attribute("title", title)
+
+
+def told(piece: str) -> str:
+    return html.unescape(re.sub("<.*?>", "", re.search(r'<p class="soft told">(.*?)</p>', piece)[1]))
+
+
+def test_both_models_answer(opened, live):
+    page = opened()
+    assert [name.split(" ")[0] for name in page.locator(".ssmscope-model").all_inner_texts()] == [
+        "demo/sst2-mamba2",
+        "demo/instruct-mamba2",
+    ]
+    analyze(page, TEXT)
+    for number, model in enumerate(live.models):
+        frame = predictions(model, live.trace(number, TEXT))
+        rows = page.locator(f"#ssmscope-prediction-{number} tr")
+        sync.expect(rows).to_have_count(len(frame) + 1)
+        for at, entry in enumerate(frame.itertuples(), start=1):
+            name, p = rows.nth(at).locator("td").all_inner_texts()
+            assert name.strip() == entry.name.strip() and float(p) == pytest.approx(entry.given, abs=5.01e-4)
+        wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
+    sync.expect(page.locator("#ssmscope-change-0")).to_have_count(0)
+
+
+def test_layer_and_score_are_switched(opened, live):
+    page = opened()
+    analyze(page, TEXT)
+    wait_for_heatmap(page, 1, shown_like(live.answer(1, TEXT).given))
+    page.locator("#ssmscope-score").get_by_text("write", exact=True).click()
+    for number in (0, 1):
+        wait_for_heatmap(page, number, shown_like(live.heatmaps(number, TEXT, score="write", layer="mean")[0]))
+    choose(page, "ssmscope-layer-1", "1")
+    wait_for_heatmap(page, 1, shown_like(live.heatmaps(1, TEXT, score="write", layer="1")[0]))
+    wait_for_heatmap(page, 0, shown_like(live.heatmaps(0, TEXT, score="write", layer="mean")[0]))
+
+
+def test_a_clicked_token_shows_its_row(opened, live):
+    page = opened()
+    analyze(page, TEXT)
+    tokens(page, 0).nth(4).click()
+    row, field = (
+        page.locator("#ssmscope-given-0-row .told"),
+        page.locator("#ssmscope-given-0-token :is(input, textarea)"),
+    )
+    sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="block")))
+    sync.expect(field).to_have_value("4")
+    page.locator("#ssmscope-level").get_by_text("ssm", exact=True).click()
+    sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="ssm")))
+    choose(page, "ssmscope-attention-0", "1")
+    sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=1, level="ssm")))
+    page.locator("#ssmscope-given-0 .column").nth(2).click()
+    sync.expect(row).to_have_text(told(live.row(0, TEXT, "2", layer=1, level="ssm")))
+    field.fill("99")
+    sync.expect(page.locator("#ssmscope-given-0-row .refusal")).to_have_text(
+        f"there is no token '99'; the text has the tokens 0 to {tokens(page, 0).count() - 1}"
+    )
+    sync.expect(page.locator("#ssmscope-given-1-row")).to_contain_text("Click a token")
+
+
+def test_what_is_typed_is_not_yet_asked(opened, live):
+    page = opened()
+    analyze(page, TEXT)
+    tokens(page, 0).nth(4).wait_for()
+    page.locator("#ssmscope-text textarea").fill("Dull .")
+    tokens(page, 0).nth(4).click()
+    wanted = told(live.row(0, TEXT, "4", layer=0, level="block"))
+    sync.expect(page.locator("#ssmscope-given-0-row .told")).to_have_text(wanted)
+    page.locator("#ssmscope-analyze").click()
+    wait_for_heatmap(page, 0, shown_like(live.answer(0, "Dull .").given))
+    sync.expect(page.locator("#ssmscope-given-0-row")).to_contain_text("Click a token")
+
+
+def test_an_edited_text_is_compared(opened, live):
+    page = opened()
+    analyze(page, TEXT, EDITED)
+    for number in (0, 1):
+        change = page.locator(f"#ssmscope-change-{number}")
+        sync.expect(change.locator("del")).to_have_text("gripping")
+        sync.expect(change.locator("ins")).to_have_text("boring")
+        wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT, EDITED).edited), "edited")
+        assert page.locator(f"#ssmscope-prediction-{number} th").all_inner_texts()[-1] == "change"
+    tokens(page, 1, "edited").nth(1).click()
+    wanted = told(live.row(1, EDITED, "1", layer=0, level="block"))
+    sync.expect(page.locator("#ssmscope-edited-1-row .told")).to_have_text(wanted)
+    sync.expect(page.locator("#ssmscope-given-1-row")).to_contain_text("Click a token")
+    analyze(page, TEXT)
+    sync.expect(page.locator("#ssmscope-change-0")).to_have_count(0)
+    sync.expect(page.locator("#ssmscope-edited-1")).to_have_count(0)
+
+
+def test_markup_stays_a_text(opened):
+    page = opened()
+    analyze(page, HOSTILE, HOSTILE.replace("film", "play"))
+    page.locator("#ssmscope-change-1 del").wait_for()
+    tokens(page, 0).nth(3).click()
+    page.locator("#ssmscope-given-0-row .told").wait_for()
+    for number in (0, 1):
+        flow = "".join(tokens(page, number).all_inner_texts()).replace(" ", "").replace("␣", "")
+        for piece in ("<script>alert(1)</script>", "<imgsrc=xonerror=alert(1)>", "${1+1}", "{{value}}"):
+            assert piece in flow
+    assert not page.locator(".prose script, .prose img[src=x]").count()
+
+
+@pytest.mark.parametrize(("text", "line"), [(" ", "the text is empty"), ("film " * 60, "the text has 61 tokens, more")])
+def test_a_refusal_is_one_line_and_takes_the_last_answer_away(opened, text, line):
+    page = opened()
+    analyze(page, TEXT)
+    tokens(page, 1).nth(1).wait_for()
+    analyze(page, text)
+    refusal = page.locator("#ssmscope-prediction-0 .refusal")
+    sync.expect(refusal).to_contain_text(line)
+    sync.expect(tokens(page, 0)).to_have_count(0)
+    assert "\n" not in refusal.inner_text() and "Traceback" not in page.locator("body").inner_text()
+
+
+def test_light_dark_and_narrow(opened):
+    for options in ({"color_scheme": "dark"}, {"color_scheme": "light", "viewport": {"width": 400, "height": 800}}):
+        page = opened(**options)
+        analyze(page, TEXT, EDITED)
+        page.locator("#ssmscope-change-1 img").wait_for()
+        tokens(page, 0).nth(2).click()
+        page.locator("#ssmscope-given-0-row .told").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        for place in ("#ssmscope-given-0-row .told", "#ssmscope-prediction-0 th", "#ssmscope-given-0-row .after"):
+            assert contrast(page.locator(place).first) >= 4.5
+        for token in tokens(page, 0).all() + page.locator("#ssmscope-given-0-row [data-l]").all():
+            assert contrast(token) >= 4.5
+
+
+def contrast(element) -> float:
+    """WCAG's contrast of a text with the first colour behind it."""
+    colours = element.evaluate(
+        """e => {
+          const ink = getComputedStyle(e).color;
+          let paper = getComputedStyle(e).backgroundColor;
+          while (paper === "rgba(0, 0, 0, 0)" && e.parentElement) {
+            e = e.parentElement;
+            paper = getComputedStyle(e).backgroundColor;
+          }
+          return [ink, paper];
+        }"""
+    )
+    lights = []
+    for colour in colours:
+        parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear)))
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+def test_another_name_for_this_address_is_not_answered(url):
+    def status(host: str) -> int:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers={"Host": host}), timeout=10) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status("localhost") == 200 and status("evil.example.org") == 400
+
+
+def test_a_page_names_no_other_host(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        page, policy = answer.read().decode(), answer.headers["content-security-policy"]
+    assert not re.search(r"<(?:script|link)[^>]*https?://(?!127\.0\.0\.1)", page) and "default-src 'self'" in policy
+
+
+def test_a_port_that_is_taken_is_refused(live):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}"):
+            start(live, port=port)
