@@ -1,4 +1,4 @@
-# make demo: set up and show a heatmap. make test: set up and check everything. Python 3.10 or newer.
+# make demo: set up and show a heatmap. make test: set up and check everything. make docs: build the site. Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -10,13 +10,15 @@ THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Nothing of transformers is in these.
 SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/test_bootstrap.py \
     tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
+    tests/test_docs.py tests/test_notebooks.py \
+    $(addprefix tests/reports/test_,browser.py engines.py exports.py plan.py) \
     tests/interp/test_readouts.py tests/interp/test_attention_views.py tests/interp/test_plausibility.py \
     $(filter-out %/test_language.py %/test_tokenizer.py,$(wildcard tests/tasks/test_*.py))
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
-.PHONY: demo setup test lint types pytest test-transformers5 clean
+.PHONY: demo setup test lint types pytest test-transformers5 docs clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
@@ -38,6 +40,10 @@ pytest: $(VENV)/.dev
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
 	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) $(SAME_ON_5:%=--ignore=%)
+
+# The documentation's site, with every notebook run, into build/site.
+docs: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/mkdocs build --strict
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev,attacks,ray]"

@@ -19,7 +19,6 @@ from ssmscope.command import (
 from ssmscope.inputs import check_writable
 from ssmscope.options import keyword_options, taking
 from ssmscope.training import ARCHITECTURES, train_model
-from ssmscope.training.data import QUESTIONS
 
 
 @app.command()
@@ -70,6 +69,8 @@ def train(
 
 
 def _next_step(out: Path, record: Mapping[str, Any]) -> str:
+    from ssmscope.training.data import QUESTIONS
+
     kind = record["kind"]
     if record["data"]["train"]["name"] in QUESTIONS:
         return f"; try: analyze retrieval {shlex.quote(str(out))} --lengths 0,500"

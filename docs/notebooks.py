@@ -1,0 +1,91 @@
+"""The notebooks as pages of the documentation: run when the site is built, shown with what they gave.
+
+A hook of mkdocs. The files in `notebooks/` hold no outputs; an error in a cell fails the build. With
+`SSMSCOPE_DOCS_EXECUTE=0` the pages show the cells alone.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+LONGEST = 300
+"""Seconds that a cell may take."""
+
+_ran: dict[str, Any] = {}
+"""Notebooks that were run, by their text, so that `mkdocs serve` runs those that changed."""
+_outputs: dict[str, str] = {}
+"""The HTML that stands for a mark in a page: Markdown does not touch it."""
+
+
+@event_priority(100)
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for every notebook."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page(path)))
+    return files
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the outputs in."""
+    return re.sub(r'<div data-output="([^"]+)"></div>', lambda mark: _outputs.get(mark[1], ""), content)
+
+
+def page(path: Path) -> str:
+    """A notebook as Markdown, with marks where HTML comes."""
+    notebook = executed(path)
+    parts = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            parts.append(relinked(cell.source))
+        elif cell.cell_type == "code":
+            parts.append(f"```python\n{cell.source}\n```")
+            parts += [_shown(output, f"{path.stem}-{cell.id}-{i}") for i, output in enumerate(cell.outputs)]
+    link = f"*This page is `notebooks/{path.name}`, run when the documentation was built.*"
+    title, *rest = parts
+    first, _, more = title.partition("\n")
+    return "\n\n".join([first, link, more.strip(), *rest]) + "\n"
+
+
+def executed(path: Path) -> Any:
+    """The notebook with its outputs."""
+    text = path.read_text(encoding="utf-8")
+    if text not in _ran:
+        notebook = nbformat.reads(text, as_version=4)
+        if os.environ.get("SSMSCOPE_DOCS_EXECUTE", "1") != "0":
+            place = {"metadata": {"path": str(NOTEBOOKS.parent)}}
+            NotebookClient(notebook, timeout=LONGEST, kernel_name="python3", resources=place).execute()
+        _ran[text] = notebook
+    return _ran[text]
+
+
+def relinked(source: str) -> str:
+    """Links of a notebook, to pages in `docs/` and to other notebooks, as links within the site."""
+    return re.sub(r"\]\(([\w-]+)\.ipynb", r"](\1.md", source.replace("](../docs/", "](../"))
+
+
+def _shown(output: Any, mark: str) -> str:
+    if output.output_type == "stream":
+        return f"```text\n{output.text.rstrip()}\n```" if output.name == "stdout" else ""
+    if output.output_type not in ("display_data", "execute_result"):
+        return ""
+    data = output.data
+    if "text/html" in data:
+        _outputs[mark] = f'<div class="output">{data["text/html"]}</div>'
+    elif "image/png" in data:
+        alt = html.escape(data.get("text/plain", "a figure"))
+        _outputs[mark] = f'<img alt="{alt}" src="data:image/png;base64,{data["image/png"]}">'
+    else:
+        return f"```text\n{data.get('text/plain', '')}\n```"
+    return f'<div data-output="{mark}"></div>'

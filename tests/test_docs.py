@@ -1,0 +1,122 @@
+"""The pages about verbs say all that the verbs know, and what the how-tos tell a reader to write does work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
+EDITS = {
+    "ssmscope/__init__.py": ('    "retrieval": "probes.retrieval",\n', '    "remaining": "interp.remaining",\n'),
+    "ssmscope/cli/__init__.py": (
+        "from ssmscope.cli.training import",
+        "from ssmscope.cli.remaining import remaining as remaining\n",
+    ),
+    "ssmscope/interp/methods/__init__.py": (
+        '        "random": "random:random",\n',
+        '        "gradnorm": "gradnorm:gradnorm",\n',
+    ),
+}
+"""The lines that the how-tos have a reader put into files there are: before which line, and what."""
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    pytest.importorskip("mkdocs", reason="the documentation needs mkdocs: pip install 'ssmscope[docs]'")
+    spec = importlib.util.spec_from_file_location("docs_verbs", DOCS / "verbs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_verb_has_a_page_with_all_its_options(hook: ModuleType) -> None:
+    verbs = hook.verbs()
+    assert {"heatmap", "fidelity", "lens", "report"} <= set(verbs)
+    for name, command in verbs.items():
+        page = hook.page(name, command)
+        assert page.startswith(f"# analyze {name}\n")
+        for each in getattr(command, "commands", {name: command}).values():
+            assert " ".join(each.help.split()[:4]) in " ".join(page.split())
+            options = [p.opts[0] for p in each.params if p.param_type_name == "option"]
+            assert not [option for option in options if not re.search(rf"^\| `{option}[ `]", page, flags=re.MULTILINE)]
+
+
+def test_a_verbs_page_has_the_defaults_and_the_function(hook: ModuleType) -> None:
+    page = hook.page("fidelity", hook.verbs()["fidelity"])
+    assert "| `--steps N` | Into how many the share of tokens is divided. | `20` |" in page
+    assert "| `--mode replace|delete` |" in page and "| `--json` | Print JSON and nothing else. | off |" in page
+    assert "ssmscope.fidelity_auc(\n    model: Model,\n    data: TextData,\n    *,\n" in page
+    assert "- `steps`: into how many parts the shares of hidden tokens divide \\[0, 1\\]." in page
+    assert "analyze fidelity [OPTIONS] MODEL\n" in page
+    assert "analyze snr [OPTIONS] MODEL…\n" in hook.page("snr", hook.verbs()["snr"])
+
+
+def test_guides_are_pages(hook: ModuleType) -> None:
+    assert not [guide for guide in hook.GUIDES.values() if not (DOCS / guide).is_file()]
+    assert not set(hook.GUIDES) - set(hook.verbs())
+
+
+def test_text_means_itself(hook: ModuleType) -> None:
+    markdown = pytest.importorskip("markdown")
+    said = "a*b*c __x__ <b> [y](z) |D| Σ_t and `k_v*`"
+    shown = markdown.markdown(hook._escaped(said), extensions=["tables"])
+    assert shown == "<p>a*b*c __x__ &lt;b&gt; [y](z) |D| Σ_t and <code>k_v*</code></p>"
+
+
+def test_the_how_tos_work(tmp_path: Path) -> None:
+    """Their files are written, their lines put in, in a copy of the project; then its tests and commands run."""
+    for name in ("ssmscope", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "demo"))
+    (tmp_path / "ssmscope" / "demo").symlink_to(ROOT / "ssmscope" / "demo")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    written = [file for page in HOW_TO for file in blocks(page, tmp_path)]
+    assert {"ssmscope/models/leaky.py", "ssmscope/interp/remaining.py", "ssmscope/attacks/order.py"} <= set(written)
+    text = "".join(page.read_text(encoding="utf-8") for page in HOW_TO)
+    for file, (before, line) in EDITS.items():
+        assert line in text, f"no how-to says {line!r}"
+        source = (tmp_path / file).read_text(encoding="utf-8")
+        assert source.count(before) == 1
+        (tmp_path / file).write_text(source.replace(before, line + before), encoding="utf-8")
+    own = [file for file in written if Path(file).name.startswith("test_")]
+    assert len(own) == 2
+    passed = run(
+        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contracts", *own,
+        "-k", "leaky or test_remaining or test_order"
+    )  # fmt: skip
+    assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
+    verb = run(
+        tmp_path, "-c", "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))", "remaining",
+        "demo/sst2-mamba2", "--text", "A gripping film."
+    )  # fmt: skip
+    assert "remaining of demo/sst2-mamba2" in verb
+
+
+def blocks(page: Path, root: Path) -> list[str]:
+    """Write the code blocks that have a file's name, and return the names."""
+    found = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for name, body in found:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        assert not (root / name).exists(), f"{page.name} writes over {name}"
+        (root / name).write_text(body, encoding="utf-8")
+    return [name for name, _ in found]
+
+
+def run(root: Path, *arguments: str) -> str:
+    variables: dict[str, Any] = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=root, env=variables, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout

@@ -1,0 +1,135 @@
+"""The notebooks run from the first cell to the last with what ships alone, and show what their texts speak of."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="notebooks need nbformat: pip install 'ssmscope[docs]'")
+nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient: pip install 'ssmscope[docs]'")
+pytest.importorskip("ipykernel", reason="notebooks need ipykernel: pip install 'ssmscope[docs]'")
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+
+SHOWN = {
+    "look-into-a-model": {
+        "heatmap": "SelectionHeatmap",
+        "attention": "ImplicitAttention",
+        "influence": "Influence",
+        "stability": "Stability",
+    },
+    "are-explanations-faithful": {"explain": "Explanation", "fidelity": "Fidelity", "sanity": "SanityCheck"},
+    "robustness-audit": {
+        "position": "PositionBias",
+        "insertion": "InsertionSweep",
+        "overflow": "StateOverflow",
+        "words": "WordAttack",
+        "prompts": "PromptAttack",
+        "effect": "AttackEffect",
+    },
+    "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
+}
+"""The cells that end in a result, and its class."""
+
+
+def test_these_are_the_notebooks() -> None:
+    assert set(NOTEBOOKS) == set(SHOWN)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_kept_without_outputs(name: str) -> None:
+    notebook = read(name)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    names = [cell.id for cell in notebook.cells]
+    assert all(re.fullmatch(r"[a-z][a-z-]*", each) for each in names) and len(set(names)) == len(names)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [cell.id for cell in code if cell.outputs or cell.execution_count is not None]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_links_lead_somewhere(name: str) -> None:
+    texts = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)#]+)", texts)
+    assert links and not [link for link in links if not (NOTEBOOKS[name].parent / link).is_file()]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_runs_and_shows_its_results(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSMSCOPE_DATA", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(variable, "1")
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(variable, "1")
+    notebook = read(name)
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    cells = {cell.id: cell for cell in notebook.cells}
+    ends = {each: result for each, cell in cells.items() if (result := shown(cell)) is not None}
+    for cell, kind in SHOWN[name].items():
+        assert ends[cell]["text/plain"].startswith(f"<{kind}"), ends[cell]["text/plain"]
+        assert '<div class="ssmscope' in ends[cell]["text/html"]
+    CHECKS[name](cells)
+    assert not list(tmp_path.iterdir())
+
+
+def shows_a_rationale_and_a_verdict(cells: Any) -> None:
+    assert "'positive'" in shown(cells["trace"])["text/plain"] and "'negative'" in shown(cells["trace"])["text/plain"]
+    assert re.search(r"\b(stable|marginal|unstable)\b", printed(cells["stability"]))
+    assert "film.json" in shown(cells["keep"])["text/plain"]
+
+
+def tells_methods_apart_from_random(cells: Any) -> None:
+    lines = printed(cells["differences"]).splitlines()
+    assert [line.split()[0] for line in lines] == ["ig", "lrp", "gradxinput", "self-retention", "self-write"]
+    for line in lines:
+        low, high = map(float, re.search(r"\[(\S+), (\S+)\]", line).groups())  # type: ignore[union-attr]
+        word = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+        assert f": {word}" in line
+    assert "better" in lines[0] and "better" in lines[1]
+    assert re.search(r"\| random \|.*\[", printed(cells["table"]))
+    assert re.fullmatch(r"\S+ \[\S+, \S+\]\n", printed(cells["own"]))
+
+
+def measures_the_twelve_reviews(cells: Any) -> None:
+    assert shown(cells["data"])["text/plain"] == "'12 texts of twelve reviews'"
+    assert "accuracy 1.000" in shown(cells["overflow"])["text/plain"]
+
+
+def compares_three_models(cells: Any) -> None:
+    assert re.findall(r"^babi-\S+", printed(cells["models"]), flags=re.M) == [
+        "babi-mamba2",
+        "babi-diff-mamba",
+        "babi-hybrid",
+    ]
+    assert len(re.findall(r" − .*\[\S+, \S+\]", printed(cells["snr-reading"]))) == 3
+    assert "→" in printed(cells["filler"])
+
+
+CHECKS = {
+    "look-into-a-model": shows_a_rationale_and_a_verdict,
+    "are-explanations-faithful": tells_methods_apart_from_random,
+    "robustness-audit": measures_the_twelve_reviews,
+    "differential-and-plain": compares_three_models,
+}
+
+
+def read(name: str) -> Any:
+    return nbformat.read(NOTEBOOKS[name], as_version=4)
+
+
+def shown(cell: Any) -> Any:
+    """What the cell's last line gave."""
+    results = [each for each in cell.get("outputs", []) if each.output_type == "execute_result"]
+    return results[-1].data if results else None
+
+
+def printed(cell: Any) -> str:
+    return "".join(each.text for each in cell.outputs if each.output_type == "stream" and each.name == "stdout")
