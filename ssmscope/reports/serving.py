@@ -294,7 +294,7 @@ STYLE = """
 .ssmscope-model { font: 600 18px/1.4 system-ui, sans-serif; margin: 8px 0; overflow-wrap: anywhere; }
 .ssmscope-model small { font-weight: 400; font-size: 13px; opacity: 0.75; margin-left: 8px; }
 .ssmscope-side { font: 600 15px/1.4 system-ui, sans-serif; margin: 8px 0; }
-.prose :is(.ssmscope-live, .ssmscope-effect) table { border: 0; }
+.prose :is(.ssmscope-live, .ssmscope-effect) :is(table, tbody, thead, tr) { border: 0; }
 .prose :is(.ssmscope-live, .ssmscope-effect) table :is(th, td) { border: 0 solid var(--line); border-width: 0 0 1px;
   padding: 3px 16px 3px 0; }
 .ssmscope-pick .tokens > span, .ssmscope-pick .column { cursor: pointer; }
