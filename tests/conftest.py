@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 # Before torch is imported: the test workers already fill the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +26,7 @@ install_import_hook([f"ssmscope.{name}" for name in CHECKED], "beartype.beartype
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+Answer = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +67,32 @@ def _existing(variable: str, name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{variable} is {folder}, and {name} is not in it")
     return path
+
+
+@pytest.fixture
+def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Runs one command line in this process: `.code`, `.out`, `.err`, and the words of `.out`."""
+
+    from ssmscope import cli
+
+    def run(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = cli.run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err, words=" ".join(out.split()))
+
+    return run
+
+
+@pytest.fixture
+def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
+    """Runs a command line that must be refused: exit code 2, one line on stderr, which is returned, and no file."""
+
+    def run(*arguments: object) -> str:
+        answer = analyze(*arguments, "--out", tmp_path / "must-not-appear")
+        assert answer.code == 2 and answer.out == ""
+        assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1
+        assert not (tmp_path / "must-not-appear").exists()
+        return answer.err
+
+    return run

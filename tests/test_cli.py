@@ -57,19 +57,6 @@ Answer = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture
-def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
-    """Runs one command line in this process: `.code`, `.out`, `.err`."""
-
-    def run(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run
-
-
-@pytest.fixture
 def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
     """Runs a command line that must be refused, in the way every refusal has, and returns what the line says."""
 

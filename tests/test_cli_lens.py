@@ -6,9 +6,7 @@ import inspect
 import json
 import signal
 import typing
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,17 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answers = [{"answer": "attic", "distractors": ["cellar"]}, {"answer": "pantry", "distractors": ["cellar"]}]
     (folder / "mine.jsonl").write_text("\n".join(json.dumps({**a, **b}) for a, b in zip(rows, answers)))
     return folder
-
-
-@pytest.fixture
-def analyze(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    def run(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -11,38 +11,9 @@ from typing import Any
 
 import pytest
 
-from ssmscope import cli
-
 ROWS = [[1, 4, 2, 0, 3, 1, 2], [2, 2, 4, 1]]
 IDS = ("--ids", "1,4,2,0,3,1,2", "--ids", "2,2,4,1")
 Answer = Callable[..., SimpleNamespace]
-
-
-@pytest.fixture
-def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
-    """Runs one command line in this process: `.code`, `.out`, `.err`."""
-
-    def run(*arguments: object) -> SimpleNamespace:
-        capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err, words=" ".join(out.split()))
-
-    return run
-
-
-@pytest.fixture
-def refusal(analyze: Answer, tmp_path: Path) -> Callable[..., str]:
-    """Runs a command line that must be refused: exit code 2, one line on stderr, which is returned, and no file."""
-
-    def run(*arguments: object) -> str:
-        answer = analyze(*arguments, "--out", tmp_path / "must-not-appear")
-        assert answer.code == 2 and answer.out == ""
-        assert answer.err.startswith("analyze: ") and answer.err.count("\n") == 1
-        assert not (tmp_path / "must-not-appear").exists()
-        return answer.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
