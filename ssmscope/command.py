@@ -34,6 +34,18 @@ PIPED = 120
 class Verbs(TyperGroup):
     """The verbs; an unknown one is answered with the nearest."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which they are written down; typer itself puts groups of verbs behind all others."""
+        names = list(super().list_commands(ctx))
+        for group in [name for name in names if isinstance(self.commands[name], TyperGroup)]:
+            first = next(iter(self.commands[group].commands.values()))  # type: ignore[attr-defined]
+            home = first.callback.__module__
+            beside = [n for n in names if n != group and self.commands[n].callback.__module__ == home]
+            if beside:
+                names.remove(group)
+                names.insert(names.index(beside[0]), group)
+        return names
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
             verbs = ", ".join(self.commands)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 from ssmscope import cli, errors
 
@@ -179,6 +180,12 @@ class TestFidelity:
 
 
 class TestHelp:
+    def test_a_group_stands_with_the_verbs_of_its_file(self) -> None:
+        command = typer.main.get_command(cli.app)
+        names = command.list_commands(None)
+        assert names.index("lens") == names.index("snr") - 1 and names.index("effect") < names.index("lens")
+        assert sorted(names) == sorted(command.commands)
+
     def test_lists_the_verbs(self, analyze: Answer) -> None:
         answer = analyze("--help")
         assert answer.code == 0 and answer.err == ""
