@@ -57,7 +57,7 @@ def draw(result: Retrieval) -> Figure:
         left, bottom = column * wide + LEFT, height - TOP - (row + 1) * high + BOTTOM
         box = (left / width, bottom / height, (wide - LEFT - RIGHT) / width, (high - TITLE - BOTTOM) / height)
         axes = figure.add_axes(box)
-        letters = round((wide - LEFT) * 14)
+        letters = round((wide - LEFT) * 12)
         axes.set_title(shorten(title, letters), loc="left", size=9.5, color=INK, pad=7, parse_math=False)
         axes.set_xticks(range(lengths), [_thousands(n) for n in result.lengths])
         axes.set_yticks(range(tasks), result.tasks)
@@ -79,7 +79,7 @@ def draw(result: Retrieval) -> Figure:
     reach = _reach(result.ratios)
     steps = ScalarMappable(Normalize(-math.log(reach), math.log(reach)), ListedColormap(ramp(APART, 255)))
     for number, name in enumerate(result.models[1:]):
-        title = f"{visible(result.models[0])} / {visible(name)}, * differs"
+        title = f"{visible(result.models[0])} / {visible(name)}"
         axes = panel(len(result.models) + number, title)
         for row, ratios in enumerate(result.ratios[number]):
             for column, one in enumerate(ratios):
@@ -137,7 +137,7 @@ def _thousands(length: int) -> str:
 
 
 def _below(result: Retrieval) -> str:
-    intervals = "95 %: Wilson" + (", ratios paired bootstrap" if result.ratios else "")
+    intervals = "95 %: Wilson" + (", ratios paired bootstrap, * differs from 1" if result.ratios else "")
     chances = [f"{each:.3g}" for each in result.chance]
     chance = chances[0] if len(set(chances)) == 1 else ", ".join(chances)
     return f"{about(result)}; chance {chance}; {intervals}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -301,12 +302,21 @@ class TestViews:
         assert Result.load(tmp_path / "retrieval.json") == result
         figure = result.figure()
         titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        assert len(titles) == 3 + 2 and titles[3] == "mamba2 / mamba2 (2), * differs"
+        assert len(titles) == 3 + 2 and titles[3] == "mamba2 / mamba2 (2)"
+        assert any("* differs from 1" in text.get_text() for text in figure.texts)
         texts = [text.get_text() for text in figure.axes[0].texts]
         assert f"{result.cells[0][0][0].accuracy.value:.2f}" in texts
         shown = str(result)
         assert "accuracy of mamba2 / accuracy of mamba2 (3)" in shown and "1,000" in shown
         assert "12 questions a cell, test; filler given sentences" in shown
+
+    def test_headings_of_long_names_end_within_the_figure(self, result):
+        for models in (result.models, [f"runs/some-model-whose-name-is-long-{n}" for n in range(3)]):
+            figure = dataclasses.replace(result, models=tuple(models)).figure()
+            figure.canvas.draw()
+            width = figure.bbox.width
+            shown = [axes._left_title for axes in figure.axes] + list(figure.texts)
+            assert all(text.get_window_extent().x1 <= width for text in shown)
 
     def test_progress_is_on_stderr(self, capsys):
         retrieval(speaker(), tasks="qa1", lengths=[0], examples=3)
