@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,136 +14,13 @@ from torch import Tensor, nn
 from ssmscope import ssm
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
+from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.frozen import FrozenLayer
+from ssmscope.intercept import evaluating, watched
+from ssmscope.reading import Visit, fast_scan, known_mixers, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
-
-
-class Architecture(Protocol):
-    """How to read one family of layers: the names that a file in `ssmscope.models` defines.
-
-    Two more where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone, and `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers.
-    """
-
-    MIXERS: tuple[type[nn.Module], ...]
-    MODEL_TYPES: tuple[str, ...]
-
-    def quantities(
-        self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-    ) -> LayerTrace:
-        """The layer's terms from its input and weights."""
-        ...
-
-    def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...] | None = None) -> Tensor:
-        """The mixer's output from its terms."""
-        ...
-
-    def frozen(self, mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
-        """The layer as a linear map of its input, with everything else frozen at its value."""
-        ...
-
-    def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> LayerState:
-        """Where a run continues from."""
-        ...
-
-    def examples(self) -> dict[str, nn.Module]:
-        """Small random models of the family, for tests."""
-        ...
-
-
-_READERS: dict[type[nn.Module], Architecture] = {}
-
-
-def register(architecture: Architecture) -> None:
-    """Make the mixers of an architecture readable."""
-    for mixer in architecture.MIXERS:
-        _READERS[mixer] = architecture
-
-
-def reader_of(mixer: nn.Module) -> Architecture:
-    """The architecture that reads this mixer.
-
-    Raises:
-        InputError: when none does.
-    """
-    if type(mixer) not in _READERS:
-        known = ", ".join(sorted(cls.__name__ for cls in _READERS))
-        raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known}")
-    return _READERS[type(mixer)]
-
-
-def mixers(module: nn.Module) -> list[nn.Module]:
-    """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers."""
-    if type(module) in _READERS:
-        return [module]
-    return [found for child in module.children() for found in mixers(child)]
-
-
-Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]
-
-
-@contextmanager
-def fast_scan(
-    module: nn.Module,
-    *,
-    mask: Tensor | None = None,
-    states: Sequence[LayerState] | None = None,
-    retention: bool = False,
-    visit: Visit | None = None,
-) -> Iterator[None]:
-    """Within the context the model's mixers run through `ssm.scan`, in training too; on leaving they are as before.
-
-    Caches are off within the context unless a call asks for one; such a call (as in generation) takes the model's own
-    path.
-
-    Args:
-        module: any model with readable mixers.
-        mask: (batch, length) bool, True at real positions; else the mask that the model hands to its mixers.
-        states: one per mixer, from which the run continues.
-        retention: sum the retention map inside the scans.
-        visit: called with each mixer's index, terms and scans as it runs.
-    """
-    found = mixers(module)
-    around = ExitStack()
-    caching = {
-        id(part.config): part.config
-        for part in module.modules()
-        if getattr(getattr(part, "config", None), "use_cache", False)
-    }
-    try:
-        for config in caching.values():
-            config.use_cache = False
-        for reader in dict.fromkeys(map(reader_of, found)):
-            if hasattr(reader, "reading"):
-                around.enter_context(reader.reading(module))
-        for index, mixer in enumerate(found):
-            state = states[index] if states is not None else None
-            mixer.forward = partial(  # an instance attribute hides the method until it is deleted
-                _forward, type(mixer).forward, mixer, index, mask, state, retention, visit
-            )
-        yield
-    finally:
-        for mixer in found:
-            mixer.__dict__.pop("forward", None)
-        around.close()
-        for config in caching.values():
-            config.use_cache = True
-
-
-def _forward(own_forward, mixer, index, mask, state, retention, visit, /, u, cache_params=None, *args, **kwargs):
-    if cache_params is not None:
-        return own_forward(mixer, u, cache_params, *args, **kwargs)
-    if kwargs.get("state") is not None:  # the cache of RWKV
-        return own_forward(mixer, u, *args, **kwargs)
-    reader = reader_of(mixer)
-    layer = reader.quantities(mixer, u, mask if mask is not None else kwargs.get("attention_mask"), state)
-    scans = layer.scan(state, retention=retention)
-    if visit is not None:
-        visit(index, layer, scans)
-    result = reader.output(mixer, layer, scans)
-    return reader.returned(result) if hasattr(reader, "returned") else result
 
 
 class Run(NamedTuple):
@@ -162,9 +36,13 @@ class Model:
     """A trained model and its tokenizer.
 
     Attributes:
-        module: the transformers model, in evaluation mode.
+        module: the transformers model. It is run in evaluation, and is in the mode that it was in afterwards.
         tokenizer: its tokenizer, or None.
         name: how the user called it.
+
+    Raises:
+        InputError: for a model without a layer that can be read, and for weights that are not in memory, NaN or
+            infinite.
     """
 
     module: Any
@@ -173,11 +51,11 @@ class Model:
 
     def __post_init__(self) -> None:
         if not mixers(self.module):
-            known = ", ".join(sorted(cls.__name__ for cls in _READERS))
             raise InputError(
-                f"{self.name}: {type(self.module).__name__} has no state-space layer that can be read ({known})"
+                f"{self.name}: {type(self.module).__name__} has no state-space layer that can be read "
+                f"({known_mixers()})"
             )
-        self.module.eval()
+        check_finite(self.module, self.name)
 
     @property
     def config(self) -> Any:
@@ -224,20 +102,35 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of a hash over the configuration and every weight."""
-        weights = self.module.state_dict()
-        version = tuple((t.data_ptr(), t._version) for t in weights.values())
-        if self.__dict__.get("_hashed", (None,))[0] != version:
-            self.__dict__["_hashed"] = (version, _fingerprint(self.config, weights))
-        return self.__dict__["_hashed"][1]
+        """16 hexadecimal digits of a hash over the configuration, every weight and the settings of adapters.
+
+        Raises:
+            InputError: for weights that are not in memory, NaN or infinite.
+        """
+        return self._fingerprint(self._versions())
+
+    def _fingerprint(self, found: dict[str, int]) -> str:
+        """That of weights whose versions are `found`."""
+        hashed = self.__dict__.get("_hashed")
+        if hashed is None or hashed[0] != found:
+            check_finite(self.module, self.name)
+            weights = stored_weights(self.module)
+            hashed = self.__dict__["_hashed"] = found, fingerprint(self.config, weights, adapters(self.module))
+        return hashed[1]
+
+    def _versions(self) -> dict[str, int]:
+        return versions(stored_weights(self.module), adapters(self.module))
 
     @property
     def source(self) -> dict[str, str]:
         """Where a result comes from: model, architecture, fingerprint, dtype, device."""
+        return self._source(self.fingerprint)
+
+    def _source(self, fingerprint: str) -> dict[str, str]:
         return {
             "model": self.name,
             "architecture": self.architecture,
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint,
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
         }
@@ -288,8 +181,33 @@ class Model:
 
     def logits(self, batch: Batch) -> Tensor:
         """A classifier's logits (batch, classes), or a language model's at every position, without gradients."""
-        with torch.no_grad(), fast_scan(self.module, mask=batch.mask):
+        with torch.no_grad(), self.running(mask=batch.mask):
             return self.forward(batch)
+
+    @contextmanager
+    def running(
+        self,
+        *,
+        mask: Tensor | None = None,
+        states: Sequence[LayerState] | None = None,
+        retention: bool = False,
+        visit: Visit | None = None,
+    ) -> Iterator[None]:
+        """`fast_scan` of the module in evaluation; on leaving its parts are in the modes that they were in before.
+
+        Raises:
+            InputError: as `fast_scan`, and for states of a model in which more than the state-space layers looks back.
+        """
+        if states is not None and not self.continues:
+            raise InputError(
+                f"{self.name} cannot continue from the states of its state-space layers: other parts of it look back "
+                "too, as attention does; run the whole text"
+            )
+        with (
+            evaluating(self.module),
+            fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit),
+        ):
+            yield
 
     def run(self, batch: Batch, states: Sequence[LayerState] | None = None, *, last_only: bool = False) -> Run:
         """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
@@ -297,6 +215,9 @@ class Model:
         A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a
         padded batch every row continues from its own last real position. With `last_only` a language model's logits
         are those at each text's last position.
+
+        Raises:
+            InputError: for states of a model in which more than the state-space layers looks back, as attention does.
         """
         after: list[LayerState] = []
 
@@ -304,9 +225,33 @@ class Model:
             mixer = self.mixers[index]
             after.append(reader_of(mixer).state_after(mixer, layer, scans))
 
-        with torch.no_grad(), fast_scan(self.module, mask=batch.mask, states=states, visit=keep):
+        with torch.no_grad(), self.running(mask=batch.mask, states=states, visit=keep):
             logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
+
+    @property
+    def continues(self) -> bool:
+        """Whether a run can go on from the states of the state-space layers: whether nothing else looks back. Found by
+        the names of the model's parts and, once, by a short text run in two pieces."""
+        if "_continues" not in self.__dict__:
+            within = {id(part) for mixer in self.mixers for part in mixer.modules()}
+            others = (part for part in self.module.modules() if id(part) not in within)
+            attends = any("attention" in type(part).__name__.lower() for part in others)
+            self.__dict__["_continues"] = not attends and (self.channels is not None or self._runs_in_two())
+        return self.__dict__["_continues"]
+
+    def _runs_in_two(self) -> bool:
+        ids = [(5 * place + place // 7) % self.vocabulary for place in range(24)]
+        whole, first, second = (self.encode(ids=part) for part in (ids, ids[:14], ids[14:]))
+        self.__dict__["_continues"] = True  # for the run that finds it out
+        try:
+            expected = self.run(whole, last_only=True).logits.double()
+            found = self.run(second, self.run(first).states, last_only=True).logits.double()
+        finally:
+            del self.__dict__["_continues"]
+        allowed = max(1e-3, 16 * torch.finfo(next(self.module.parameters()).dtype).eps)
+        spread = (expected - expected.mean()).abs().max() if expected.numel() > 1 else expected.abs().max()
+        return bool((found - expected).abs().max() <= allowed * spread)
 
     def trace(
         self,
@@ -332,6 +277,7 @@ class Model:
         absent = sorted(set(wanted) - set(range(len(found))))
         if absent:
             raise InputError(f"there is no layer {absent[0]}; {self.name} has the layers 0 to {len(found) - 1}")
+        weights = self._versions()
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
         inputs: list[Tensor | None] = [None] * len(found)
         logits: Tensor | None = None
@@ -351,7 +297,7 @@ class Model:
                         u = inputs[index] = layer.u.new_zeros(rows, length, layer.u.shape[-1])
                     u[chosen, :width] = layer.u  # noqa: B023
 
-            with torch.no_grad(), fast_scan(self.module, mask=part.mask, retention=True, visit=record):
+            with torch.no_grad(), self.running(mask=part.mask, retention=True, visit=record):
                 last = self.forward(part, last_only=True).float()
             logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
             logits[chosen] = last
@@ -361,12 +307,13 @@ class Model:
             u = inputs[index]
             if u is None:
                 raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
-            with torch.no_grad():
+            self._check_unchanged(index, weights)
+            with torch.no_grad(), evaluating(self.module):
                 return detached(reader_of(found[index]).quantities(found[index], u, batch.mask))
 
         def freeze(index: int) -> FrozenLayer:
             layer = recompute(index)
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(self.module):
                 return detached(reader_of(found[index]).frozen(found[index], layer))
 
         return Trace(
@@ -377,11 +324,31 @@ class Model:
             tokens=batch.tokens,
             words=batch.words,
             answers=self._answers(logits),
-            source=self.source,
+            source=self._source(self._fingerprint(weights)),
             layers=Layers(len(found), recompute),
             frozen=Layers(len(found), freeze),
             pixels=self._as_images(batch),
         )
+
+    def _check_unchanged(self, index: int, before: dict[str, int]) -> None:
+        """Refuse to recompute what a layer did with other weights than it had.
+
+        Raises:
+            InputError: where its weights, or those of layers that it reads, are not those with these versions.
+        """
+        names = {id(part): path for path, part in self.module.named_modules()}
+        mixer = self.mixers[index]
+        for part in (mixer, *getattr(mixer, "before", ())):
+            prefix = f"{names[id(part)]}." if names[id(part)] else ""
+            now = versions(
+                {prefix + name: value for name, value in stored_weights(part).items()},
+                {prefix + name if name else prefix[:-1]: value for name, value in adapters(part).items()},
+            )
+            if any(before.get(name) != version for name, version in now.items()):
+                raise InputError(
+                    f"the weights of layer {index} of {self.name} have changed since this trace was taken: its terms "
+                    "cannot be recomputed; take a new trace"
+                )
 
     def _as_images(self, batch: Batch) -> Tensor | None:
         size = self.config.image_size if batch.values is not None else None
@@ -391,16 +358,18 @@ class Model:
 
     def forward(self, batch: Batch, last_only: bool = False) -> Tensor:
         """The module's own logits in the caller's context: with gradients unless they are off, and through `ssm.scan`
-        within `fast_scan`. With `last_only` a language model's are those at each text's last position."""
+        within `running`. With `last_only` a language model's are those at each text's last position.
+
+        Raises:
+            InputError: for a batch of another kind, and for logits that are not finite.
+        """
         if (batch.values is None) != (self.channels is None):
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
         if batch.values is not None:
-            return self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
+            return self._checked(self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits)
         arguments = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        if self.is_classifier:
-            return self.module(**arguments).logits
-        return self._language_logits(arguments, batch.last if last_only else None)
+        return self._logits(arguments, batch.last if last_only else None)
 
     def embed(self, batch: Batch) -> Tensor:
         """The embeddings of a batch's tokens, (batch, length, width); of a pixel classifier with the class token's."""
@@ -411,17 +380,42 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        if self.is_classifier:
-            return self.module(**arguments).logits
-        return self._language_logits(arguments, mask.sum(1) - 1 if last_only else None)
+        return self._logits(arguments, mask.sum(1) - 1 if last_only else None)
 
-    def _language_logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-        """At every position, or at one of each row."""
-        hidden = self.module.base_model(**arguments, use_cache=False).last_hidden_state
-        if at is not None:
-            hidden = hidden[torch.arange(len(hidden), device=hidden.device), at]
-        head = self.module.get_output_embeddings()
-        return head(hidden.to(head.weight.dtype))
+    def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
+        """The model's own logits, of a language model at every position or at one of each row."""
+        if self.is_classifier:
+            return self._checked(self.module(**arguments).logits)
+        if at is None:
+            return self._checked(self.module(**arguments, use_cache=False).logits)
+        rows = torch.arange(len(at), device=at.device)
+        whole = arguments["attention_mask"].shape
+
+        def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not args or args[0].shape[:2] != whole:
+                return None
+            return (args[0][rows, at].unsqueeze(1), *args[1:]), kwargs
+
+        with watched(before=[(self.module.get_output_embeddings(), choose)]):
+            logits = self.module(**arguments, use_cache=False).logits
+        return self._checked(logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at])
+
+    def _checked(self, logits: Tensor) -> Tensor:
+        """Logits that are answers.
+
+        Raises:
+            InputError: where one is NaN or infinite.
+        """
+        found = logits.detach()
+        if torch._C._functorch.is_functorch_wrapped_tensor(found) or not found.numel():
+            return logits
+        low, high = torch.aminmax(found)
+        if not bool(low.isfinite() & high.isfinite()):
+            raise InputError(
+                f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
+                + (" in float16; try --dtype float32" if logits.dtype == torch.float16 else "")
+            )
+        return logits
 
     def _answers(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         best = logits.softmax(-1).max(-1)
@@ -444,31 +438,3 @@ def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
             chosen = []
         chosen.append(row)
     yield sorted(chosen)
-
-
-def _essence(config: Any) -> dict[str, Any]:
-    """The fields of a configuration that decide what a model computes, alike under every version of transformers.
-
-    What transformers keeps for all models alike (dtypes, labels, generation, token ids) is left out.
-    """
-    from transformers import PretrainedConfig
-
-    elsewhere = {
-        *PretrainedConfig().to_dict(),
-        *("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rms_norm", "layer_types"),
-        *("use_cache", "use_mambapy", "use_falcon_mambapy", "use_associative_scan", "image_size"),
-    }
-    fields = {k: v for k, v in vars(config).items() if k not in elsewhere and not k.startswith("_")}
-    backbone = fields.pop("backbone", None)
-    if backbone is not None:
-        fields["backbone"] = _essence(backbone)
-    return {"model_type": config.model_type, **fields}
-
-
-def _fingerprint(config: Any, weights: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(json.dumps(_essence(config), sort_keys=True, default=str).encode(), digest_size=8)
-    for name in sorted(weights):
-        tensor = weights[name].detach().contiguous().cpu()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

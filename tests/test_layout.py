@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-CORE = {"errors", "scans", "matrices", "ssm", "frozen", "trace", "encoding", "model", "models"}
+READ = {"errors", "intercept", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "reading", "encoding"}
+CORE = READ | {"model", "models"}
 ROOMS = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
     "errors": set(),
@@ -25,7 +26,10 @@ MAY_IMPORT = {
     "frozen": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
     "encoding": {"errors"},
-    "model": CORE - {"models", "model"},
+    "reading": READ - {"reading", "encoding", "fingerprint"},
+    "model": READ,
+    "intercept": {"errors"},
+    "fingerprint": {"errors"},
     "models": CORE - {"models"},
     "evaluation": CORE | {"tasks"},
     "interp": CORE | {"results", "bootstrap", "tasks", "evaluation"},
@@ -117,7 +121,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {sorted(graph)}"
 
 
-@pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "model"])
+@pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "reading", "model"])
 def test_transformers_is_not_imported_below_models(name: str) -> None:
     """Else our model types could not be registered right after somebody imports transformers (ssmscope._auto)."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]

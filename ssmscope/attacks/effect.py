@@ -23,7 +23,6 @@ from ssmscope.interp.attending import implicit_attention
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.selection import ScoredText, selection_heatmap
 from ssmscope.interp.views.tokens import shorten, visible
-from ssmscope.model import fast_scan
 from ssmscope.results import Result, record_provenance
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def _read_by_head(model: Model, batch: Batch) -> Tensor:
     base = model.module.base_model
     source = base if base is not model.module else model.mixers[-1]  # a model that is its own base has one bare layer
     kept: dict[int, Any] = {}
-    with torch.no_grad(), fast_scan(model.module, mask=batch.mask), outputs_kept([source], kept):
+    with torch.no_grad(), model.running(mask=batch.mask), outputs_kept([source], kept):
         model.forward(batch, last_only=True)
     return getattr(kept[0], "last_hidden_state", kept[0])
 

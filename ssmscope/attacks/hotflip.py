@@ -21,8 +21,9 @@ from ssmscope.attacks.words_result import WORD
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE, weights_frozen
-from ssmscope.model import TOKENS_AT_ONCE, Model, fast_scan
+from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE
+from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.reading import weights_constant
 
 CANDIDATES = 3
 """How many flips of a text are put to the model. More of them find a little more for many more questions."""
@@ -306,7 +307,7 @@ def loss_gradients(
         mask = torch.arange(ids.shape[1], device=model.device) < lengths.unsqueeze(1)
         with torch.no_grad():
             embeddings = model.module.get_input_embeddings()(ids)
-        with weights_frozen(model.module), torch.enable_grad():
+        with weights_constant(model.module), torch.enable_grad():
             inputs = embeddings.detach().requires_grad_()
             scores = class_scores(model, inputs, mask, label_ids)
             true = torch.tensor([labels[row] for row in chosen], device=model.device)
@@ -325,10 +326,10 @@ def class_scores(
 ) -> Float[Tensor, "rows classes"]:
     """A classifier's logits, or Σ_j log P(token_j | text, earlier tokens) of every class's word, with gradients."""
     if label_ids is None:
-        with fast_scan(model.module, mask=mask):
+        with model.running(mask=mask):
             return _precise(model.forward_embeddings(embeddings, mask))
     if max(map(len, label_ids)) == 1:
-        with fast_scan(model.module, mask=mask):
+        with model.running(mask=mask):
             logits = _precise(model.forward_embeddings(embeddings, mask))
         return logits.log_softmax(-1)[:, [ids[0] for ids in label_ids]]
     return torch.stack([_continuation(model, embeddings, mask, ids) for ids in label_ids], dim=1)
@@ -343,7 +344,7 @@ def _continuation(
     follow = table(torch.tensor(ids[:-1], dtype=torch.long, device=embeddings.device)).to(embeddings)
     rows = pad_sequence([torch.cat([row[:n], follow]) for row, n in zip(embeddings, lengths)], batch_first=True)
     longer = torch.arange(rows.shape[1], device=rows.device) < (lengths + len(follow)).unsqueeze(1)
-    with fast_scan(model.module, mask=longer):
+    with model.running(mask=longer):
         logits = model.forward_embeddings(rows, longer, last_only=False)
     at = lengths.unsqueeze(1) - 1 + torch.arange(len(ids), device=rows.device)
     after = _precise(logits[torch.arange(len(rows), device=rows.device).unsqueeze(1), at]).log_softmax(-1)

@@ -13,7 +13,8 @@ from torch import Tensor
 from ssmscope import ssm
 from ssmscope.attacks.regions import Region
 from ssmscope.errors import InputError
-from ssmscope.model import TOKENS_AT_ONCE, Model, Run, fast_scan, reader_of
+from ssmscope.model import TOKENS_AT_ONCE, Model, Run
+from ssmscope.reading import reader_of
 from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -75,7 +76,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
         after.append(reader_of(mixers[index]).state_after(mixers[index], layer, scans))
 
-    with torch.no_grad(), fast_scan(model.module, states=states, visit=keep):
+    with torch.no_grad(), model.running(states=states, visit=keep):
         logits = model.module(inputs_embeds=embeddings).logits
     return Run(logits, tuple(after))
 
@@ -243,7 +244,7 @@ class Tokens:
             return self.model.module.get_input_embeddings()(ids)
 
     def _logits(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        with torch.no_grad(), fast_scan(self.model.module, mask=mask):
+        with torch.no_grad(), self.model.running(mask=mask):
             return self.model.module(inputs_embeds=embeddings, attention_mask=mask.long()).logits
 
     def _replaced(self, rows: Sequence[int], length: int) -> Tensor | None:

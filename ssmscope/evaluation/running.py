@@ -13,7 +13,8 @@ from ssmscope import ssm
 from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import Pieces, Rows
 from ssmscope.evaluation.states import States, alone, gathered, joined, size
-from ssmscope.model import Model, Run, fast_scan, reader_of
+from ssmscope.model import Model, Run
+from ssmscope.reading import reader_of
 from ssmscope.trace import LayerState, LayerTrace
 
 NUMBERS_AT_ONCE = 2**19
@@ -140,7 +141,7 @@ def run_batch(
     def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
         after.append(alone(reader_of(mixers[index]).state_after(mixers[index], layer, scans)))
 
-    with torch.no_grad(), fast_scan(model.module, mask=batch.mask, states=states, visit=visit if keep else None):
+    with torch.no_grad(), model.running(mask=batch.mask, states=states, visit=visit if keep else None):
         logits = model.forward(batch, last_only=True)
     return Run(logits, tuple(after))
 
@@ -151,6 +152,8 @@ def continues(model: Model, rows: Rows) -> tuple[bool, int]:
 
     Tried with a few of the rows: long ones are cut, short ones repeated.
     """
+    if not model.continues:
+        return False, 0
     ascending = np.argsort(rows.lengths, kind="stable")
     chosen = np.unique(ascending[np.linspace(0, len(rows) - 1, 3).astype(np.int64)])
     parts = [rows.ids[rows.starts[row] : rows.starts[row + 1]] for row in chosen]

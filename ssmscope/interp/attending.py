@@ -16,7 +16,6 @@ from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.readouts import read
 from ssmscope.interp.views.tokens import written
 from ssmscope.matrices.pooled import causal_pairs, edges
-from ssmscope.model import fast_scan
 from ssmscope.results import record_provenance
 
 if TYPE_CHECKING:
@@ -451,7 +450,7 @@ def _gradients(
     """The gradient of each text's target logit at the output of each layer, (batch, length, width), and the targets."""
     kept: dict[int, Tensor] = {}
     layers = [model.mixers[index] for index in chosen]
-    with torch.enable_grad(), fast_scan(model.module, mask=batch.mask), outputs_kept(layers, kept):
+    with torch.enable_grad(), model.running(mask=batch.mask), outputs_kept(layers, kept):
         logits = model.forward(batch, last_only=True)
     best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
     wanted = logits.gather(-1, best.unsqueeze(-1)).sum()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.model import TOKENS_AT_ONCE, Model, fast_scan
+from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.reading import weights_constant
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep: 2 GiB of float32."""
@@ -85,12 +85,12 @@ class Objective:
             mask = self.batch.mask[index][:, : embeddings.shape[1]]
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
-            with fast_scan(self.model.module, mask=mask):
+            with self.model.running(mask=mask):
                 logits = _precise(self.model.forward_embeddings(embeddings, mask))
             return self._of_last(logits, texts)
         last = (mask.sum(1) - 1).tolist()
         embeddings, mask = self._continued(embeddings, mask, ids)
-        with fast_scan(self.model.module, mask=mask):
+        with self.model.running(mask=mask):
             logits = self.model.forward_embeddings(embeddings, mask, last_only=False)
         return torch.stack([self._of_continuation(logits[run], last[run], text) for run, text in enumerate(texts)])
 
@@ -108,7 +108,7 @@ class Objective:
         self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]
     ) -> Float[Tensor, "runs length width"]:
         """∂f/∂embeddings of every run."""
-        with weights_frozen(self.model.module), torch.enable_grad():
+        with weights_constant(self.model.module), torch.enable_grad():
             inputs = embeddings.detach().requires_grad_()
             (found,) = torch.autograd.grad(self(inputs, texts).sum(), inputs)
         return found
@@ -189,19 +189,6 @@ def _precise(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-@contextmanager
-def weights_frozen(module: nn.Module) -> Iterator[None]:
-    """Within the context no weight asks for a gradient: the backward pass is shorter by theirs."""
-    asking = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    try:
-        for parameter in asking:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
-
-
 def objective(
     model: Model,
     batch: Batch,
@@ -251,7 +238,7 @@ def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
 
     def run() -> None:
         part = batch.rows(chosen)
-        with torch.no_grad(), fast_scan(model.module, mask=part.mask):
+        with torch.no_grad(), model.running(mask=part.mask):
             for row, logits in zip(chosen, _precise(model.forward(part, last_only=True)), strict=True):
                 found[row] = logits
 

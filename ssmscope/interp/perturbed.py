@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.model import TOKENS_AT_ONCE, Model, fast_scan
+from ssmscope.model import TOKENS_AT_ONCE, Model
 
 ON_A_GPU = 16  # times as many tokens run together there
 
@@ -177,7 +177,7 @@ def run_hidden(
             copies = _closed_up(embeddings[index], hides, batch.mask[index], width, fill)
         else:
             copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
-        with torch.no_grad(), fast_scan(model.module, mask=mask):
+        with torch.no_grad(), model.running(mask=mask):
             logits = model.forward_embeddings(copies, mask)
         found[rows] = _of_target(logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
     if not np.isfinite(found).all():

@@ -19,9 +19,11 @@ the backbone opens for the time of one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -303,18 +305,21 @@ def _base(mixer: nn.Module) -> Any:
 
 
 class Memory:
-    """The mixers' inputs of the forward pass that is under way, first module first; None between passes."""
-
-    inputs: list[Tensor] | None = None
+    """The mixers' inputs of the forward pass that is under way in this thread, first module first."""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Empty within the context; nothing is kept after it."""
-        self.inputs = []
+        token = _inputs.set({**_inputs.get(), id(self): []})
         try:
             yield
         finally:
-            self.inputs = None
+            _inputs.reset(token)
+
+    @property
+    def inputs(self) -> list[Tensor] | None:
+        """What is kept; None between passes."""
+        return _inputs.get().get(id(self))
 
     def group(self, u: Tensor, k: int) -> Tensor:
         """Keep a module's input; the last k inputs side by side.
@@ -322,11 +327,16 @@ class Memory:
         Raises:
             InputError: outside a forward pass, where the inputs of the modules before this one are unknown.
         """
-        if self.inputs is None:
+        inputs = self.inputs
+        if inputs is None:
             raise InputError("a GroupMamba's block reads the modules before it: call the model, not the block alone")
-        self.inputs.append(u)
-        del self.inputs[:-k]
-        return torch.cat(self.inputs, dim=-1) if len(self.inputs) > 1 else u
+        inputs.append(u)
+        del inputs[:-k]
+        return torch.cat(inputs, dim=-1) if len(inputs) > 1 else u
+
+
+_inputs: ContextVar[Mapping[int, list[Tensor]]] = ContextVar("inputs", default=MappingProxyType({}))
+"""What each `Memory` keeps, of the forward passes of one thread."""
 
 
 class _GroupBlock:

@@ -23,19 +23,22 @@ The mixer that is read is the whole block: its channel mixing, too, reads the pr
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvModel
+from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, RwkvModel, RwkvOutput
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, skip_alone
+from ssmscope.intercept import taken_over, watched
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
@@ -85,15 +88,15 @@ def log_weights(
 def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """The block's terms from its input `u` (batch, length, width) and weights.
 
-    `mask` (batch, length) is True at real positions; without, it is the one that the model was called with. `state` is
-    where a run continues from. `extras` has the mean's log-weights `log_weight` (batch, length + 1, channels), from
-    ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading the memory (batch, length, channels); the bare decays
-    `decay` (channels,), e^{−w}; and in a run that continues `channel_tail`, the last input of the channel mixing.
+    `mask` (batch, length) is True at real positions; `state` is where a run continues from. `extras` has the mean's
+    log-weights `log_weight` (batch, length + 1, channels), from ℓ_0; `bonus`, the log-odds ℓ_{t−1} − u − k_t of reading
+    the memory (batch, length, channels); the bare decays `decay` (channels,), e^{−w}; and in a run that continues
+    `channel_tail`, the last input of the channel mixing.
     """
     if state is not None and not isinstance(state, RwkvState):
         raise TypeError("an RWKV block continues from an RwkvState, which state_after gives: it holds log-weights too")
     attention = mixer.attention
-    mask = as_mask(mixer.__dict__.get("mask") if mask is None else mask)
+    mask = as_mask(mask)
     tail = state.conv if state is not None else None
     x = hide_padding(mixer.ln1(_entering(mixer, u)), mask)
     before = _before(x, tail)
@@ -138,7 +141,7 @@ def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     before = _before(shown, layer.extras.get("channel_tail"))
     k = torch.relu(mixing.key(_mixed(shown, before, mixing.time_mix_key))).square()
     r = torch.sigmoid(mixing.receptance(_mixed(shown, before, mixing.time_mix_receptance)))
-    return r * mixing.value(k)
+    return r * mixing.value(k) * _undone(mixer)
 
 
 def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
@@ -152,8 +155,8 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     recurrence = layer.recurrence
     assert layer.z is not None and recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
-    project = projection(attention.output)
-    leaving = Exit(lambda v: project(v, False), gate=torch.sigmoid(at_least_float32(layer.z)))
+    project, undone = projection(attention.output), _undone(mixer)
+    leaving = Exit(lambda v: project(v, False) * undone, gate=torch.sigmoid(at_least_float32(layer.z)))
     entry = Entry(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
     memory = replace(recurrence, b=_late(recurrence.b), log_a=_late(recurrence.log_a))
     shift = read.new_tensor([0.0, 1.0])
@@ -174,6 +177,7 @@ def _beside(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Callable[[Tensor,
     u = at_least_float32(layer.u)
     first, second = _scale(mixer.pre_ln, u) if mixer.layer_id == 0 else None, _scale(mixer.ln2, x)
     key, value, receptance = (projection(linear) for linear in (mixing.key, mixing.value, mixing.receptance))
+    undone = _undone(mixer)
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
         shown = hide_padding(_scaled(mixer.ln2, second, x, biased), layer.mask)
@@ -184,7 +188,7 @@ def _beside(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Callable[[Tensor,
 
     def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
         x = u if first is None else _scaled(mixer.pre_ln, first, u, biased)
-        return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased)
+        return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * undone
 
     return beside
 
@@ -264,56 +268,100 @@ def _after_time_mixing(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, .
     p = torch.cat([first.unsqueeze(1), p[:, :-1]], dim=1)
     wkv = torch.lerp(v, p, torch.sigmoid(layer.extras["bonus"]))
     gated = torch.sigmoid(layer.z) * wkv.to(layer.z.dtype)
-    return _entering(mixer, layer.u) + mixer.attention.output(gated)
+    return _entering(mixer, layer.u) + mixer.attention.output(gated) * _undone(mixer)
 
 
 # ---- the whole model while it is read
 
+_backbones: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+"""The backbone of every block that was read."""
 
-class _ReadModel(RwkvModel):
-    """transformers' backbone while `fast_scan` reads its blocks: it hands them the mask, and rescales nothing."""
 
-    layers_are_rescaled = property(lambda self: None)
+def _undone(block: nn.Module) -> float:
+    """By what the outputs of a block's projections are multiplied to be those of the weights that were stored.
 
-    def forward(self, input_ids=None, attention_mask=None, *args, **kwargs):
-        for block in self.blocks:
-            block.mask = attention_mask
-        try:
-            return super().forward(input_ids, None, *args, **kwargs)
-        finally:
-            for block in self.blocks:
-                del block.mask
+    When it first runs in evaluation transformers' backbone divides the weights of later blocks by powers of two, in
+    place, and the residual stream with them, so that float16 does not overflow.
+    """
+    found = _backbones.get(block)
+    backbone = None if found is None else found()
+    if backbone is None or not backbone.layers_are_rescaled or backbone.config.rescale_every <= 0:
+        return 1.0
+    return 2.0 ** (block.layer_id // backbone.config.rescale_every)
+
+
+def stored(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model, or of one block, as they were before transformers rescaled them."""
+    _remember(module)
+    weights = module.state_dict()
+    for path, part in module.named_modules():
+        if type(part) is RwkvBlock and (factor := _undone(part)) != 1:
+            for name in ("attention.output.weight", "feed_forward.value.weight"):
+                name = f"{path}.{name}" if path else name
+                weights[name] = weights[name] * factor
+    return weights
+
+
+def _remember(module: nn.Module) -> list[RwkvModel]:
+    found = [part for part in module.modules() if type(part) is RwkvModel]
+    for part in found:
+        for block in part.blocks:
+            _backbones[block] = weakref.ref(part)
+    return found
 
 
 @contextmanager
 def reading(module: nn.Module) -> Iterator[None]:
-    """Within, the backbones of `module` know the mask of padding, and their weights are those that were stored.
+    """Within, and in this thread, the backbones of `module` hand their blocks the mask of padding and rescale nothing;
+    what transformers has rescaled is undone as it is read.
 
-    When it first runs in evaluation transformers' backbone divides the weights of later blocks by powers of two, in
-    place, and the residual stream with them, so that float16 does not overflow. No output changes, up to the ε of the
-    norms, but a model that is saved or fingerprinted then is another one.
+    No output is another for it, up to the ε of the norms, and no weight is touched.
 
     Raises:
-        InputError: in float16, for a model that relies on being rescaled.
+        InputError: in float16, for a model that relies on being rescaled; and where a forward pass in another thread,
+            the model's first, rescaled the weights meanwhile.
     """
-    found = [part for part in module.modules() if type(part) is RwkvModel]
+    found = _remember(module)
     for part in found:
         every = part.config.rescale_every
         if part.ln_out.weight.dtype == torch.float16 and 0 < every < len(part.blocks):
             raise InputError(f"an RWKV of {len(part.blocks)} layers overflows in float16: use bfloat16 or float32")
-        if part.layers_are_rescaled and every > 0:
-            with torch.no_grad():
-                for number, block in enumerate(part.blocks):
-                    for weight in (block.attention.output.weight, block.feed_forward.value.weight):
-                        weight.mul_(2.0 ** (number // every))
-        part.layers_are_rescaled = False
-    try:
-        for part in found:
-            part.__class__ = _ReadModel
+    rescaled = {part: part.layers_are_rescaled for part in found}
+    masks: dict[nn.Module, Tensor | None] = {}
+
+    def remember(model: nn.Module, args: tuple, kwargs: dict) -> None:
+        masks[model.rwkv] = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+
+    # transformers' language model is given a mask and drops it
+    speaking = [(part, remember) for part in module.modules() if type(part) is RwkvForCausalLM]
+    taken = [(part, partial(_backbone, part, masks, rescaled)) for part in found]
+    with watched(before=speaking), taken_over(taken):
         yield
-    finally:
-        for part in found:
-            part.__class__ = RwkvModel
+    if any(part.layers_are_rescaled != was for part, was in rescaled.items()):
+        raise InputError(
+            "another thread ran this model for the first time meanwhile, which rescaled its weights; run it again"
+        )
+
+
+def _backbone(
+    model, masks, rescaled, below, input_ids=None, attention_mask=None, inputs_embeds=None, state=None, **kwargs
+):
+    """The backbone's forward pass for whole sequences, without rescaling."""
+    if state is not None or kwargs.get("use_cache"):
+        run = below(input_ids, attention_mask, inputs_embeds, state, **kwargs)
+        rescaled[model] = model.layers_are_rescaled
+        return run
+    attention_mask = masks.get(model) if attention_mask is None else attention_mask
+    hidden = model.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+    seen = [hidden]
+    for block in model.blocks:
+        hidden, *_ = block(hidden, attention_mask=attention_mask)
+        seen.append(hidden)
+    last = model.ln_out(hidden)
+    wanted = kwargs.get("output_hidden_states")
+    wanted = model.config.output_hidden_states if wanted is None else wanted
+    run = RwkvOutput(last_hidden_state=last, hidden_states=(*seen[1:], last) if wanted else None)
+    return run if kwargs.get("return_dict") in (None, True) else run.to_tuple()
 
 
 def examples() -> dict[str, nn.Module]:

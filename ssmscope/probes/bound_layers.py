@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.model import fast_scan
 from ssmscope.probes.bound_terms import LayerTerms
 from ssmscope.probes.stability_layers import by_length, counts, step_gains
 
@@ -37,7 +36,7 @@ def measured(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
                     found[index].append(_Extremes())
                 found[index][place].add(layer, place, recurrence)
 
-        with torch.no_grad(), fast_scan(model.module, mask=part.mask, visit=visit):
+        with torch.no_grad(), model.running(mask=part.mask, visit=visit):
             model.forward(part, last_only=True)
     return tuple(
         one.terms(layer, place, len(parts)) for layer, parts in enumerate(found) for place, one in enumerate(parts)

@@ -12,9 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.encoding import Batch
+from ssmscope.intercept import evaluating
 from ssmscope.interp.methods.gradients import outputs_kept
-from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE, weights_frozen
-from ssmscope.model import TOKENS_AT_ONCE, Model, fast_scan, reader_of
+from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE
+from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.reading import head_logits, reader_of, weights_constant
 
 VECTORS = ("signs", "normal")
 OUTPUTS = ("hidden", "logits")
@@ -87,14 +89,14 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
     classes = of == "logits" and model.is_classifier
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
-        with fast_scan(module, mask=mask):
+        with model.running(mask=mask):
             return model.forward_embeddings(x, mask) if classes else hidden(model, x, mask)
 
     def at(found: Tensor, positions: Tensor) -> Tensor:
         if classes:
             return found
         y = found[torch.arange(len(found), device=found.device), positions]
-        return y if head is None else head(y.to(head.weight.dtype))
+        return y if head is None else head_logits(module, y)
 
     size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.weight.shape[0]
     return Dependence(x, size, run, at, model.num_layers, 0)
@@ -106,7 +108,8 @@ def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts len
     reader = reader_of(mixer)
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
-        return reader.output(mixer, reader.quantities(mixer, x, mask))
+        with evaluating(model.module):
+            return reader.output(mixer, reader.quantities(mixer, x, mask))
 
     def at(found: Tensor, positions: Tensor) -> Tensor:
         return found[torch.arange(len(found), device=found.device), positions]
@@ -158,7 +161,7 @@ def block_norms(
         rows = [text for text in chosen for _ in range(copies)]
         x = dependence.x[rows, :longest].detach().requires_grad_()
         # Parts that are run again for the backward pass find the weights as they were, so both passes are in here.
-        with weights_frozen(model.module), torch.enable_grad():
+        with weights_constant(model.module), torch.enable_grad():
             found = dependence.run(x, batch.mask[rows, :longest])
             rounds = math.ceil(products / copies)
             for step in range(rounds):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from ssmscope.bootstrap import Estimate, resampled_means
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.model import Model, fast_scan
+from ssmscope.intercept import After, watched
+from ssmscope.model import Model
 from ssmscope.probes.influence_jacobian import hidden, together
 from ssmscope.probes.influence_reach import intervals
 
@@ -133,7 +133,7 @@ def _visit(model: Model, batch: Batch, at_once: int, read: Reader) -> None:
         def show(place: tuple[str, int], x: Tensor) -> None:
             read(place, x.to(torch.promote_types(x.dtype, torch.float32)), mask, chosen)  # noqa: B023
 
-        with torch.no_grad(), fast_scan(model.module, mask=mask):
+        with torch.no_grad(), model.running(mask=mask):
             embeddings = model.embed(part)
             show(("stream", 0), embeddings)
             with (
@@ -147,18 +147,12 @@ def _visit(model: Model, batch: Batch, at_once: int, read: Reader) -> None:
 @contextmanager
 def _outputs_shown(modules: list[nn.Module], show: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Within the context each module's output is shown when it has run; no output is kept."""
-    handles = []
-    try:
-        for index, module in enumerate(modules):
 
-            def hook(module: Any, inputs: Any, output: Any, index: int = index) -> None:
-                show(index, output[0] if isinstance(output, tuple) else output)
+    def shown(index: int) -> After:
+        return lambda module, output: show(index, output[0] if isinstance(output, tuple) else output)
 
-            handles.append(module.register_forward_hook(hook))
+    with watched(after=[(module, shown(index)) for index, module in enumerate(modules)]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _estimates(values: Float[np.ndarray, "places texts measures"], seed: int) -> Float[np.ndarray, "places measures 3"]:

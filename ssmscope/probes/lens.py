@@ -34,8 +34,10 @@ from tuned_lens.nn.unembed import Unembed
 
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.model import Model, fast_scan, mixers
+from ssmscope.intercept import watched
+from ssmscope.model import Model
 from ssmscope.probes.lens_training import RECORD, LensFit
+from ssmscope.reading import mixers
 
 if TYPE_CHECKING:
     from tuned_lens.plotting import PredictionTrajectory
@@ -70,15 +72,14 @@ def final_norm_of(model: Model) -> nn.Module | None:
     """
     last, head = blocks_of(model)[-1], head_of(model)
     ran: list[nn.Module] = []
-    handles = [last.register_forward_hook(lambda *_: ran.clear())]
-    for part in model.module.base_model.children():
-        if part is not last and part is not head and not isinstance(part, nn.ModuleList):
-            handles.append(part.register_forward_hook(lambda module, *_: ran.append(module)))
-    try:
+    others = [
+        part
+        for part in model.module.base_model.children()
+        if part is not last and part is not head and not isinstance(part, nn.ModuleList)
+    ]
+    noted = [(part, lambda module, output: ran.append(module)) for part in others]
+    with watched(after=[(last, lambda module, output: ran.clear()), *noted]):
         model.logits(_few_tokens(model))
-    finally:
-        for handle in handles:
-            handle.remove()
     if len(ran) > 1:
         names = ", ".join(type(module).__name__ for module in ran)
         raise InputError(f"behind the last block of {model.name} run {names}; a lens reads models with one final norm")
@@ -148,16 +149,11 @@ def _stream_kept(
     def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kept.append(chosen(args[0] if args else kwargs["hidden_states"]).float())
 
-    def leaving(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leaving(module: nn.Module, output: Any) -> None:
         kept.append(chosen(output[0] if isinstance(output, tuple) else output).float())
 
-    handles = [block.register_forward_pre_hook(entering, with_kwargs=True) for block in blocks]
-    handles.append(blocks[-1].register_forward_hook(leaving))
-    try:
+    with watched(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def hidden_states(model: Model, batch: Batch) -> Float[Tensor, "streams batch length width"]:
@@ -180,7 +176,7 @@ def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "
 
 def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
     kept: list[Tensor] = []
-    around = fast_scan(model.module, mask=batch.mask)
+    around = model.running(mask=batch.mask)
     with torch.no_grad(), around, _stream_kept(blocks_of(model), kept, chosen):
         model.forward(batch, last_only=True)
     return torch.stack(kept)

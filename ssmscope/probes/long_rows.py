@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ssmscope import ssm
+from ssmscope import reading, ssm
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
 from ssmscope.evaluation.states import States, alone, gathered
-from ssmscope.model import Model, fast_scan, reader_of
+from ssmscope.model import Model
 from ssmscope.probes.lens_data import packed
+from ssmscope.reading import reader_of
 from ssmscope.trace import LayerState, LayerTrace
 
 PIECE = 2048
@@ -76,16 +77,15 @@ def _run(
 
     real = torch.from_numpy(mask).to(model.device)
     given = {"input_ids": torch.from_numpy(ids).to(model.device), "attention_mask": real.long()}
-    with torch.no_grad(), fast_scan(model.module, mask=real, states=states, visit=visit if keep else None):
+    with torch.no_grad(), model.running(mask=real, states=states, visit=visit if keep else None):
         hidden = model.module.base_model(**given, use_cache=False).last_hidden_state
     return hidden, tuple(after)
 
 
 def head_logits(model: Model, hidden: Tensor) -> Tensor:
     """The logits (…, vocabulary) float32 of what the head reads, (…, model width)."""
-    head = model.module.get_output_embeddings()
     with torch.no_grad():
-        return head(hidden.to(head.weight.dtype)).float()
+        return reading.head_logits(model.module, hidden).float()
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:

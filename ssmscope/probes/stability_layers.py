@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.model import TOKENS_AT_ONCE, fast_scan
+from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.models.delta import DeltaMixer
 from ssmscope.models.linear_layers import GatedLinearAttention, Retention
 from ssmscope.probes.bound_norms import norms_of, theorem_model
@@ -95,7 +95,7 @@ def run(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
                 counted, stepping = counts(layer, place)
                 layers[index][place].add(step_gains(recurrence, counted, stepping), counted)
 
-        with torch.no_grad(), fast_scan(model.module, mask=part.mask, visit=visit):
+        with torch.no_grad(), model.running(mask=part.mask, visit=visit):
             model.forward(part, last_only=True)
     for index, recorded in enumerate(layers):
         for one in recorded:

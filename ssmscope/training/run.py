@@ -294,8 +294,8 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
     """Accuracies of the weights in `out`, read back, in float32."""
     from safetensors.torch import load_file
 
-    from ssmscope.model import fast_scan
     from ssmscope.models.load import load
+    from ssmscope.reading import fast_scan
     from ssmscope.training.card import score_record
 
     model = load(out.absolute(), dtype="float32", device=device)  # "demo/…" would name a shipped model

@@ -439,7 +439,15 @@ class TestOptions:
         module = pixel_module()
         with torch.no_grad():
             module.head.bias[0] = torch.nan
-        with pytest.raises(InputError, match="logits are not finite"):
+        with pytest.raises(InputError, match="is damaged: weights of head.bias are NaN"):
+            position_bias(ssmscope.load(module), test_images)
+
+    def test_logits_that_overflow_are_refused(self, test_images):
+        module = pixel_module()
+        with torch.no_grad():
+            module.head.bias[0], module.head.bias[1] = 3e38, 3e38
+            module.head.weight.mul_(1e38)
+        with pytest.raises(InputError, match="logits of .* are not finite"):
             position_bias(ssmscope.load(module), test_images)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -326,5 +324,5 @@ class TestRefused:
         with torch.no_grad():
             model.mixers[0].D.fill_(torch.nan)
         for fork in (True, False):
-            with pytest.raises(InputError, match=re.escape("the scores of mamba2 are not finite")):
+            with pytest.raises(InputError, match="mamba2 is damaged: weights of .* are NaN"):
                 Evaluator(model, words=ONE, fork=fork).scores(["w1 w2", "w3"])

@@ -11,7 +11,8 @@ from loud import loud
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.attending import _find, attention_gradient, implicit_attention, row_normalised
-from ssmscope.model import Model, fast_scan
+from ssmscope.model import Model
+from ssmscope.reading import fast_scan
 from ssmscope.results import Result
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]

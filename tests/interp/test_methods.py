@@ -109,7 +109,7 @@ class TinyForSequenceClassification(nn.Module):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setitem(ssmscope.model._READERS, Tiny, Reader)
+    monkeypatch.setitem(ssmscope.reading._READERS, Tiny, Reader)
     return lambda target=0, linear=False, ids=(1, 2): (
         lambda model: objective(model, model.encode(ids=list(ids)), target=target)
     )(Model(TinyForSequenceClassification(linear)))
@@ -478,7 +478,7 @@ def test_a_damaged_model_is_named(monkeypatch):
     model = example("mamba")
     with torch.no_grad():
         model.module.get_input_embeddings().weight[5] = float("nan")
-    with pytest.raises(InputError, match="scores of gradxinput for text 1 are not finite"):
+    with pytest.raises(InputError, match="the logits of model are not finite: it is damaged"):
         explain(model, model.encode(ids=TEXTS[:1]), methods="gradxinput", target=3)
 
 

@@ -11,10 +11,11 @@ from transformers import RwkvConfig, RwkvForCausalLM, RwkvModel
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.model import Model, fast_scan, mixers
+from ssmscope.model import Model
 from ssmscope.models import rwkv
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.load import load
+from ssmscope.reading import fast_scan, mixers
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, rescale_every=0, use_cache=False)
 
@@ -208,9 +209,25 @@ def test_rescaling_leaves_no_mark(tmp_path):
     torch.testing.assert_close(module.state_dict()[name], stored[name] / 8)  # transformers did
     assert relative(first, own) < 1e-4  # the last norm has its own ε
     torch.testing.assert_close(model.logits(batch), first)
-    assert all(torch.equal(t, stored[name]) for name, t in module.state_dict().items())
+    assert model.fingerprint == fingerprint
+    torch.testing.assert_close(module.state_dict()[name], stored[name] / 8)  # and we do not touch them
     with torch.no_grad():
         assert torch.equal(module(batch.input_ids).logits, own)
+
+
+def test_what_transformers_rescales_is_undone_in_maps_and_traces_too():
+    module = made(num_hidden_layers=4, rescale_every=1, layer_norm_epsilon=1e-10)
+    model = Model(module)
+    batch = model.encode(ids=[5, 17, 3, 9])
+    before = model.trace(batch)
+    layers = [layer.matvec(layer.u) + layer.bias for layer in before.frozen]
+    with torch.no_grad():
+        module(batch.input_ids)  # rescales
+    assert module.rwkv.layers_are_rescaled
+    after = model.trace(batch)
+    for one, two, old in zip(layers, after.frozen, before.frozen):
+        torch.testing.assert_close(two.matvec(two.u) + two.bias, one)
+        torch.testing.assert_close(old.matvec(old.u) + old.bias, one)  # a trace from before is still that of its run
 
 
 def test_weights_kept_after_an_evaluation_in_training_are_the_trained_ones():
@@ -244,9 +261,9 @@ def test_the_backbone_is_itself_again_after_an_error():
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"), fast_scan(model, visit=fail):
-        assert type(model.rwkv) is not RwkvModel
+        assert "forward" in model.rwkv.__dict__
         model(torch.tensor([[1, 2]]))
-    assert type(model.rwkv) is RwkvModel and not any("mask" in block.__dict__ for block in model.rwkv.blocks)
+    assert not any("forward" in part.__dict__ for part in model.modules())
     assert model.rwkv.layers_are_rescaled is False
 
 

@@ -15,8 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ssmscope import model as model_module
-from ssmscope import ssm
+from ssmscope import reading, ssm
 from ssmscope.bootstrap import RESAMPLES
 from ssmscope.errors import InputError
 from ssmscope.model import Model
@@ -118,7 +117,7 @@ class LeakyForCausalLM(PreTrainedModel):
 @pytest.fixture
 def leaky(monkeypatch):
     reader = type("Reader", (), dict(quantities=staticmethod(_quantities), output=staticmethod(_output)))
-    monkeypatch.setitem(model_module._READERS, Leaky, reader)
+    monkeypatch.setitem(reading._READERS, Leaky, reader)
     return lambda *decays: Model(LeakyForCausalLM(*decays), name="leaky")
 
 

@@ -14,9 +14,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
+from ssmscope.intercept import After, watched
 from ssmscope.interp.attribution import Scores
 from ssmscope.interp.methods.checks import drawn_from, number, whole
-from ssmscope.interp.objective import baseline_embeddings, weights_frozen
+from ssmscope.interp.objective import baseline_embeddings
+from ssmscope.reading import weights_constant
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
@@ -253,7 +255,7 @@ def output_gradients(
 ) -> list[tuple[Tensor, Tensor]]:
     """The output of each of these layers and the gradient of f there, (runs, length, width) each."""
     kept: dict[int, Tensor] = {}
-    with weights_frozen(objective.model.module), torch.enable_grad(), outputs_kept(layers, kept):
+    with weights_constant(objective.model.module), torch.enable_grad(), outputs_kept(layers, kept):
         values = objective(embeddings.detach().requires_grad_(), texts)
         outputs = [kept[index] for index in range(len(layers))]
         gradients = torch.autograd.grad(values.sum(), outputs)
@@ -262,15 +264,13 @@ def output_gradients(
 
 @contextmanager
 def outputs_kept(layers: list[nn.Module], kept: dict[int, Tensor]) -> Iterator[None]:
-    handles = []
-    try:
-        for index, layer in enumerate(layers):
+    """Within the context `kept` receives the output of each of these layers, by its place, when it has run."""
 
-            def keep(module: Any, inputs: Any, output: Any, index: int = index) -> None:
-                kept[index] = output[0] if isinstance(output, tuple) else output
+    def keep(index: int) -> After:
+        def kept_from(module: nn.Module, output: Any) -> None:
+            kept[index] = output[0] if isinstance(output, tuple) else output
 
-            handles.append(layer.register_forward_hook(keep))
+        return kept_from
+
+    with watched(after=[(layer, keep(index)) for index, layer in enumerate(layers)]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

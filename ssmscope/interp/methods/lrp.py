@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNor
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
+from ssmscope.intercept import taken_over
 from ssmscope.interp.attribution import Scores
 from ssmscope.interp.objective import Objective
-from ssmscope.model import TOKENS_AT_ONCE, mixers, reader_of
+from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
+from ssmscope.reading import mixers, reader_of
 
 TOLERANCE = 1e-4  # of `Scores.delta`
 
@@ -219,30 +222,24 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     """
     found = mixers(module)
     rules = _rules(module, {id(mixer) for mixer in found}, one, half)
-    readers = {type(mixer): reader_of(mixer) for mixer in found}
-    # A mixer is of another class within: it is no longer one whose forward `fast_scan` replaces.
-    classes = {own: type(own.__name__, (own,), {"forward": _mixer_forward(readers[own], one, half)}) for own in readers}
-    own_classes = [type(mixer) for mixer in found]
-    around = ExitStack()
-    try:
-        for reader in dict.fromkeys(readers.values()):
+    handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
+    handlers += [(part, partial(_apply, rule)) for part, rule in rules]
+    with ExitStack() as around:
+        for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        for mixer in found:
-            mixer.__class__ = classes[type(mixer)]
-        for part, rule in rules:
-            part.forward = rule  # an instance attribute hides the method until it is deleted
+        around.enter_context(taken_over(handlers, kept=True))  # `fast_scan` within leaves the mixers alone
         yield
-    finally:
-        for part, _ in rules:
-            part.__dict__.pop("forward", None)
-        for mixer, own in zip(found, own_classes):
-            mixer.__class__ = own
-        around.close()
 
 
-def _mixer_forward(reader: Any, one: Tensor, half: bool) -> Callable[..., Any]:
-    def forward(mixer, u, *args, attention_mask=None, **kwargs):
+def _apply(rule: Callable[[Tensor], Tensor], below: Callable[..., Any], x: Tensor) -> Tensor:
+    return rule(x)
+
+
+def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
+    reader = reader_of(mixer)
+
+    def forward(below, u, *args, attention_mask=None, **kwargs):
         with torch.no_grad():
             layer = reader.frozen(mixer, reader.quantities(mixer, u.detach(), attention_mask))
         result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)

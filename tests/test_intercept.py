@@ -1,0 +1,377 @@
+"""A model in memory is shared: threads, nested runs, other people's forward passes, errors, modes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from examples import EXAMPLES, TEXTS
+from loud import loud
+from torch import nn
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.intercept import Switch, evaluating, taken_over, watched
+from ssmscope.model import Model
+from ssmscope.reading import fast_scan
+
+THREADS, RUNS = 8, 6
+
+
+def mamba(**options) -> MambaForCausalLM:
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=50, hidden_size=12, num_hidden_layers=2, state_size=4, **options)
+    return loud(MambaForCausalLM(config))
+
+
+def example(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return loud(EXAMPLES[name][0].examples()[name])
+
+
+def nothing_left(module: nn.Module) -> bool:
+    return not any(
+        "forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks for part in module.modules()
+    )
+
+
+def same(one, two) -> bool:
+    return torch.equal(one.logits, two.logits) and torch.equal(one.retention.nan_to_num(), two.retention.nan_to_num())
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "baleen-b-mamba", "groupmamba", "rwkv", "gated-deltanet"])
+def test_threads_trace_one_model_as_one_does(name):
+    module = example(name)
+    model = Model(module)
+    batches = [model.encode(ids=TEXTS[:2]), model.encode(ids=[[5, 17, 3, 9, 9, 1]])]
+    expected = [model.trace(batch) for batch in batches]
+    ids = batches[1].input_ids
+    with torch.no_grad():
+        plain = module(ids).logits
+    stop, wrong = threading.Event(), []
+
+    def other_people() -> int:
+        runs = 0
+        while not stop.is_set():
+            with torch.no_grad():
+                found = module(ids).logits
+            if not torch.equal(found, plain):
+                wrong.append((found - plain).abs().max())
+            runs += 1
+        return runs
+
+    def trace(number: int) -> None:
+        for run in range(RUNS):
+            at = (number + run) % 2
+            if not same(model.trace(batches[at]), expected[at]):
+                wrong.append((number, run))
+
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        others = pool.submit(other_people)
+        for one in [pool.submit(trace, number) for number in range(THREADS)]:
+            one.result()
+        stop.set()
+        assert others.result() > 0
+    assert not wrong
+    assert nothing_left(module)
+
+
+def test_explanations_in_threads_are_those_of_one_thread():
+    model = Model(mamba().eval())
+    batch = model.encode(ids=[[5, 17, 3, 9, 9, 1]])
+
+    def scores(method: str):
+        found = ssmscope.explain(model, batch, methods=method, target=3)
+        return found.to_frame()["score"].to_numpy()
+
+    methods = ["lrp", "gradxinput", "gradcam"] * 4
+    expected = {method: scores(method) for method in set(methods)}
+    with ThreadPoolExecutor(4) as pool:
+        for method, found in zip(methods, pool.map(scores, methods)):
+            assert (found == expected[method]).all()
+    assert nothing_left(model.module)
+
+
+def test_an_inner_context_leaves_the_outer_one():
+    module = mamba().eval()
+    visited = []
+    with torch.no_grad(), fast_scan(module, visit=lambda index, *_: visited.append(("outer", index))):
+        with fast_scan(module, visit=lambda index, *_: visited.append(("inner", index))):
+            module(torch.tensor([[1, 2, 3]]))
+        module(torch.tensor([[1, 2, 3]]))
+    assert visited == [("inner", 0), ("inner", 1), ("outer", 0), ("outer", 1)]
+    assert nothing_left(module)
+
+
+def test_nothing_is_left_after_an_error():
+    module = mamba().eval()
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"), fast_scan(module, visit=fail):
+        module(torch.tensor([[1, 2]]))
+    assert nothing_left(module) and module.config.use_cache is True
+
+
+def test_a_forward_pass_put_on_a_layer_is_called_and_stays():
+    model = Model(mamba().eval())
+    expected = model.trace(ids=[5, 17, 3])
+    mixer = model.mixers[1]
+    own, calls = mixer.forward, []
+
+    def counting(*args, **kwargs):
+        calls.append(args[0].shape)
+        return own(*args, **kwargs)
+
+    mixer.forward = counting
+    found = model.trace(ids=[5, 17, 3])
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.retention, expected.retention)
+    assert len(calls) == 1 and mixer.forward is counting
+    mixer.forward = lambda *args, **kwargs: own(*args, **kwargs) * 1.5
+    with pytest.raises(InputError, match="layer 1 that computes something else than the layer"):
+        model.trace(ids=[5, 17, 3])
+
+
+def test_hooks_of_accelerate_run_and_stay():
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Counting(hooks.ModelHook):
+        calls = 0
+
+        def pre_forward(self, module, *args, **kwargs):
+            self.calls += 1
+            return args, kwargs
+
+        def post_forward(self, module, output):
+            return output + 1
+
+    model = Model(mamba().eval())
+    with torch.no_grad():
+        before = model.logits(model.encode(ids=[5, 17, 3]))
+    hook = Counting()
+    hooks.add_hook_to_module(model.mixers[0], hook)
+    standing = model.mixers[0].__dict__["forward"]
+    batch = model.encode(ids=[5, 17, 3])
+    with torch.no_grad():
+        own = model.module(batch.input_ids).logits
+        found = model.logits(batch)
+    torch.testing.assert_close(found, own, atol=1e-4, rtol=1e-4)
+    assert (own - before).abs().max() > 0.01 and hook.calls == 2
+    assert model.mixers[0].__dict__["forward"] is standing
+
+
+def test_offloaded_weights_are_refused():
+    accelerate = pytest.importorskip("accelerate")
+    module = accelerate.cpu_offload(mamba().eval(), execution_device=torch.device("cpu"))
+    with pytest.raises(InputError, match="the weights of .* are not in memory"):
+        Model(module)
+
+
+def test_a_copy_made_while_a_run_goes_on_is_a_model_of_its_own():
+    module = mamba().eval()
+    ids = torch.tensor([[5, 17, 3]])
+    with torch.no_grad():
+        expected = module(ids).logits
+        with fast_scan(module):
+            taken = copy.deepcopy(module)
+        taken.get_input_embeddings().weight.mul_(2)
+        torch.testing.assert_close(module(ids).logits, expected)
+        fresh = copy.deepcopy(module)
+        fresh.get_input_embeddings().weight.mul_(2)
+        torch.testing.assert_close(taken(ids).logits, fresh(ids).logits)
+        assert (taken(ids).logits - expected).abs().max() > 0.01
+    switches = [part.__dict__["forward"] for part in taken.modules() if "forward" in part.__dict__]
+    assert all(isinstance(each, Switch) and each.module in list(taken.modules()) for each in switches)
+
+
+def test_what_is_compiled_in_place_is_refused():
+    module = mamba().eval()
+    module.backbone.layers[1].compile()
+    with pytest.raises(InputError, match=r"backbone\.layers\.1 was compiled in place"):
+        Model(module).trace(ids=[5, 17, 3])
+
+
+def test_hooks_are_for_their_own_run_alone():
+    module, seen = nn.Linear(2, 2), []
+    before, after = (lambda *_, name=name: seen.append(name) for name in ("before", "after"))
+    with watched(before=[(module, before)], after=[(module, after)]):
+        thread = threading.Thread(target=module, args=(torch.zeros(2),))
+        thread.start()
+        thread.join()
+        assert not seen
+        module(torch.zeros(2))
+    assert seen == ["before", "after"]
+
+
+def test_a_forward_pass_put_on_meanwhile_is_left():
+    module = nn.Linear(2, 2)
+    with taken_over([(module, lambda below, x: below(x) + 1)]):
+        inner = module.forward
+        module.forward = lambda x: inner(x) * 2
+    assert not isinstance(module.forward, Switch)
+    expected = nn.functional.linear(torch.ones(2), module.weight, module.bias) * 2
+    torch.testing.assert_close(module(torch.ones(2)), expected)
+
+
+# ---- modes
+
+
+def with_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    module = mamba()
+    module.backbone.norm_f = nn.Sequential(module.backbone.norm_f, nn.Dropout(0.5))
+    return module
+
+
+def test_a_model_in_training_is_run_in_evaluation_and_stays_in_training():
+    module = with_dropout().train()
+    module.backbone.layers[0].eval()
+    modes = [part.training for part in module.modules()]
+    model = ssmscope.load(module)
+    first, second = model.trace(ids=[5, 17, 3]), model.trace(ids=[5, 17, 3])
+    assert same(first, second) and [part.training for part in module.modules()] == modes
+    ssmscope.explain(model, model.encode(ids=[5, 17, 3]), methods="gradxinput", target=1)
+    first.layers[0], first.frozen[1]
+    assert [part.training for part in module.modules()] == modes
+    torch.testing.assert_close(first.logits, Model(module.eval()).trace(ids=[5, 17, 3]).logits)
+
+
+def test_a_random_gate_is_not_drawn_where_a_trace_is_read():
+    model = Model(example("baleen-b-mamba2").train())
+    trace = model.trace(ids=[5, 17, 3, 8])
+    torch.testing.assert_close(trace.layers[1].retention(), trace.retention[1])
+
+
+def test_the_last_of_several_runs_restores_the_mode():
+    module = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)).train()
+    first, second = evaluating(module), evaluating(module)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not module.training and not module[0].training
+    second.__exit__(None, None, None)
+    assert module.training and module[0].training
+
+
+# ---- weights
+
+
+def test_a_write_that_leaves_no_trace_is_seen():
+    model = Model(mamba().eval())
+    before = model.fingerprint
+    version = model.module.lm_head.weight._version
+    model.module.lm_head.weight.data.neg_()
+    model.module.lm_head.weight.data.mul_(1)
+    assert model.fingerprint != before
+    model.module.lm_head.weight.data.neg_()
+    assert model.fingerprint == before and version == model.module.lm_head.weight._version
+
+
+@pytest.mark.parametrize("name", ["mamba", "groupmamba"])
+def test_a_trace_refuses_to_mix_two_models(name):
+    model = Model(example(name))
+    trace = model.trace(ids=[5, 17, 3, 8])
+    torch.testing.assert_close(trace.layers[1].retention(), trace.retention[1])
+    weight = model.module.backbone.layers[1].mixer.dt_proj.weight.data
+    weight.mul_(3)
+    for layers in (trace.layers, trace.frozen):
+        with pytest.raises(InputError, match="the weights of layer 1 .* have changed since this trace was taken") as no:
+            layers[1]
+        assert "\n" not in str(no.value)
+    trace.layers[0]
+    weight.div_(3)
+    again = model.trace(ids=[5, 17, 3, 8])
+    torch.testing.assert_close(again.layers[1].retention(), again.retention[1])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_damaged_weights_are_refused(value):
+    module = mamba().eval()
+    module.backbone.layers[1].mixer.A_log.data[3, 2] = value
+    with pytest.raises(InputError, match=r"is damaged: weights of backbone\.layers\.1\.mixer\.A_log are"):
+        Model(module)
+
+
+def test_weights_damaged_later_are_refused_too():
+    model = Model(mamba().eval())
+    model.module.backbone.layers[1].mixer.D.data[3] = float("inf")
+    with pytest.raises(InputError, match="is damaged: weights of|are not finite"):
+        model.trace(ids=[5, 17, 3])
+
+
+# ---- logits
+
+
+class Capped(Mamba2ForCausalLM):
+    """A head with a multiplier, a bias and a cap behind it, as hybrids have them."""
+
+    def forward(self, *args, **kwargs):
+        run = super().forward(*args, **kwargs)
+        run.logits = 30 * torch.tanh((0.02 * run.logits + torch.linspace(-1, 1, run.logits.shape[-1])) / 30)
+        return run
+
+
+@pytest.fixture(scope="module")
+def capped() -> Model:
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=24, num_hidden_layers=2, state_size=6, num_heads=6, head_dim=8, n_groups=2)
+    return Model(loud(Capped(Mamba2Config(**sizes, chunk_size=8))).eval())
+
+
+def test_logits_are_the_models_own(capped):
+    batch = capped.encode(ids=[[5, 17, 3, 9], [4, 4]])
+    with torch.no_grad():
+        own = capped.module(batch.input_ids).logits
+        last = torch.stack([own[0, 3], own[1, 1]])
+        torch.testing.assert_close(capped.logits(batch)[0], own[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(capped.trace(batch).logits, last, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(capped.run(batch, last_only=True).logits, last, atol=1e-5, rtol=1e-4)
+        with capped.running(mask=batch.mask):
+            found = capped.forward_embeddings(capped.embed(batch), batch.mask)
+        torch.testing.assert_close(found, last, atol=1e-5, rtol=1e-4)
+        hidden = capped.module.backbone(batch.input_ids).last_hidden_state
+    from ssmscope.probes.long_rows import head_logits
+
+    torch.testing.assert_close(head_logits(capped, hidden), own, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(head_logits(capped, hidden[0, 2]), own[0, 2], atol=1e-5, rtol=1e-4)
+
+
+# ---- states
+
+
+class Mixing(nn.Module):
+    """Positions mixed by something that has no state of its own: the mean of all so far."""
+
+    def forward(self, x):
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device).view(1, -1, 1)
+
+
+class LocalAttention(Mixing):
+    """The same under the name that hybrids give it, at a tenth of the strength."""
+
+    def forward(self, x):
+        return 1e-5 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Mixing, LocalAttention])
+def test_states_are_refused_where_more_looks_back(kind):
+    module = mamba().eval()
+    model = Model(module)
+    first = model.run(model.encode(ids=[5, 17, 3]))
+    model.run(model.encode(ids=[9, 9]), first.states)
+    extra = kind()
+    block = module.backbone.layers[1]
+    block.extra = extra
+    own = type(block).forward
+    block.forward = lambda hidden, *args, **kwargs: own(block, hidden + extra(hidden), *args, **kwargs)
+    hybrid = Model(module, name="hybrid")
+    states = hybrid.run(hybrid.encode(ids=[5, 17, 3])).states
+    with pytest.raises(InputError, match="hybrid cannot continue from the states") as refused:
+        hybrid.run(hybrid.encode(ids=[9, 9]), states)
+    assert "\n" not in str(refused.value)
