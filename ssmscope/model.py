@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ssm
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
@@ -71,15 +72,16 @@ def reader_of(mixer: nn.Module) -> Architecture:
     Raises:
         InputError: when none does.
     """
-    if type(mixer) not in _READERS:
+    kind = type_before_parametrizations(mixer)
+    if kind not in _READERS:
         known = ", ".join(sorted(cls.__name__ for cls in _READERS))
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known}")
-    return _READERS[type(mixer)]
+    return _READERS[kind]
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
     """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers."""
-    if type(module) in _READERS:
+    if type_before_parametrizations(module) in _READERS:
         return [module]
     return [found for child in module.children() for found in mixers(child)]
 

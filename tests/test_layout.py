@@ -12,10 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-CORE = {"errors", "scans", "matrices", "ssm", "frozen", "trace", "encoding", "model", "models"}
+CORE = {"errors", "affine", "scans", "matrices", "ssm", "frozen", "trace", "encoding", "model", "models"}
 ROOMS = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
     "errors": set(),
+    "affine": {"errors"},
     "results": {"errors"},
     "bootstrap": set(),
     "tasks": {"errors"},

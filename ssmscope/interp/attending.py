@@ -451,8 +451,12 @@ def _gradients(
     """The gradient of each text's target logit at the output of each layer, (batch, length, width), and the targets."""
     kept: dict[int, Tensor] = {}
     layers = [model.mixers[index] for index in chosen]
+    with torch.no_grad():
+        embeddings = model.embed(batch)
+    # Gradients come from the embeddings: weights may be frozen, as those under an adapter are.
+    embeddings = embeddings.detach().requires_grad_()
     with torch.enable_grad(), fast_scan(model.module, mask=batch.mask), outputs_kept(layers, kept):
-        logits = model.forward(batch, last_only=True)
+        logits = model.forward_embeddings(embeddings, batch.mask)
     best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
     wanted = logits.gather(-1, best.unsqueeze(-1)).sum()
     found = torch.autograd.grad(wanted, [kept[place] for place in range(len(layers))])

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ssmscope.affine import applied
 from ssmscope.encoding import Batch
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE, weights_frozen
@@ -94,9 +95,9 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
         if classes:
             return found
         y = found[torch.arange(len(found), device=found.device), positions]
-        return y if head is None else head(y.to(head.weight.dtype))
+        return y if head is None else applied(head, y)
 
-    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.weight.shape[0]
+    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.out_features
     return Dependence(x, size, run, at, model.num_layers, 0)
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ssmscope import ssm
+from ssmscope.affine import applied
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
@@ -83,9 +84,8 @@ def _run(
 
 def head_logits(model: Model, hidden: Tensor) -> Tensor:
     """The logits (…, vocabulary) float32 of what the head reads, (…, model width)."""
-    head = model.module.get_output_embeddings()
     with torch.no_grad():
-        return head(hidden.to(head.weight.dtype)).float()
+        return applied(model.module.get_output_embeddings(), hidden).float()
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
