@@ -341,7 +341,7 @@ class FrozenLayer:
         rows: Sequence[int] | None = None,
         part: str | None = None,
     ) -> Float[Tensor, "batch groups rows length"]:
-        """The layer's implicit attention: the signed mean over channels, or `absolute`, the mean of absolute values; see
+        """The layer's implicit attention, the signed mean over channels, or the mean of absolute values; see
         `ssm.attention`.
 
         Args:

@@ -384,8 +384,8 @@ def attention(
         recurrence: the terms; `x` has no part in α and gives only the number of channels.
         groups: into how many groups of neighbouring heads the channels are divided, each with its mean: 1 is the mean
             over all, the number of heads gives every head by itself.
-        absolute: the mean of absolute values, which is not the absolute value of the signed mean; it makes every channel's
-            matrix, and takes as many times longer.
+        absolute: the mean of absolute values, which is not the absolute value of the signed mean; it makes every
+            channel's matrix, and takes as many times longer.
         skip: add D to the diagonal.
         rows: these rows only, 0-based, in the order given: O(length · heads · state) each.
         left: a factor of each output channel, as a gate.

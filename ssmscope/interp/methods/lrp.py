@@ -18,6 +18,7 @@ and all that makes queries and keys. With biases, learnt initial states and the 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -185,9 +186,9 @@ def through_linear(layer: nn.Linear, x: Tensor, one: Tensor) -> Tensor:
     return y if layer.bias is None else y + _beside(one, y) * layer.bias
 
 
-def through_affine(forward: Callable[[Tensor], Tensor], constant: Tensor | None, x: Tensor, one: Tensor) -> Tensor:
-    """Any other linear layer by its forward; its `constant`, what it gives for zeros, multiplied by `one`."""
-    y = forward(x)
+def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Tensor) -> Tensor:
+    """Any other linear layer by what it computes; its `constant`, what it gives for zeros, multiplied by `one`."""
+    y = layer(x)
     return y if constant is None else y + (_beside(one, y) - 1) * constant.to(y)
 
 
@@ -225,6 +226,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     rules = _rules(module, read, one, half)
     changed = [*found, *(part for part, _ in rules)]
     own_forwards = [(part, vars(part)["forward"]) for part in changed if "forward" in vars(part)]
+    hooks = [(p, p._forward_hooks, p._forward_pre_hooks) for p, _ in rules if not isinstance(p, FeedForward)]
     readers = {type(mixer): reader_of(mixer) for mixer in found}
     # A mixer is of another class within: it is no longer one whose forward `fast_scan` replaces.
     classes = {own: type(own.__name__, (own,), {"forward": _mixer_forward(readers[own], one, half)}) for own in readers}
@@ -239,10 +241,14 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
             mixer.__class__ = classes[type(mixer)]
         for part, rule in rules:
             part.forward = rule  # an instance attribute hides the method until it is deleted
+        for part, *_ in hooks:  # they are in the rule
+            part._forward_hooks, part._forward_pre_hooks = OrderedDict(), OrderedDict()
         yield
     finally:
         for mixer, own in zip(found, own_classes):
             mixer.__class__ = own
+        for part, after, before in hooks:
+            part._forward_hooks, part._forward_pre_hooks = after, before
         for part in changed:
             part.__dict__.pop("forward", None)
         for part, forward in own_forwards:
@@ -258,6 +264,13 @@ def _mixer_forward(reader: Any, one: Tensor, half: bool) -> Callable[..., Any]:
         return reader.returned(result) if hasattr(reader, "returned") else result
 
     return forward
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A module that computes what this one does, with its weights, forward and hooks, whatever becomes of these."""
+    twin = object.__new__(type(module))
+    vars(twin).update(vars(module))
+    return twin
 
 
 def _rules(
@@ -276,10 +289,11 @@ def _rules(
     if kind is nn.Linear and is_plain(module, nn.Linear):
         return [(module, lambda x: through_linear(module, x, one))]
     if is_linear(module):
-        own, constant = module.forward, offset(module, what)
-        return [(module, lambda x: through_affine(own, constant, x, one))]
+        layer = _twin(module)
+        constant = offset(layer, what)
+        return [(module, lambda x: through_affine(layer, constant, x, one))]
     if norm is not None:
-        terms, centred = norm_terms(module, norm, what), norm is nn.LayerNorm
+        terms, centred = norm_terms(_twin(module), norm, what), norm is nn.LayerNorm
         return [(module, lambda x: through_norm(terms, x, one, centred=centred))]
     if kind is FeedForward:
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
