@@ -341,7 +341,8 @@ class FrozenLayer:
         rows: Sequence[int] | None = None,
         part: str | None = None,
     ) -> Float[Tensor, "batch groups rows length"]:
-        """The layer's implicit attention, the mean over channels, or of their absolute values; see `ssm.attention`.
+        """The layer's implicit attention, the signed mean over channels, or the mean of absolute values; see
+        `ssm.attention`.
 
         Args:
             level: "ssm", of the recurrence's input; "block", of the convolution's, with gate and norm.

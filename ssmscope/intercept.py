@@ -9,7 +9,7 @@ call on to whatever stood there before.
 from __future__ import annotations
 
 import threading
-import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -124,10 +124,103 @@ def is_kept(module: nn.Module) -> bool:
     return taken is not None and taken.module is module and taken.kept
 
 
-def is_own(module: nn.Module, below: Callable[..., Any]) -> bool:
+def is_own(module: nn.Module, below: Any) -> bool:
     """Whether a forward pass is that of the module's class, not one that somebody has put on the module."""
+    while isinstance(below, Switch):
+        below = below.below
     own = getattr(type(module), "forward", None)
     return isinstance(below, MethodType) and below.__self__ is module and below.__func__ is own
+
+
+@dataclass(frozen=True)
+class _Entering:
+    run: object
+    show: Before
+
+    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None) -> Any:
+        return self.show(module, args, kwargs) if self.run in _watching.get() else None
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    run: object
+    show: After
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return self.show(module, output) if self.run in _watching.get() else None
+
+
+@dataclass(frozen=True)
+class _Hook:
+    """Somebody else's hook, which a run may leave out; see `unhooked`."""
+
+    module: nn.Module
+    hook: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if id(self.module) in _unhooked.get() else self.hook(*args, **kwargs)
+
+
+_unhooked: ContextVar[frozenset[int]] = ContextVar("unhooked", default=frozenset())
+_hooked: dict[int, int] = {}
+"""How many runs leave out a module's hooks."""
+
+
+def _hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def _others(hooks: dict[int, Any]) -> dict[int, Any]:
+    """Those that are not of a run."""
+    return {
+        number: hook.hook if isinstance(hook, _Hook) else hook
+        for number, hook in list(hooks.items())
+        if not isinstance(hook, _Entering | _Leaving)
+    }
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its forward pass that are not those of a run (`watched`)."""
+    return any(map(_others, _hooks(module)))
+
+
+@contextmanager
+def unhooked(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the context, and in this thread alone, other people's hooks of these modules do not run."""
+    chosen = [module for module in modules if has_hooks(module)]
+    with ExitStack() as stack:
+        for module in chosen:
+            with _lock:
+                _hooked[id(module)] = _hooked.get(id(module), 0) + 1
+                for hooks in _hooks(module):
+                    hooks.update({number: _Hook(module, hook) for number, hook in _others(hooks).items()})
+            stack.callback(_hook_again, module)
+        token = _unhooked.set(_unhooked.get() | {id(module) for module in chosen})
+        stack.callback(_unhooked.reset, token)
+        yield
+
+
+def _hook_again(module: nn.Module) -> None:
+    with _lock:
+        _hooked[id(module)] -= 1
+        if not _hooked[id(module)]:
+            del _hooked[id(module)]
+            for hooks in _hooks(module):
+                hooks.update({number: hook.hook for number, hook in hooks.items() if isinstance(hook, _Hook)})
+
+
+def twin(module: nn.Module) -> nn.Module:
+    """A module that computes what this one does, with its weights, parts, forward pass and hooks, whatever runs have
+    put on this one."""
+    found = object.__new__(type(module))
+    before, after = (OrderedDict(_others(hooks)) for hooks in _hooks(module))
+    vars(found).update(vars(module), _forward_pre_hooks=before, _forward_hooks=after)
+    forward = vars(found).pop("forward", None)
+    while isinstance(forward, Switch):
+        forward = forward.below
+    if forward is not None and not is_own(module, forward):
+        vars(found)["forward"] = forward
+    return found
 
 
 @contextmanager
@@ -137,53 +230,53 @@ def watched(
     """Within the context, and in this thread alone, functions are called as modules begin to run and have run."""
     run = object()
 
-    def entering(show: Before) -> Callable[..., Any]:
-        return lambda module, args=(), kwargs=None: show(module, args, kwargs) if run in _watching.get() else None
-
-    def leaving(show: After) -> Callable[..., Any]:
-        return lambda module, args, output: show(module, output) if run in _watching.get() else None
-
     with ExitStack() as stack:
         for module, first in before:
-            stack.callback(module.register_forward_pre_hook(entering(first), with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(_Entering(run, first), with_kwargs=True).remove)
         for module, last in after:
-            stack.callback(module.register_forward_hook(leaving(last)).remove)
+            stack.callback(module.register_forward_hook(_Leaving(run, last)).remove)
         token = _watching.set(_watching.get() | {run})
         stack.callback(_watching.reset, token)
         yield
 
 
+@dataclass
 class _Lease:
-    """How many runs need a module in evaluation, and which of its parts were in training before."""
+    """A part of a model that runs need in evaluation."""
 
-    def __init__(self) -> None:
-        self.runs = 0
-        self.training: list[nn.Module] = []
+    part: nn.Module
+    runs: int = 0
+    was_training: bool = False
 
 
-_leases: weakref.WeakKeyDictionary[nn.Module, _Lease] = weakref.WeakKeyDictionary()
+_leases: dict[int, _Lease] = {}
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Within the context the module is in evaluation; when the last of such contexts ends, in whichever thread, its
-    parts are in the modes that they were in before."""
+    """Within the context the module is in evaluation; when the last of the contexts that need a part of it ends, in
+    whichever thread, that part is in the mode that it was in before."""
+    parts = list(module.modules())
     with _lock:
-        lease = _leases.setdefault(module, _Lease())
-        training = [part for part in module.modules() if part.training]
-        for part in training:
-            part.training = False
-        lease.training += training
-        lease.runs += 1
+        for part in parts:
+            lease = _leases.get(id(part))
+            if lease is None:
+                lease = _leases[id(part)] = _Lease(part)
+            if part.training:
+                part.training = False
+                lease.was_training = True
+            lease.runs += 1
     try:
         yield
     finally:
         with _lock:
-            lease.runs -= 1
-            if not lease.runs:
-                for part in lease.training:
-                    part.training = True
-                lease.training = []
+            for part in parts:
+                lease = _leases[id(part)]
+                lease.runs -= 1
+                if not lease.runs:
+                    del _leases[id(part)]
+                    if lease.was_training:
+                        part.training = True
 
 
 def check_plain(module: nn.Module, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
@@ -69,9 +70,10 @@ def reader_of(mixer: nn.Module) -> Architecture:
     Raises:
         InputError: when none does.
     """
-    if type(mixer) not in _READERS:
+    kind = type_before_parametrizations(mixer)
+    if kind not in _READERS:
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known_mixers()}")
-    return _READERS[type(mixer)]
+    return _READERS[kind]
 
 
 def known_mixers() -> str:
@@ -81,7 +83,7 @@ def known_mixers() -> str:
 
 def mixers(module: nn.Module) -> list[nn.Module]:
     """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers."""
-    if type(module) in _READERS:
+    if type_before_parametrizations(module) in _READERS:
         return [module]
     return [found for child in module.children() for found in mixers(child)]
 

@@ -375,7 +375,7 @@ def attention(
     taps: Float[Tensor, "batch length reach heads #width"] | None = None,
 ) -> Float[Tensor, "batch groups rows length"]:
     """The implicit attention matrix α[t, s] = c_tᵀ (∏_{s<r≤t} a_r) b_s Δ_s, so that y = α x (Differential Mamba,
-    Eq. 8), as the mean over channels.
+    Eq. 8), as the signed mean over channels.
 
     Differentiable in every term, on a CPU as on a GPU; without gradients float32 goes through kernels of C on a CPU
     (`ssmscope.matrices.native`) and of Triton on a GPU (`ssmscope.matrices.fused`), where there are any.
@@ -384,8 +384,8 @@ def attention(
         recurrence: the terms; `x` has no part in α and gives only the number of channels.
         groups: into how many groups of neighbouring heads the channels are divided, each with its mean: 1 is the mean
             over all, the number of heads gives every head by itself.
-        absolute: the mean of absolute values, which is not the absolute value of the mean; it makes every channel's
-            matrix, and takes as many times longer.
+        absolute: the mean of absolute values, which is not the absolute value of the signed mean; it makes every
+            channel's matrix, and takes as many times longer.
         skip: add D to the diagonal.
         rows: these rows only, 0-based, in the order given: O(length · heads · state) each.
         left: a factor of each output channel, as a gate.

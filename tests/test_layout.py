@@ -12,11 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "reading", "encoding"}
-CORE = READ | {"model", "models"}
+READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "reading"}
+CORE = READ | {"encoding", "model", "models"}
 ROOMS = {"interp", "probes", "attacks"}
 MAY_IMPORT = {
     "errors": set(),
+    "affine": {"errors", "intercept"},
     "results": {"errors"},
     "bootstrap": set(),
     "tasks": {"errors"},
@@ -26,8 +27,8 @@ MAY_IMPORT = {
     "frozen": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
     "encoding": {"errors"},
-    "reading": READ - {"reading", "encoding", "fingerprint"},
-    "model": READ,
+    "reading": READ - {"reading", "fingerprint"},
+    "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
     "models": CORE - {"models"},

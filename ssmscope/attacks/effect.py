@@ -53,9 +53,9 @@ def attack_effect(
     """Trace a text before and after a change, and compare what the model's layers did.
 
     Tokens are aligned by their ids (`difflib`): those with no counterpart are the changed ones. Retention is Baleen's
-    Eq. 10, write 1 − retention. What the last position takes from a token is |α|, the absolute implicit attention at
-    the level of the block, a mean over channels, as a share of its sum over all tokens and the state before the first
-    one. The last position is where a classifier reads its class, or a language model its next token.
+    Eq. 10, write 1 − retention. What the last position takes from a token is the implicit attention at the level of the
+    block, the mean over channels of absolute values |α|, as a share of its sum over all tokens and the state before the
+    first one. The last position is where a classifier reads its class, or a language model its next token.
 
     The distance at a token that both texts have is ‖u′ − u‖ / ‖u‖, with u and u′ a layer's input before and after the
     change; the row "head" has the vectors that the model's head reads. It is 0 up to the first changed token, since

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ssmscope import ssm
+from ssmscope.affine import embedding_table
 from ssmscope.attacks.regions import Region
 from ssmscope.errors import InputError
 from ssmscope.model import TOKENS_AT_ONCE, Model, Run
@@ -182,7 +183,7 @@ class Tokens:
         beyond = max(max(row) for row in self.ids)
         if beyond >= model.vocabulary:
             raise InputError(f"{data.name} has token id {beyond}, outside the model's 0…{model.vocabulary - 1}")
-        self.table = model.module.get_input_embeddings().weight.detach()
+        self.table = embedding_table(model.module)
         self.scale = float(self.table.float().std())
         self.remarks = (
             (f"noise is N(0, 1) times {self.scale:.3g}, the standard deviation of the embedding table",)

@@ -80,7 +80,10 @@ def attention(
         str, typer.Option("--level", metavar="ssm|block", help="The recurrence, or the whole layer with its gates.")
     ] = "block",
     heads: Annotated[
-        str, typer.Option("--heads", metavar="mean|abs|all", help="Over heads or channels; abs is slow.")
+        str,
+        typer.Option(
+            "--heads", metavar="mean|abs|all", help="The signed mean, that of absolute values (slow), or each."
+        ),
     ] = "mean",
     rows: Annotated[str, typer.Option("--rows", metavar="all|last|5,7", help="Of which positions.")] = "all",
     pool: Annotated[
@@ -92,7 +95,8 @@ def attention(
         bool, typer.Option("--parts/--no-parts", help="Also each part that a layer is the sum of.")
     ] = False,
     rollout: Annotated[
-        bool, typer.Option("--rollout/--no-rollout", help="The product over the layers instead.")
+        bool,
+        typer.Option("--rollout/--no-rollout", help="Their product over the layers instead, of |signed mean| or abs."),
     ] = False,
     residual: Annotated[
         float, typer.Option("--residual", parser=number, metavar="X", help="The residual's share in a rollout.")

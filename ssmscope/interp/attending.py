@@ -52,22 +52,24 @@ def implicit_attention(
     """The implicit attention of a model's layers on every text of a trace.
 
     Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
-    (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). What is shown is a mean over channels; see
-    `ssmscope.frozen`.
+    (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). What is shown is a signed mean over channels
+    unless `heads` says otherwise; see `ssmscope.frozen`.
 
     Args:
         layers: "all", a layer's number, or several.
         level: "ssm", the recurrence alone, or "block", with convolution, SiLU, gate and norm.
-        heads: "mean", signed; "abs", the mean of absolute values, which takes many times longer; "all", a map per head,
-            or per group of neighbouring channels where there are more than 64.
+        heads: "mean", the signed mean over channels; "abs", the mean of absolute values, which takes many times longer;
+            "all", the signed mean of each head, or of each group of neighbouring channels where there are more than 64.
         rows: "all", "last", or positions (negative ones count from the end).
         pool: into how many cells a map's axes are divided, 0 for none; by default 512 for texts of more than 1024
             tokens. A cell is the mean over its pairs.
         skip: whether D is on the diagonal.
         parts: also a map of each part that a layer is the sum of: what a differential layer keeps and subtracts, what
             a GroupMamba takes from each module, the state groups of a GFSSM.
-        rollout: one map for all chosen layers instead: the product over layers of residual · I + (1 − residual) · A, A
-            the absolute map with rows that sum to 1 (attention rollout, Abnar & Zuidema 2020).
+        rollout: one map for all chosen layers instead: the product over layers of residual · I + (1 − residual) · A
+            (attention rollout, Abnar & Zuidema 2020). A is the absolute value of the signed mean with heads "mean", the
+            mean of absolute values with "abs", its rows divided by their sums. The two differ: in the first, channels
+            of opposite sign have cancelled before the sign is dropped.
         residual: the share of the residual stream in a rollout, from 0 to 1.
         span: marked tokens, as (first, last + 1), "first:last + 1", or a piece of the text; the readout `outside` is
             the share of the mass that is not on them.
@@ -127,7 +129,7 @@ def attention_gradient(
         batch: of `model.encode`.
         target: a class, by its number or name, or a token's id; by default the predicted one of each text. Of a
             language model it is the logit of the next token.
-        heads: "mean" sums over all channels, "all" over those of each head or group.
+        heads: "mean" is the signed sum over all channels, "all" over those of each head or group.
         layers, rows, pool, span, top: as in `implicit_attention`.
 
     Raises:
@@ -405,8 +407,8 @@ def _roll_out(
     residual: float,
     top: int,
 ) -> None:
-    """R ← R (residual · I + (1 − residual) A) from the last layer to the first; what goes to a state before the first
-    token stays there."""
+    """R ← R (residual · I + (1 − residual) A) from the last layer to the first, A being |signed mean| or, with heads
+    "abs", the mean of absolute values; what goes to a state before the first token stays there."""
     carried: list[tuple[Tensor, Tensor]] = []
     for text in texts:
         start = torch.eye(text.length) if text.chosen is None else torch.eye(text.length)[text.chosen]
@@ -450,8 +452,12 @@ def _gradients(
     """The gradient of each text's target logit at the output of each layer, (batch, length, width), and the targets."""
     kept: dict[int, Tensor] = {}
     layers = [model.mixers[index] for index in chosen]
+    with torch.no_grad():
+        embeddings = model.embed(batch)
+    # Gradients come from the embeddings: weights may be frozen, as those under an adapter are.
+    embeddings = embeddings.detach().requires_grad_()
     with torch.enable_grad(), model.running(mask=batch.mask), outputs_kept(layers, kept):
-        logits = model.forward(batch, last_only=True)
+        logits = model.forward_embeddings(embeddings, batch.mask)
     best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
     wanted = logits.gather(-1, best.unsqueeze(-1)).sum()
     found = torch.autograd.grad(wanted, [kept[place] for place in range(len(layers))])

@@ -46,7 +46,7 @@ class AttentionMap:
     part: str
     """"" for the whole layer, else the name of one of the parts that it is the sum of."""
     head: str
-    """"mean", "abs" (the mean of absolute values), "3" for a head, "0–95" for a group of channels."""
+    """"mean" (the signed mean), "abs" (the mean of absolute values), "3" for a head, "0–95" for a group of channels."""
     values: np.ndarray
     """(queries, keys) float32. Zero where the key comes after the query. Of a pooled map the mean over the pairs of a
     cell, of those in which the key does not come after the query."""

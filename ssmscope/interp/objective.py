@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ssmscope.affine import embedding_table
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import TOKENS_AT_ONCE, Model
@@ -270,7 +271,7 @@ def baseline_embeddings(
         InputError: for a baseline that is none of these.
     """
     model, batch = objective.model, objective.batch
-    table = model.module.get_input_embeddings().weight.detach()
+    table = embedding_table(model.module)
     width = table.shape[1]
     if isinstance(baseline, str) and baseline == "zero":
         return table.new_zeros(*batch.mask.shape, width)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ssmscope.affine import embedding_table
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import TOKENS_AT_ONCE, Model
@@ -100,7 +101,7 @@ def fill_of(model: Model, replacement: str) -> Float[Tensor, " width"]:
     Raises:
         InputError: a token that the model does not have, or a text of several.
     """
-    table = model.module.get_input_embeddings().weight.detach()
+    table = embedding_table(model.module)
     if replacement == "mean":
         return table.float().mean(0).to(table) if table.dtype != torch.float64 else table.mean(0)
     if replacement == "zero":

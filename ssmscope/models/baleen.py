@@ -28,6 +28,7 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.affine import offset
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.models import mamba, mamba2
@@ -175,7 +176,9 @@ def _prior(mixer: nn.Module) -> float:
 
 def initial_steps(mixer: nn.Module) -> float:
     """The geometric mean of softplus(bias of Δ) over a mixer's channels or heads: the prior mean λ of Baleen-E."""
-    bias = mixer.dt_proj.bias if isinstance(mixer, MambaMixer) else mixer.dt_bias
+    bias = offset(mixer.dt_proj, "dt_proj") if isinstance(mixer, MambaMixer) else mixer.dt_bias
+    if bias is None:
+        bias = mixer.D.new_zeros(())  # of every channel
     return softplus(at_least_float32(bias.detach())).log().mean().exp().item()
 
 

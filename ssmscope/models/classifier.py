@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from ssmscope.affine import applied
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.models.baleen import information_loss
 
@@ -127,8 +128,8 @@ class SSMForSequenceClassification(PreTrainedModel):
             raise InputError(
                 f"input_values is {tuple(input_values.shape)}; it must be (batch, length, {self.config.channels})"
             )
-        pixels = self.embed(input_values.to(self.embed.weight.dtype))
-        token = self.get_input_embeddings().weight[:1]
+        pixels = applied(self.embed, input_values)
+        token = self.get_input_embeddings()(torch.zeros(1, 1, dtype=torch.long, device=pixels.device))
         return torch.cat([pixels, token.expand(len(pixels), 1, -1).to(pixels.dtype)], dim=1)
 
     def forward(
@@ -163,7 +164,7 @@ class SSMForSequenceClassification(PreTrainedModel):
             use_cache=False,
         )
         hidden = run.last_hidden_state
-        logits = self.head(self.dropout(last_real(hidden, attention_mask).to(self.head.weight.dtype)))
+        logits = applied(self.head, self.dropout(last_real(hidden, attention_mask)))
         loss = None
         if labels is not None:
             loss = cross_entropy(logits.float(), labels)

@@ -30,6 +30,8 @@ from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
     causal_convolution,
+    constant,
+    convolution,
     convolved_entry,
     hide_padding,
     layer_state,
@@ -83,7 +85,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     mask = as_mask(mask)
     conv_input = hide_padding(mixer.qkv_proj(u), mask)
     tail = state.conv if state is not None else None
-    convolved = hide_padding(silu(causal_convolution(conv_input, mixer.conv1d.weight, None, tail)), mask)
+    convolved = hide_padding(silu(causal_convolution(conv_input, *convolution(mixer, conv_input), tail)), mask)
     q, k, v = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)
@@ -120,12 +122,12 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     gate, opening = factor, None
     if layer.z is not None:
         z = at_least_float32(layer.z)
-        gate, opening = factor * silu(z), opened_by(projection(mixer.z_proj), silu, z)
-    project = projection(mixer.out_proj)
+        gate, opening = factor * silu(z), opened_by(projection(mixer, "z_proj"), silu, z)
+    project = projection(mixer, "out_proj")
     values = slice(sum(mixer.sizes[:2]), sum(mixer.sizes))
-    entry = convolved_entry(layer, mixer.conv1d, silu, projection(mixer.qkv_proj, values), values)
+    entry = convolved_entry(mixer, layer, silu, projection(mixer, "qkv_proj", values), values)
     leaving = Exit(lambda v: project(v, False), gate=gate, opening=opening, factor=factor)
-    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),))
+    return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import Exit, FrozenLayer, Path
@@ -37,9 +38,11 @@ from ssmscope.models.parts import (
     at_least_float32,
     causal_convolution,
     constant,
+    convolution,
     convolved_entry,
     hide_padding,
     layer_state,
+    norm_weight,
     opened_by,
     projection,
     rms_factor,
@@ -85,7 +88,7 @@ def _s6_quantities(
     z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
     conv_input = hide_padding(conv_input, mask)
     tail = state.conv if state is not None else None
-    convolved = causal_convolution(conv_input, mixer.conv1d.weight, mixer.conv1d.bias, tail)
+    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
     x, B1, C1, B2, C2 = mixer.terms(hide_padding(mixer.act(convolved), mask))
     A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
     recurrences = tuple(
@@ -150,27 +153,26 @@ def _sub_norm(mixer: Subtraction, y: Tensor) -> tuple[Tensor, Tensor]:
     if mixer.sub_norm is None:
         return torch.ones_like(y[..., 0]), torch.ones_like(y)
     factor = rms_factor(y, mixer.sub_norm.variance_epsilon)
-    return factor[..., 0], factor * at_least_float32(mixer.sub_norm.weight)
+    return factor[..., 0], factor * norm_weight(mixer, "sub_norm", Mamba2RMSNorm)
 
 
 def _s6_frozen(mixer: DiffS6Mixer, layer: LayerTrace, u: Tensor, weight: Tensor, outside: float) -> FrozenLayer:
-    inner, project = mixer.intermediate_size, projection(mixer.out_proj)
-    entry = convolved_entry(
-        layer, mixer.conv1d, mixer.act, projection(mixer.in_proj, slice(inner, 2 * inner)), slice(0, inner)
-    )
+    inner, project = mixer.intermediate_size, projection(mixer, "out_proj")
+    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
+    entry = convolved_entry(mixer, layer, mixer.act, enter, slice(0, inner))
     first, second = (s.y.flatten(2) for s in layer.scan())
     assert layer.z is not None
     _, subtracted = _sub_norm(mixer, first + weight * second)
     z = at_least_float32(layer.z)
-    opened, opening = mixer.act(z), opened_by(projection(mixer.in_proj, slice(0, inner)), mixer.act, z)
+    opened, opening = mixer.act(z), opened_by(projection(mixer, "in_proj", slice(0, inner)), mixer.act, z)
     norm = rms_factor((first + weight * second) * subtracted * opened, mixer.norm.variance_epsilon)
-    factor = subtracted * norm * at_least_float32(mixer.norm.weight)
+    factor = subtracted * norm * norm_weight(mixer, "norm", Mamba2RMSNorm)
     leaving = Exit(
         lambda v: outside * project(v, False), gate=opened * factor, behind=outside, opening=opening, factor=factor
     )
     kept, removed = layer.recurrences
     paths = (Path(kept, entry, leaving, "kept"), Path(removed, entry, leaving, "subtracted", weight=weight))
-    rest = constant(mixer.out_proj, u)
+    rest = constant(mixer, "out_proj", u)
     return FrozenLayer(u, paths, rest=None if rest is None else outside * rest)
 
 

@@ -160,7 +160,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         )
         for group, (recurrence, H) in enumerate(zip(layer.recurrences, initial))
     )
-    return FrozenLayer(u, paths, rest=constant(mixer.out_proj, u))
+    return FrozenLayer(u, paths, rest=constant(mixer, "out_proj", u))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> GroupedState:

@@ -268,7 +268,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     ]
     if recurrence.D is not None:  # it is no state, and not attended to
         paths.append(Path(skip_alone(recurrence, recurrence.D), paths[0].entry, leaving, name="own"))
-    return FrozenLayer(u, tuple(paths), rest=constant(mixer.out_proj, u))
+    return FrozenLayer(u, tuple(paths), rest=constant(mixer, "out_proj", u))
 
 
 def _of_slice(entry: Entry, start: int, width: int) -> Entry:

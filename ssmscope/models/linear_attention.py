@@ -208,18 +208,18 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     factor = rearrange(rms_factor(centred, norm.eps), "b t h p -> b t (h p)")
     z, factor = at_least_float32(layer.z), factor * at_least_float32(norm.weight)
     opened, shift = silu(z), at_least_float32(norm.bias)
-    value, project = projection(mixer.v_proj), projection(mixer.out_proj)
+    value, project = projection(mixer, "v_proj"), projection(mixer, "out_proj")
     leaving = Exit(
         lambda v: project(v, False),
         gate=opened * factor,
         centred=True,
-        opening=opened_by(projection(mixer.z_proj), silu, z),
+        opening=opened_by(projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
     path = Path(layer.recurrence, Entry(source=source, enter=value), leaving)
-    return FrozenLayer(u, (path,), rest=project(opened * shift, False))
+    return FrozenLayer(u, (path,), rest=project(opened * shift, True))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

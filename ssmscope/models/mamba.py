@@ -18,11 +18,13 @@ from ssmscope.models.parts import (
     at_least_float32,
     causal_convolution,
     constant,
+    convolution,
     convolved_entry,
     hide_padding,
     layer_state,
     opened_by,
     projection,
+    step_projection,
 )
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -40,13 +42,13 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
     conv_input = hide_padding(conv_input, mask)
     tail = state.conv if state is not None else None
-    x = causal_convolution(conv_input, mixer.conv1d.weight, mixer.conv1d.bias, tail)
+    x = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
     x = hide_padding(mixer.act(x), mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
     if isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
-    delta = hide_padding(softplus(at_least_float32(mixer.dt_proj(step))), mask)
+    delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
     recurrence = Recurrence(
         x=at_least_float32(x).unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),
@@ -69,20 +71,20 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     """The layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
     u = at_least_float32(layer.u)
     path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer))
-    return FrozenLayer(u, (path,), rest=constant(mixer.out_proj, u))
+    return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
 def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
     """How the layer's input becomes what its recurrence reads."""
-    enter = projection(mixer.in_proj, slice(0, mixer.intermediate_size))
-    return convolved_entry(layer, mixer.conv1d, mixer.act, enter)
+    enter = projection(mixer, "in_proj", slice(0, mixer.intermediate_size))
+    return convolved_entry(mixer, layer, mixer.act, enter)
 
 
 def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> Exit:
     """How the recurrence's output becomes the layer's; whatever it is, nothing here depends on `y`."""
     assert layer.z is not None
-    project, z = projection(mixer.out_proj), at_least_float32(layer.z)
-    opening = opened_by(projection(mixer.in_proj, slice(mixer.intermediate_size, None)), mixer.act, z)
+    project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
+    opening = opened_by(projection(mixer, "in_proj", slice(mixer.intermediate_size, None)), mixer.act, z)
     return Exit(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
 
 

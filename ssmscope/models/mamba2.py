@@ -9,7 +9,7 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, MambaRMSNormGated
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.parts import (
@@ -17,9 +17,11 @@ from ssmscope.models.parts import (
     at_least_float32,
     causal_convolution,
     constant,
+    convolution,
     convolved_entry,
     hide_padding,
     layer_state,
+    norm_weight,
     opened_by,
     projection,
     rms_factor,
@@ -40,7 +42,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     z, conv_input, step = mixer.in_proj(u).split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
     conv_input = hide_padding(conv_input, mask)
     tail = state.conv if state is not None else None
-    xBC = causal_convolution(conv_input, mixer.conv1d.weight, mixer.conv1d.bias, tail)
+    xBC = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
     xBC = at_least_float32(hide_padding(mixer.act(xBC), mask))
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
@@ -70,26 +72,26 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     u = at_least_float32(layer.u)
     (scanned,) = layer.scan()
     path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer, scanned.y))
-    return FrozenLayer(u, (path,), rest=constant(mixer.out_proj, u))
+    return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
 def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
     """How the layer's input becomes what its recurrence reads."""
     inner = mixer.intermediate_size
-    enter = projection(mixer.in_proj, slice(inner, 2 * inner))
-    return convolved_entry(layer, mixer.conv1d, mixer.act, enter, slice(0, inner))
+    enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
+    return convolved_entry(mixer, layer, mixer.act, enter, slice(0, inner))
 
 
 def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
     """How the recurrence's output becomes the layer's; the norm's factor is the one at `y` (batch, length, heads,
     width)."""
     assert layer.z is not None
-    norm, project = mixer.norm, projection(mixer.out_proj)
+    norm, project = mixer.norm, projection(mixer, "out_proj")
     z = at_least_float32(layer.z)
-    opened, opening = silu(z), opened_by(projection(mixer.in_proj, slice(0, mixer.intermediate_size)), silu, z)
+    opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    factor = factor * at_least_float32(norm.weight)
+    factor = factor * norm_weight(mixer, "norm", MambaRMSNormGated)
     return Exit(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
 
 

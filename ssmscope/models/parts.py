@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from ssmscope.affine import agrees_with_weight, depthwise, linear_map, norm_terms, offset
+from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.reading import as_constant, reader_of
 from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
+
+BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
+"""Whether transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
 
 
 class ReadMixer:
@@ -102,28 +108,75 @@ def _sum_of_shifts(padded: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-def projection(linear: nn.Linear, rows: slice | None = None) -> Callable[[Tensor, bool], Tensor]:
-    """A linear layer, or some of its outputs, as a map that leaves its bias out unless its second argument is true."""
-    weight = linear.weight if rows is None else linear.weight[rows]
-    bias = linear.bias if linear.bias is None or rows is None else linear.bias[rows]
+def projection(mixer: nn.Module, name: str, rows: slice | None = None) -> Callable[[Tensor, bool], Tensor]:
+    """A linear layer of a mixer, or some of its outputs, as a map that leaves its constant out unless its second
+    argument is true.
 
-    def project(u: Tensor, biased: bool) -> Tensor:
-        return torch.nn.functional.linear(u, weight.to(u), bias.to(u) if biased and bias is not None else None)
+    Raises:
+        InputError: when the layer is none, see `ssmscope.affine`.
+    """
+    return linear_map(getattr(mixer, name), _named(mixer, name), rows)
 
-    return project
+
+def convolution(mixer: nn.Module, x: Float[Tensor, "batch length channels"]) -> tuple[Tensor, Tensor | None]:
+    """The weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
+
+    Raises:
+        InputError: when it is no depthwise convolution, or when the library's mixer leaves its adapter out.
+    """
+    _check_weight_is_all(mixer, "conv1d")
+    taps = mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size
+    return depthwise(mixer.conv1d, x.shape[-1], taps, _named(mixer, "conv1d"))
+
+
+def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
+    """Δ before its softplus, of a Mamba's mixer.
+
+    Raises:
+        InputError: when the library's mixer leaves an adapter of it out.
+    """
+    _check_weight_is_all(mixer, "dt_proj")
+    return mixer.dt_proj(step)
+
+
+def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
+    """Refuse a part that computes something else than its weight says where transformers' mixer reads nothing else."""
+    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
+    if BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer) and not agrees_with_weight(getattr(mixer, name)):
+        raise InputError(
+            f"transformers {transformers.__version__} reads the weight of {_named(mixer, name)} and leaves out what an "
+            "adapter or hook adds to it: merge the adapter (peft's merge_and_unload()), or give it another target"
+        )
+
+
+def _named(mixer: nn.Module, name: str) -> str:
+    layer = getattr(mixer, "layer_idx", getattr(mixer, "layer_id", None))
+    return f"{type(mixer).__name__}.{name}" + ("" if layer is None else f" of layer {layer}")
+
+
+def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module]) -> Tensor:
+    """The weight of a mixer's norm, a `kind`, in at least float32.
+
+    Raises:
+        InputError: when it is no such norm.
+    """
+    weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
+    assert weight is not None
+    return at_least_float32(weight)
 
 
 def convolved_entry(
+    mixer: nn.Module,
     layer: LayerTrace,
-    conv: nn.Conv1d,
     act: Callable[[Tensor], Tensor],
     enter: Callable[[Tensor, bool], Tensor],
     channels: slice = slice(None),
 ) -> Entry:
-    """How values come about that are act(conv(source)), the source being `channels` of the layer's `conv_input`."""
+    """How values come about that are act(conv1d(source)), the source being `channels` of the layer's `conv_input`."""
     assert layer.conv_input is not None
     source = at_least_float32(layer.conv_input[..., channels])
-    weight, bias = conv.weight[channels], None if conv.bias is None else conv.bias[channels]
+    weight, bias = convolution(mixer, layer.conv_input)
+    weight, bias = weight[channels], None if bias is None else bias[channels]
     tail = None if layer.conv_tail is None else layer.conv_tail[..., channels]
     convolved = causal_convolution(source, weight, bias, tail)
     return Entry(
@@ -143,9 +196,10 @@ def opened_by(
     return lambda u, biased: enter(u, biased) * as_diagonal(act, z)
 
 
-def constant(linear: nn.Linear, u: Tensor) -> Tensor | None:
-    """A linear layer's bias at every position of `u` (batch, length, …)."""
-    return None if linear.bias is None else linear.bias.to(u).expand(*u.shape[:2], -1)
+def constant(mixer: nn.Module, name: str, u: Tensor) -> Tensor | None:
+    """What a linear layer of a mixer adds, its bias, at every position of `u` (batch, length, …); None for nothing."""
+    bias = offset(getattr(mixer, name), _named(mixer, name))
+    return None if bias is None else bias.to(u).expand(*u.shape[:2], -1)
 
 
 def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:

@@ -34,14 +34,17 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
+from torch.nn.utils.parametrize import is_parametrized
 from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, RwkvModel, RwkvOutput
 
+from ssmscope.affine import agrees_with_weight, norm_terms
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, skip_alone
 from ssmscope.intercept import taken_over, watched
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
+    constant,
     convolution_tail,
     hide_padding,
     projection,
@@ -155,7 +158,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     recurrence = layer.recurrence
     assert layer.z is not None and recurrence.log_a is not None
     read = torch.sigmoid(layer.extras["bonus"])
-    project, undone = projection(attention.output), _undone(mixer)
+    project, undone = projection(attention, "output"), _undone(mixer)
     leaving = Exit(lambda v: project(v, False) * undone, gate=torch.sigmoid(at_least_float32(layer.z)))
     entry = Entry(source=rearrange(recurrence.x, "b t c 1 -> b t c"), enter=_values(mixer, layer))
     memory = replace(recurrence, b=_late(recurrence.b), log_a=_late(recurrence.log_a))
@@ -166,28 +169,34 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         Path(skip_alone(recurrence, read.new_ones(read.shape[-1])), entry, leaving, "own", weight=1 - read),
     )
     mixed = _after_time_mixing(mixer, layer, layer.scan())
-    rest = _entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed)
-    return FrozenLayer(u, paths, rest=at_least_float32(rest), beside=_beside(mixer, layer, at_least_float32(mixed)))
+    rest = at_least_float32(_entering(mixer, layer.u) + _channel_mixing(mixer, layer, mixed))
+    added = constant(attention, "output", u)
+    rest = rest if added is None else rest + added
+    return FrozenLayer(u, paths, rest=rest, beside=_beside(mixer, layer, at_least_float32(mixed), added))
 
 
-def _beside(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Callable[[Tensor, Tensor, bool], Tensor]:
-    """The residual stream and the channel mixing as a map of the block's input and the time mixing's output, with the
-    norms' scales, the receptance and ReLU frozen at `x`, the stream after the time mixing: relu(k)² is k [relu(k)]."""
+def _beside(
+    mixer: nn.Module, layer: LayerTrace, x: Tensor, added: Tensor | None
+) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    """The residual stream and the channel mixing as a map of the block's input and the time mixing's output less what
+    its projection has `added`, with the norms' scales, the receptance and ReLU frozen at `x`, the stream after the time
+    mixing: relu(k)² is k [relu(k)]."""
     mixing, tail = mixer.feed_forward, layer.extras.get("channel_tail")
     u = at_least_float32(layer.u)
-    first, second = _scale(mixer.pre_ln, u) if mixer.layer_id == 0 else None, _scale(mixer.ln2, x)
-    key, value, receptance = (projection(linear) for linear in (mixing.key, mixing.value, mixing.receptance))
+    first, second = _frozen_norm(mixer, "pre_ln", u) if mixer.layer_id == 0 else None, _frozen_norm(mixer, "ln2", x)
+    key, value, receptance = (projection(mixing, name) for name in ("key", "value", "receptance"))
     undone = _undone(mixer)
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
-        shown = hide_padding(_scaled(mixer.ln2, second, x, biased), layer.mask)
+        shown = hide_padding(second(x, biased), layer.mask)
         return _mixed(shown, _before(shown, tail if biased else None), mix.to(shown))
 
     k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
     r = torch.sigmoid(receptance(shifted(x, mixing.time_mix_receptance, True), True))
 
     def beside(u: Tensor, mixed: Tensor, biased: bool) -> Tensor:
-        x = u if first is None else _scaled(mixer.pre_ln, first, u, biased)
+        x = u if first is None else first(u, biased)
+        x = x + added if biased and added is not None else x
         return x + r * value(k * key(shifted(x + mixed, mixing.time_mix_key, biased), biased), biased) * undone
 
     return beside
@@ -201,32 +210,33 @@ def _late(t: Tensor) -> Tensor:
 def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Tensor]:
     """The values v of the time mixing as a map of the block's input, with the norms' scales at `layer.u`."""
     attention = mixer.attention
-    norms = ([mixer.pre_ln] if mixer.layer_id == 0 else []) + [mixer.ln1]
-    scales, x = [], at_least_float32(layer.u)
-    for norm in norms:
-        scales.append(_scale(norm, x))
-        x = _scaled(norm, scales[-1], x, True)
-    value = projection(attention.value)
+    norms, x = [], at_least_float32(layer.u)
+    for name in (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]:
+        norms.append(_frozen_norm(mixer, name, x))
+        x = norms[-1](x, True)
+    value = projection(attention, "value")
 
     def enter(v: Tensor, biased: bool) -> Tensor:
-        for norm, scale in zip(norms, scales):
-            v = _scaled(norm, scale, v, biased)
+        for norm in norms:
+            v = norm(v, biased)
         v = hide_padding(v, layer.mask)
         before = _before(v, layer.conv_tail if biased else None)
-        return value(_mixed(v, before, attention.time_mix_value.to(v)), False)
+        return value(_mixed(v, before, attention.time_mix_value.to(v)), biased)
 
     return enter
 
 
-def _scale(norm: nn.Module, x: Tensor) -> Tensor:
-    """The factor of a layer norm at `x`."""
-    return rms_factor(x - x.mean(-1, keepdim=True), norm.eps)
+def _frozen_norm(mixer: nn.Module, name: str, x: Tensor) -> Callable[[Tensor, bool], Tensor]:
+    """A layer norm of a block as a linear map with its factor frozen at `x`, biased or not."""
+    weight, bias, eps = norm_terms(getattr(mixer, name), nn.LayerNorm, f"{name} of RWKV's layer {mixer.layer_id}")
+    assert weight is not None and bias is not None and eps is not None
+    scale = rms_factor(x - x.mean(-1, keepdim=True), eps) * weight.to(x)
 
+    def scaled(v: Tensor, biased: bool) -> Tensor:
+        v = (v - v.mean(-1, keepdim=True)) * scale
+        return v + bias.to(v) if biased else v
 
-def _scaled(norm: nn.Module, scale: Tensor, v: Tensor, biased: bool) -> Tensor:
-    """A layer norm as a linear map with its factor frozen."""
-    v = (v - v.mean(-1, keepdim=True)) * scale * norm.weight.to(v)
-    return v + norm.bias.to(v) if biased else v
+    return scaled
 
 
 def returned(output: Tensor) -> tuple[Tensor, None, None]:
@@ -318,7 +328,8 @@ def reading(module: nn.Module) -> Iterator[None]:
     No output is another for it, up to the ε of the norms, and no weight is touched.
 
     Raises:
-        InputError: in float16, for a model that relies on being rescaled; and where a forward pass in another thread,
+        InputError: in float16, for a model that relies on being rescaled; for one that would be, with adapters; and
+            where a forward pass in another thread,
             the model's first, rescaled the weights meanwhile.
     """
     found = _remember(module)
@@ -326,6 +337,12 @@ def reading(module: nn.Module) -> Iterator[None]:
         every = part.config.rescale_every
         if part.ln_out.weight.dtype == torch.float16 and 0 < every < len(part.blocks):
             raise InputError(f"an RWKV of {len(part.blocks)} layers overflows in float16: use bfloat16 or float32")
+        divided = [m for block in part.blocks for m in (block.attention.output, block.feed_forward.value)]
+        if 0 < every < len(part.blocks) and any(is_parametrized(m) or not agrees_with_weight(m) for m in divided):
+            raise InputError(
+                "transformers divides the weights of an RWKV's later layers by powers of two, but not what an adapter "
+                "or hook adds to them: merge the adapter (peft's merge_and_unload()), or set rescale_every=0 before"
+            )
     rescaled = {part: part.layers_are_rescaled for part in found}
     masks: dict[nn.Module, Tensor | None] = {}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ssmscope.affine import embedding_table, matrix, offset
 from ssmscope.errors import InputError
 from ssmscope.models.selective import SelectiveSSM
 from ssmscope.probes.bound_terms import Norms, capacity, largest_pairs
@@ -32,8 +33,9 @@ def theorem_model(model: Model) -> TheoremModel | None:
     head = getattr(model.module, "head", None) or model.module.get_output_embeddings()
     if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
         return None
-    bias = head.bias is not None and bool(head.bias.any())
-    return TheoremModel(mixers[0], model.module.get_input_embeddings().weight, head.weight, bias)
+    constant = offset(head, "the head")
+    bias = constant is not None and bool(constant.any())
+    return TheoremModel(mixers[0], embedding_table(model.module), matrix(head, "the head"), bias)
 
 
 def norms_of(parts: TheoremModel, row: int) -> Norms:

@@ -98,7 +98,7 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
         y = found[torch.arange(len(found), device=found.device), positions]
         return y if head is None else head_logits(module, y)
 
-    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.weight.shape[0]
+    size = len(model.labels or ()) if classes else x.shape[-1] if head is None else head.out_features
     return Dependence(x, size, run, at, model.num_layers, 0)
 
 

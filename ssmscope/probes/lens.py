@@ -32,6 +32,7 @@ from torch.nn.utils import skip_init
 from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
 from tuned_lens.nn.unembed import Unembed
 
+from ssmscope.affine import matrix, offset
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.intercept import watched
@@ -110,7 +111,7 @@ class SSMUnembed(Unembed):
         nn.Module.__init__(self)  # tuned-lens's own looks for the norm in a list of transformers
         norm, head = final_norm_of(model), head_of(model)
         self.final_norm = copy.deepcopy(norm) if norm is not None else nn.Identity()
-        self.unembedding = copy.deepcopy(head) if head.out_features > 1 else _log_odds_as_two(head)
+        self.unembedding = _plain(head)
         self.float().eval().requires_grad_(False)
         self._check(model)
 
@@ -130,14 +131,19 @@ class SSMUnembed(Unembed):
             )
 
 
-def _log_odds_as_two(head: nn.Linear) -> nn.Linear:
-    kind: dict[str, Any] = {"device": head.weight.device, "dtype": head.weight.dtype}
-    two = skip_init(nn.Linear, head.in_features, 2, bias=head.bias is not None, **kind)
+def _plain(head: nn.Module) -> nn.Linear:
+    """A head, adapters and all, as a plain linear layer; one of a single row, log-odds, as two rows."""
+    weight, bias = matrix(head, "the head"), offset(head, "the head")
+    if len(weight) == 1:
+        weight = torch.cat([torch.zeros_like(weight), weight])
+        bias = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
+    kind: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+    plain = skip_init(nn.Linear, weight.shape[1], len(weight), bias=bias is not None, **kind)
     with torch.no_grad():
-        for mine, own in ((two.weight, head.weight), (two.bias, head.bias)):
-            if own is not None:
-                mine.copy_(torch.cat([torch.zeros_like(own), own]))
-    return two
+        plain.weight.copy_(weight)
+        if bias is not None:
+            plain.bias.copy_(bias)
+    return plain
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from examples import EXAMPLES
 from loud import loud
 
 import ssmscope
+from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.frozen import Path
 from ssmscope.interp.attending import _find, attention_gradient, implicit_attention, row_normalised
 from ssmscope.model import Model
 from ssmscope.reading import fast_scan
@@ -129,6 +133,37 @@ def test_rollout_is_the_product_of_normalised_maps(name, heads):
     close(last.values, found.values[-1:])
     (cells,) = implicit_attention(trace, rollout=True, residual=0.3, heads=heads, pool=2)[0].maps
     close(cells.values[1, 0], found.values[5:, :5].mean())
+
+
+@pytest.mark.parametrize("name", ["mamba", "gla"])
+def test_a_rollout_of_the_signed_mean_and_one_of_absolute_values_are_two(name):
+    """ "mean" takes the absolute value of the mean over channels, "abs" the mean of the channels' absolute values."""
+    trace = example(name).trace(ids=[IDS[0]])
+    products: dict[str, torch.Tensor] = {}
+    for heads in ("mean", "abs"):
+        product = torch.eye(len(IDS[0]), dtype=torch.float64)
+        for frozen in trace.frozen:
+            channels = each_channel(frozen.paths[0])
+            map_ = channels.mean(0).abs() if heads == "mean" else channels.abs().mean(0)
+            product = (0.5 * torch.eye(len(map_)) + 0.5 * map_ / map_.sum(-1, keepdim=True)) @ product
+        products[heads] = product
+        (found,) = implicit_attention(trace, rollout=True, heads=heads)[0].maps
+        close(found.values, product, 1e-4)
+    assert (products["mean"] - products["abs"]).abs().max() > 0.01
+
+
+def each_channel(path: Path) -> torch.Tensor:
+    """The block-level matrix of every channel, (channels, length, length) float64."""
+    left, taps = path.around("block")
+    found = []
+    for head in range(path.recurrence.shape[2]):
+        one = path.recurrence.of_heads(head, head + 1)
+        for p in range(path.recurrence.shape[3]):
+            of_channel = {"left": left[:, :, head : head + 1, p : p + 1]}
+            if taps is not None:
+                of_channel["taps"] = taps[..., head : head + 1, p : p + 1]
+            found.append(ssm.attention(replace(one, x=one.x[..., p : p + 1]), **of_channel)[0, 0].double())
+    return torch.stack(found)
 
 
 def test_a_row_of_nothing_is_the_identitys():

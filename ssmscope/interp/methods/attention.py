@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     """Attention rollout (Abnar & Zuidema, 2020) of the layers' implicit attention: score_t is the entry at t of the
-    last row of Π_layers (residual · I + (1 − residual) · A), A the absolute map with rows that sum to 1.
+    last row of Π_layers (residual · I + (1 − residual) · A), A the absolute value of the signed mean over channels, its
+    rows divided by their sums.
 
     It is of the text alone, whatever the target, and needs whole maps: of at most 8192 tokens.
 

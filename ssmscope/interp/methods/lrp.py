@@ -27,14 +27,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
+from torch.nn.utils.parametrize import type_before_parametrizations
 from transformers import PreTrainedModel
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBlock, FalconMambaRMSNorm
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
+from ssmscope.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
-from ssmscope.intercept import taken_over
+from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.attribution import Scores
 from ssmscope.interp.objective import Objective
 from ssmscope.model import TOKENS_AT_ONCE
@@ -100,7 +102,8 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
     for texts, longest in _runs(objective.lengths):
         x = embeddings[texts, :longest].requires_grad_()
         one = wide.new_ones(len(texts)).requires_grad_()
-        with torch.enable_grad(), relevance_rules(objective.model.module, one, half=half):
+        module = objective.model.module
+        with torch.enable_grad(), evaluating(module), relevance_rules(module, one, half=half):
             total = objective(x, texts).sum()
         by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # a network may have no constants
         if by_x is not None:
@@ -169,28 +172,27 @@ def _read(path: Path, u: Tensor, biased: bool) -> Tensor:
     return path.read(path.entry.values(path.entry.enter(u, biased), biased), biased)
 
 
-def through_rms_norm(norm: Any, x: Tensor) -> Tensor:
-    """A root-mean-square norm with its scale frozen (XAI for Transformers)."""
+def through_norm(norm: NormTerms, x: Tensor, one: Tensor, *, centred: bool) -> Tensor:
+    """A norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`: by the root mean square or,
+    `centred`, a layer norm."""
     wide = at_least_float32(x)
-    eps = norm.eps if isinstance(norm, nn.RMSNorm) else norm.variance_epsilon
-    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    wide = wide - wide.mean(-1, keepdim=True) if centred else wide
+    eps = torch.finfo(wide.dtype).eps if norm.eps is None else norm.eps
     y = (wide * rms_factor(wide.detach(), eps)).to(x.dtype)
-    return y if norm.weight is None else y * norm.weight
-
-
-def through_layer_norm(norm: nn.LayerNorm, x: Tensor, one: Tensor) -> Tensor:
-    """A layer norm with its scale frozen (XAI for Transformers), its bias multiplied by `one`."""
-    wide = at_least_float32(x)
-    centred = wide - wide.mean(-1, keepdim=True)
-    y = (centred * rms_factor(centred.detach(), norm.eps)).to(x.dtype)
     y = y if norm.weight is None else y * norm.weight
     return y if norm.bias is None else y + _beside(one, y) * norm.bias
 
 
 def through_linear(layer: nn.Linear, x: Tensor, one: Tensor) -> Tensor:
-    """A linear layer, its bias multiplied by `one`."""
+    """A plain linear layer, its bias multiplied by `one`."""
     y = linear(x, layer.weight)
     return y if layer.bias is None else y + _beside(one, y) * layer.bias
+
+
+def through_affine(layer: nn.Module, constant: Tensor | None, x: Tensor, one: Tensor) -> Tensor:
+    """Any other linear layer by what it computes; its `constant`, what it gives for zeros, multiplied by `one`."""
+    y = layer(x)
+    return y if constant is None else y + (_beside(one, y) - 1) * constant.to(y)
 
 
 def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
@@ -221,13 +223,17 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
         InputError: for a module whose rule is not known.
     """
     found = mixers(module)
-    rules = _rules(module, {id(mixer) for mixer in found}, one, half)
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
+    read = {id(mixer) for mixer in found} | {id(module.get_input_embeddings())}
+    rules = _rules(module, read, one, half)
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(_apply, rule)) for part, rule in rules]
     with ExitStack() as around:
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
+        around.enter_context(unhooked(part for part, _ in rules if not isinstance(part, FeedForward)))  # in the rules
         around.enter_context(taken_over(handlers, kept=True))  # `fast_scan` within leaves the mixers alone
         yield
 
@@ -249,28 +255,32 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
 
 
 def _rules(
-    module: nn.Module, found: set[int], one: Tensor, half: bool
+    module: nn.Module, read: set[int], one: Tensor, half: bool
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """The parts outside of the mixers that have a rule, with it.
+    """The parts outside of those that are `read` (mixers, embeddings) that have a rule, with it.
 
     Raises:
-        InputError: for a part whose rule is not known.
+        InputError: for a part whose rule is not known, and for one that is not what its class says.
     """
-    if id(module) in found:
+    if id(module) in read:
         return []
-    kind = type(module)
+    kind, what = type_before_parametrizations(module), f"lrp's {type(module).__name__}"
     rules: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-    if kind is nn.Linear:
-        rules.append((module, lambda x: through_linear(module, x, one)))
-    elif kind is nn.LayerNorm:
-        rules.append((module, lambda x: through_layer_norm(module, x, one)))
-    elif kind in RMS_NORMS:
-        rules.append((module, lambda x: through_rms_norm(module, x)))
-    elif kind is FeedForward:
+    norm = next((each for each in (nn.LayerNorm, *RMS_NORMS) if isinstance(innermost(module), each)), None)
+    if kind is nn.Linear and is_plain(module, nn.Linear):
+        return [(module, lambda x: through_linear(module, x, one))]
+    if is_linear(module):
+        layer = twin(module)
+        constant = offset(layer, what)
+        return [(module, lambda x: through_affine(layer, constant, x, one))]
+    if norm is not None:
+        terms, centred = norm_terms(twin(module), norm, what), norm is nn.LayerNorm
+        return [(module, lambda x: through_norm(terms, x, one, centred=centred))]
+    if kind is FeedForward:
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
     elif kind not in LINEAR and not (issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODELS)):
         known = ", ".join(sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR)))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may bend what passes it; it has for {known}")
     for part in module.children():
-        rules += _rules(part, found, one, half)
+        rules += _rules(part, read, one, half)
     return rules

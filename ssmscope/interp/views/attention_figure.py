@@ -130,7 +130,7 @@ def _header(sheet: Axes, result: ImplicitAttention, width: float, folded: bool) 
     room = left - MARGIN - 0.3
     model = str(result.provenance.get("model", ""))
     _write(sheet, MARGIN, 0.2, f"Implicit attention, {result.level_name}", size=10.5, weight="bold", va="top")
-    second = f"{shorten(visible(model), max(int(room / 0.066) - 31, 12))} · {heads_name(result.heads)}"
+    second = f"{shorten(visible(model), max(int(room / 0.066) - 31, 12))} · {heads_name(result)}"
     _write(sheet, MARGIN, 0.42, second, size=8, color=SOFT, va="top")
     third = f"rows are queries, columns keys; limit: the {CLIPPED:g}th percentile of |weight| of each map"
     _write(sheet, MARGIN, 0.6, shorten(third, int(room / 0.052)), size=7, color=SOFT, va="top")

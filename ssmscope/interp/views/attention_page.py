@@ -76,7 +76,7 @@ def fragment(result: ImplicitAttention, png: bytes) -> str:
 
 def _legend(result: ImplicitAttention) -> str:
     return (
-        f'<p class="legend"><span>{escape(heads_name(result.heads))}</span>'
+        f'<p class="legend"><span>{escape(heads_name(result))}</span>'
         '<span class="scale">−limit <i></i> limit</span>'
         f"<span>limit: the {CLIPPED:g}th percentile of |weight| of each map</span>"
         "<span>in the map rows are queries, columns keys</span>"

@@ -44,7 +44,7 @@ def terminal_view(result: ImplicitAttention, *, coloured: bool) -> Iterator[Rend
     """
     yield Text(visible(result.headline), style="bold")
     yield Text(
-        f"{heads_name(result.heads)}. Shares of |weight|: recent, on the last {result.top} tokens of each query; sink,"
+        f"{heads_name(result)}. Shares of |weight|: recent, on the last {result.top} tokens of each query; sink,"
         f" on the first {result.top} and the state before them; outside, off the marked tokens. Distance in tokens.",
         style="dim",
     )

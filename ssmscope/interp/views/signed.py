@@ -10,7 +10,7 @@ import numpy as np
 from ssmscope.interp.views.tokens import ramp, visible
 
 if TYPE_CHECKING:
-    from ssmscope.interp.attention import AttendedText, AttentionMap
+    from ssmscope.interp.attention import AttendedText, AttentionMap, ImplicitAttention
 
 SIGNED = ("#6e2a03", "#b4500a", "#e8934a", "#f8d3b0", "#f7f7f7", "#c0dcf0", "#6aaed6", "#2065a8", "#08306b")
 """From the most negative to the most positive on white: orange and blue, which every kind of colour vision tells
@@ -60,7 +60,7 @@ def shades(stops: tuple[str, ...] = SIGNED) -> list[str]:
 
 
 def title(map_: AttentionMap) -> str:
-    """ "layer 3 · head 5", or "rollout"; the mean over all heads goes without saying."""
+    """ "layer 3 · head 5", or "rollout"; how channels were put together, `heads_name` says."""
     parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]
     if map_.part:
         parts.append(visible(map_.part))
@@ -69,10 +69,16 @@ def title(map_: AttentionMap) -> str:
     return " · ".join(parts)
 
 
-def heads_name(heads: str) -> str:
-    """How the heads of a result's maps were put together, in words."""
-    names = {"mean": "mean over heads or channels", "abs": "mean of |weight| over heads or channels"}
-    return names.get(heads, "each head or group of channels")
+def heads_name(result: ImplicitAttention) -> str:
+    """How the channels of a result's maps were put together, in words."""
+    if result.heads == "all":
+        return "each head or group of channels"
+    if result.level == "gradient":
+        return "sum over channels"
+    if result.heads == "abs":
+        return "mean of absolute values over channels"
+    rolled = any(map_.layer == "rollout" for text in result.texts for map_ in text.maps)
+    return "absolute value of the signed mean over channels" if rolled else "signed mean over channels"
 
 
 def brief(weight: float) -> str:

@@ -1,0 +1,408 @@
+"""A model with adapters that are not merged is read as the merged one is; what cannot be read is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import ssmscope
+from ssmscope.affine import embedding_table
+from ssmscope.errors import InputError
+from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
+from ssmscope.interp.objective import objective
+from ssmscope.interp.perturbed import fill_of
+from ssmscope.model import Model
+from ssmscope.models import parts
+from ssmscope.probes.bound_norms import theorem_model
+from ssmscope.probes.influence import influence
+from ssmscope.probes.lens import chosen_states, logit_lens
+from ssmscope.probes.stability import stability
+from ssmscope.reading import fast_scan, reader_of
+
+peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install 'ssmscope[dev]'")
+
+IDS = [[5, 17, 3, 9, 22, 1], [7, 8, 9]]
+REFUSED_BY_PEFT = {"mamba", "mamba2", "falcon_mamba"}  # LoRA on their out_proj
+
+LORA = dict(r=3, lora_alpha=6, init_lora_weights=False)
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": LORA,
+    "lora with dropout": {**LORA, "lora_dropout": 0.3},
+    "dora": {**LORA, "use_dora": True},
+}
+
+
+def plain(name: str) -> Any:
+    """An example in float64 whose head is not the embeddings."""
+    architecture, index = EXAMPLES[name]
+    torch.manual_seed(0)
+    module: Any = list(architecture.examples().values())[index].double().eval()
+    head = module.get_output_embeddings()
+    if head is not None:
+        head.weight = nn.Parameter(torch.randn_like(head.weight) / 5)
+        module.config.tie_word_embeddings = False
+    return module
+
+
+def targets(module: Any) -> list[str]:
+    """Embeddings, head and every linear layer that peft, and the newest transformers, let have an adapter."""
+    kind = module.config.model_type
+    names = {name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    names |= {name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    left_out = {"out_proj"} if kind in REFUSED_BY_PEFT else set()
+    return sorted(names - left_out - ({"dt_proj"} if parts.BY_WEIGHT else set()))
+
+
+@functools.cache
+def pair(name: str, kind: str = "lora") -> tuple[Model, Model]:
+    """A model with an adapter that is not merged, and the merged one."""
+    module = plain(name)
+    chosen, options = targets(module), KINDS.get(kind, LORA)
+    torch.manual_seed(1)
+    if kind == "loha":
+        config = peft.LoHaConfig(r=2, target_modules=[*chosen, "out_proj"], init_weights=False)
+        config.target_modules -= {"embeddings", "lm_head"}
+    else:
+        config = peft.LoraConfig(target_modules=chosen, **options)
+    adapted = peft.get_peft_model(module, config)
+    if kind == "two":
+        adapted.add_adapter("second", peft.LoraConfig(target_modules=chosen, **{**LORA, "r": 2}))
+        adapted.base_model.set_adapter(["default", "second"])
+    adapted = adapted.double().eval()
+    merged = copy.deepcopy(adapted).merge_and_unload(adapter_names=["default", "second"] if kind == "two" else None)
+    own = copy.deepcopy(adapted).unload()  # the adapter matters
+    found = Model(adapted.base_model.model), Model(merged), Model(own)
+    logits = [each.logits(each.encode(ids=IDS)) for each in found]
+    assert apart(logits[2], logits[1]) > 1e-2 and apart(logits[0], logits[1]) < 1e-5
+    return found[:2]
+
+
+def apart(found: Any, expected: Any) -> float:
+    """The largest difference, in units of the largest number."""
+    found, expected = (t.detach().double().numpy() if isinstance(t, Tensor) else t for t in (found, expected))
+    assert found.shape == expected.shape and np.isfinite(expected).all() and np.abs(expected).max() > 0
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def same(found: Any, expected: Any) -> None:
+    assert apart(found, expected) < 1e-5
+
+
+NAMES = [
+    *("mamba", "mamba-with-biases", "falcon-mamba", "mamba2", "gated-deltanet", "gla", "retnet", "diff-mamba"),
+    *("diff-s6", "groupmamba", "groupmamba-mamba2", "gfssm", "rwkv", "baleen-e-mamba2"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_is_that_of_the_merged_model(name):
+    adapted, merged = pair(name)
+    traces = [model.trace(model.encode(ids=IDS)) for model in (adapted, merged)]
+    asked: list[dict[str, Any]] = [
+        {"level": level, "heads": heads, "parts": True}
+        for level in ("ssm", "block")
+        for heads in ("mean", "abs", "all")
+    ]
+    asked += [{"rollout": True}, {"rollout": True, "heads": "abs"}, {"pool": 2}, {"rows": "last"}]
+    for options in asked:
+        one, other = (ssmscope.implicit_attention(trace, **options) for trace in traces)
+        for text, expected in zip(one, other, strict=True):
+            for map_, wanted in zip(text.maps, expected.maps, strict=True):
+                same(map_.values, wanted.values)
+                assert (map_.sink is None) == (wanted.sink is None)
+    one, other = (ssmscope.selection_heatmap(trace) for trace in traces)
+    for text, expected in zip(one, other, strict=True):
+        same(text.mean, expected.mean)
+        same(text.scores, expected.scores)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frozen_layers_are_those_of_the_merged_model(name):
+    adapted, merged = pair(name)
+    traces = [model.trace(model.encode(ids=IDS)) for model in (adapted, merged)]
+    torch.manual_seed(2)
+    for index, mixer in enumerate(adapted.mixers):
+        one, other = (trace.frozen[index] for trace in traces)
+        u, w = torch.randn_like(other.u), torch.randn_like(other.bias)
+        same(one.matvec(u), other.matvec(u))
+        same(one.vecmat(w), other.vecmat(w))
+        weighed = [layer.contributions(w).attention() for layer in (one, other)]
+        same(*weighed)
+        with torch.no_grad():
+            layer = reader_of(mixer).quantities(mixer, other.u, traces[0].mask)
+            own = reader_of(mixer).output(mixer, layer)
+            frozen = reader_of(mixer).frozen(mixer, layer)
+            same(frozen.matvec(frozen.u) + frozen.bias, own)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_relevance_and_gradients_are_those_of_the_merged_model(name):
+    adapted, merged = pair(name)
+    of = [objective(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
+    one, other = (lrp(each) for each in of)
+    same(one.scores, other.scores)
+    assert (one.delta < 1e-4).all() and one.converged.all()
+    same(bias_relevance(of[0]) + 1, bias_relevance(of[1]) + 1)  # it may be nothing
+    maps = [ssmscope.attention_gradient(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
+    for text, expected in zip(*maps, strict=True):
+        for map_, wanted in zip(text.maps, expected.maps, strict=True):
+            same(map_.values, wanted.values)
+    assert not any("forward" in vars(part) for part in adapted.module.modules())
+
+
+@pytest.mark.parametrize("kind", ["lora with dropout", "dora", "two", "loha"])
+def test_every_kind_of_adapter(kind):
+    adapted, merged = pair("mamba2", kind)
+    of = [objective(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
+    same(lrp(of[0]).scores, lrp(of[1]).scores)
+    traces = [model.trace(model.encode(ids=IDS)) for model in (adapted, merged)]
+    for one, other in zip(traces[0].frozen, traces[1].frozen, strict=True):
+        same(one.matvec(other.u) + one.bias, other.matvec(other.u) + other.bias)
+        same(one.attention(), other.attention())
+
+
+@pytest.mark.parametrize("name", ["mamba", "gla", "gated-deltanet", "rwkv"])
+def test_a_bias_that_an_adapter_adds_is_a_constant(name):
+    """Layers without a bias of their own get one: it is no part of any map, and has its relevance."""
+    module = plain(name)
+    wanted = {"out_proj", "output", "value", "v_proj", "z_proj", "qkv_proj", "in_proj", "up", "down"}
+    for index, part in enumerate(module.modules()):
+        for key, child in list(part.named_children()):
+            if key in wanted and isinstance(child, nn.Linear):
+                shift = torch.randn(
+                    child.out_features, dtype=torch.float64, generator=torch.Generator().manual_seed(index)
+                )
+                child.register_forward_hook(lambda module, args, y, shift=shift: y + shift)
+    model = Model(module)
+    trace = model.trace(model.encode(ids=IDS))
+    for index, mixer in enumerate(model.mixers):
+        with torch.no_grad():
+            layer = reader_of(mixer).quantities(mixer, trace.layers[index].u, trace.mask)
+            frozen = reader_of(mixer).frozen(mixer, layer)
+            same(frozen.matvec(frozen.u) + frozen.bias, reader_of(mixer).output(mixer, layer))
+    of = objective(model, model.encode(ids=IDS), target=7)
+    assert (lrp(of).delta < 1e-4).all()
+
+
+@pytest.mark.parametrize("name", ["mamba", "gated-deltanet"])
+def test_probes_are_those_of_the_merged_model(name):
+    adapted, merged = pair(name)
+    same(fill_of(adapted, "mean"), fill_of(merged, "mean"))
+    same(embedding_table(adapted.module), embedding_table(merged.module))
+    found = [influence(model, model.encode(ids=IDS[:1]), exact=True) for model in (adapted, merged)]
+    numbers = [result.to_frame().select_dtypes("number").to_numpy(float, na_value=0) for result in found]
+    same(*(np.nan_to_num(each) for each in numbers))
+    found = [stability(model, model.encode(ids=IDS)) for model in (adapted, merged)]
+    numbers = [result.to_frame().select_dtypes("number").to_numpy(float, na_value=0) for result in found]
+    same(*(np.nan_to_num(each, posinf=0, neginf=0) for each in numbers))
+    lenses = [logit_lens(model) for model in (adapted, merged)]
+    stream = chosen_states(merged, merged.encode(ids=IDS), "every")
+    same(*(lens.log_probs(stream) for lens in lenses))
+    same(*(lens.tuned.unembed.unembedding.weight for lens in lenses))
+
+
+def test_the_bound_is_that_of_the_merged_model():
+    module = plain("selective-ssm-language")
+    adapted = peft.get_peft_model(module, peft.LoraConfig(target_modules=["lm_head", "embedding"], **LORA)).double()
+    merged = copy.deepcopy(adapted).merge_and_unload()
+    one, other = (theorem_model(Model(each)) for each in (adapted.base_model.model, merged))
+    same(one.head, other.head)
+    same(one.embeddings, other.embeddings)
+
+
+# ---- other ways in which a weight does not say what its layer computes
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+class Halved(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+@contextmanager
+def changed(name: str, way: str) -> Iterator[tuple[Model, Model]]:
+    """A model with layers that compute something else than their weights say, and one with such weights."""
+    one, other = plain(name), plain(name)
+    for mixers in zip(Model(one).mixers, Model(other).mixers, strict=True):
+        mine, theirs = mixers
+        if way == "parametrised":
+            for part in ("in_proj", "out_proj", "conv1d"):
+                parametrize.register_parametrization(getattr(mine, part), "weight", Doubled())
+                getattr(theirs, part).weight.data.mul_(2)
+            for part in ("A_log", "D"):
+                parametrize.register_parametrization(mine, part, Doubled())
+                getattr(theirs, part).data.mul_(2)
+        elif way == "subclass":
+            mine.in_proj.__class__ = mine.out_proj.__class__ = Halved
+            for part in (theirs.in_proj, theirs.out_proj):
+                part.weight.data.div_(2)
+        else:
+            for part in ("in_proj", "out_proj", *(["norm"] if hasattr(mine, "norm") else [])):
+                getattr(mine, part).register_forward_hook(lambda module, args, y: 3 * y)
+                getattr(theirs, part).weight.data.mul_(3)
+            if not parts.BY_WEIGHT:
+                mine.conv1d.register_forward_hook(lambda module, args, y: y / 4)
+                theirs.conv1d.weight.data.div_(4)
+                theirs.conv1d.bias.data.div_(4)
+    for module, scale in ((one, None), (other, 3)):
+        for part in module.modules():
+            if type(part).__name__.endswith("MambaRMSNorm") or type(part).__name__ == "Mamba2RMSNorm":
+                if way == "hook" and scale:
+                    part.weight.data.mul_(scale)
+                elif way == "hook":
+                    part.register_forward_hook(lambda module, args, y: 3 * y)
+    yield Model(one), Model(other)
+
+
+@pytest.mark.parametrize("way", ["parametrised", "subclass", "hook"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_layers_are_read_by_what_they_compute(name, way):
+    with changed(name, way) as models:
+        assert [model.num_layers for model in models] == [2, 2]
+        traces = [model.trace(model.encode(ids=IDS)) for model in models]
+        same(traces[0].logits, traces[1].logits)
+        same(np.nan_to_num(traces[0].retention), np.nan_to_num(traces[1].retention))
+        for one, other in zip(traces[0].frozen, traces[1].frozen, strict=True):
+            same(one.matvec(other.u) + one.bias, other.matvec(other.u) + other.bias)
+            same(one.attention(), other.attention())
+            same(one.attention("ssm"), other.attention("ssm"))
+        of = [objective(model, model.encode(ids=IDS), target=7) for model in models]
+        same(lrp(of[0]).scores, lrp(of[1]).scores)
+
+
+def test_a_forward_of_its_own_is_called_and_left_as_it_was():
+    model, expected = Model(plain("mamba2")), Model(plain("mamba2"))
+    head = model.module.get_output_embeddings()
+    own, calls = head.forward, []
+
+    def forward(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return 2 * own(x)
+
+    head.forward = forward
+    expected.module.get_output_embeddings().weight.data.mul_(2)
+    of = [objective(each, each.encode(ids=IDS), target=7) for each in (model, expected)]
+    calls.clear()
+    same(lrp(of[0]).scores, lrp(of[1]).scores)
+    assert head.forward is forward and calls
+    with pytest.raises(KeyError), relevance_rules(model.module, torch.ones(2)):
+        assert head.forward is not forward
+        raise KeyError
+    assert head.forward is forward
+
+
+def test_attention_gradient_asks_nothing_of_the_weights():
+    model, expected = Model(plain("mamba")), Model(plain("mamba"))
+    model.module.requires_grad_(False)
+    maps = [ssmscope.attention_gradient(each, each.encode(ids=IDS), target=7) for each in (model, expected)]
+    for text, wanted in zip(*maps, strict=True):
+        for map_, other in zip(text.maps, wanted.maps, strict=True):
+            same(map_.values, other.values)
+
+
+# ---- what is refused
+
+
+def refusals(model: Model, of: Any) -> Iterator[str]:
+    """What is said instead of a map, and of relevance."""
+    for ask in (lambda: ssmscope.implicit_attention(model.trace(of.batch)), lambda: lrp(of)):
+        with pytest.raises(InputError) as error:
+            ask()
+        assert "\n" not in str(error.value)
+        yield str(error.value)
+
+
+def test_the_dropout_of_an_adapter_in_training_is_not_drawn():
+    module = plain("mamba2")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["in_proj"], **{**LORA, "lora_dropout": 0.5}), module)
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    model = Model(module.double().eval())
+    of = objective(model, model.encode(ids=IDS), target=7)
+    before = ssmscope.implicit_attention(model.trace(of.batch)), lrp(of).scores
+    module.train()
+    after = ssmscope.implicit_attention(model.trace(of.batch)), lrp(of).scores
+    for one, two in zip(before[0], after[0], strict=True):
+        for map_, other in zip(one.maps, two.maps, strict=True):
+            same(map_.values, other.values)
+    same(after[1], before[1])
+    assert all(part.training for part in module.modules())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_activations_are_refused():
+    module = torch.ao.quantization.quantize_dynamic(plain("mamba2").float(), {nn.Linear}, dtype=torch.qint8)
+    model = Model(module)
+    batch = model.encode(ids=IDS)
+    with torch.no_grad(), fast_scan(module, mask=batch.mask):
+        assert model.module.backbone(batch.input_ids).last_hidden_state.isfinite().all()
+    u = torch.randn(1, 5, model.config.hidden_size)
+    mixer = model.mixers[0]
+    with pytest.raises(InputError, match=r"Mamba2Mixer.*of layer 0, a Linear of torch.*quantized.*dequantise") as error:
+        reader_of(mixer).frozen(mixer, reader_of(mixer).quantities(mixer, u))
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="no linear map"), relevance_rules(module, torch.ones(1)):
+        pass
+
+
+class Mixing(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + super().forward(x).flip(1) / 10
+
+
+def test_a_convolution_that_mixes_channels_is_refused():
+    module = plain("gated-deltanet")
+    module.backbone.layers[1].mixer.conv1d.__class__ = Mixing
+    model = Model(module)
+    with pytest.raises(InputError, match=r"DeltaMixer.conv1d, a Mixing of .*, is no convolution of every") as error:
+        model.logits(model.encode(ids=IDS))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("by_weight", [True, False])
+def test_an_adapter_that_transformers_leaves_out_is_refused(monkeypatch, by_weight):
+    monkeypatch.setattr(parts, "BY_WEIGHT", by_weight)
+    module = plain("mamba")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["dt_proj"], **LORA), module)
+    model = Model(module.double())
+    if by_weight:
+        with pytest.raises(InputError, match="reads the weight of MambaMixer.dt_proj of layer 0 and leaves out"):
+            model.logits(model.encode(ids=IDS))
+    else:
+        merged = copy.deepcopy(module)
+        for mixer in Model(merged).mixers:
+            mixer.dt_proj = mixer.dt_proj.merge() or mixer.dt_proj.base_layer
+        same(model.logits(model.encode(ids=IDS)), Model(merged).logits(Model(merged).encode(ids=IDS)))
+
+
+def test_an_adapter_on_weights_that_are_rescaled_is_refused():
+    module = plain("rwkv-deeper")
+    module.rwkv.config.rescale_every = 2
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["output"], **LORA), module)
+    model = Model(module.double())
+    with pytest.raises(InputError, match="powers of two, but not what an adapter"):
+        model.logits(model.encode(ids=IDS))
+
+
+def test_offloaded_weights_are_refused_by_lrp():
+    model = Model(plain("mamba"))
+    of = objective(model, model.encode(ids=IDS), target=7)
+    mixer = model.mixers[1]
+    mixer.A_log = nn.Parameter(mixer.A_log.to("meta"))
+    with pytest.raises(InputError, match="offloaded: load the model whole"):
+        lrp(of)
