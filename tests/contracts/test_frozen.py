@@ -35,7 +35,9 @@ def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, FrozenLayer]]:
     """Every mixer's own output and its block."""
     for mixer, _, own, layer in runs(module):
         with torch.no_grad(), TrueFloat64():
-            yield own, reader_of(mixer).frozen(mixer, layer)
+            block = reader_of(mixer).frozen(mixer, layer)
+        with torch.no_grad():
+            yield own, block
 
 
 def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
