@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from ssmscope import cli
 from ssmscope.command import command_of
+from ssmscope.training import ARCHITECTURES
 
 WHOLE, NUMBER = {"N", "K", "M"}, {"X", "P"}
 """What stands for a whole number and for any number in the help of an option."""
@@ -47,7 +48,7 @@ SHORT: Mapping[str, Mapping[str, str]] = {
     "stability": {"--length": "8", "--samples": "2"},
     "influence": {"--sequences": "2"},
     "report": {"--out": "out"},
-    "train": {"--epochs": "1", "--width": "8", "--layers": "1", "--state": "2", "--batch-size": "8", "--out": "out"},
+    "train": {"--epochs": "1", "--width": "8", "--layers": "1", "--batch-size": "8", "--out": "out"},
 }
 """What keeps a verb's runs short. A verb that is not named here is run with what it must be given alone."""
 
@@ -226,6 +227,7 @@ def _named(world: World) -> dict[str, st.SearchStrategy[Value]]:
         )
     }  # fmt: skip
     return found | {
+        "architecture": st.sampled_from(list(ARCHITECTURES)),
         "--text": SENTENCES,
         "--before": SENTENCES,
         "--after": SENTENCES,
