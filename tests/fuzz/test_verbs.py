@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from ssmscope.reports import serving
 
-EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "8"))
+EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "6"))
 VERBS = verbs()
 FUZZED = settings(
     max_examples=EXAMPLES,
