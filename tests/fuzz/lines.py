@@ -157,7 +157,7 @@ def lines(draw: st.DrawFn, verb: str, parameters: Sequence[Parameter], world: Wo
     parts: list[tuple[str, Value | None]] = []
     for number, (each, value) in enumerate(chosen):
         wrong = number == flaw or (mood == "wild" and draw(st.booleans()))
-        if wrong and draw(st.integers(0, 9)) == 0:
+        if wrong and each.name not in SHORT.get(verb, {}) and draw(st.integers(0, 9)) == 0:
             continue  # not given at all
         name = "" if each.positional else each.name
         if each.flags:
