@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+EXAMPLES ?= 2000
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -10,22 +11,25 @@ THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Nothing of transformers is in these.
 SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/test_bootstrap.py \
     tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
-    tests/test_docs.py tests/test_notebooks.py \
-    $(addprefix tests/reports/test_,browser.py engines.py exports.py plan.py) \
+    $(wildcard tests/test_*_scan.py) tests/test_scalar_kernel.py tests/models/test_parts.py tests/attacks/test_regions.py \
+    tests/evaluation/test_store.py tests/training/test_plan.py tests/test_docs.py tests/test_notebooks.py \
+    $(addprefix tests/reports/test_,browser.py engines.py exports.py page.py plan.py running.py) \
     tests/interp/test_readouts.py tests/interp/test_attention_views.py tests/interp/test_plausibility.py \
     $(filter-out %/test_language.py %/test_tokenizer.py,$(wildcard tests/tasks/test_*.py))
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
-.PHONY: demo setup test lint types pytest test-transformers5 docs clean
+.PHONY: demo setup test lint types pytest fuzz test-transformers5 docs clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
 
 setup: $(VENV)/.dev
 
-test: lint types pytest
+# Side by side: the types are checked on one core, which the tests leave idle now and then.
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory -j 3 lint types pytest
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
@@ -34,14 +38,18 @@ types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
 pytest: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS)
+	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) --dist worksteal
+
+# Command lines of every verb that nobody would type, EXAMPLES of each; with VERB=heatmap of that one.
+fuzz: $(VENV)/.dev
+	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) $(VENV)/bin/pytest -q -rA -n $(WORKERS) tests/fuzz $(if $(VERB),-k "$(VERB)")
 
 # What has to do with transformers' own code once more, on its newest release 5.
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) $(SAME_ON_5:%=--ignore=%)
+	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(SAME_ON_5:%=--ignore=%)
 
-# The documentation's site, with every notebook run, into build/site.
+# The documentation's site, with every notebook run unless `make test` has just run it, into build/site.
 docs: $(VENV)/.dev
 	$(THREADS) $(VENV)/bin/mkdocs build --strict
 

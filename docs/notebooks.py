@@ -1,12 +1,15 @@
 """The notebooks as pages of the documentation: run when the site is built, shown with what they gave.
 
-A hook of mkdocs. The files in `notebooks/` hold no outputs; an error in a cell fails the build. With
-`SSMSCOPE_DOCS_EXECUTE=0` the pages show the cells alone.
+A hook of mkdocs. The files in `notebooks/` hold no outputs; an error in a cell fails the build. A run of the tests
+keeps what it ran, so that the site is built from that as long as nothing changed. With `SSMSCOPE_DOCS_EXECUTE=0` the
+pages show the cells alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import html
+import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -19,7 +22,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+RAN = ROOT / "build" / "notebooks"
+"""Where notebooks with their outputs are kept, under names that say of what they are the outputs."""
 LONGEST = 300
 """Seconds that a cell may take."""
 
@@ -52,7 +58,7 @@ def page(path: Path) -> str:
         elif cell.cell_type == "code":
             parts.append(f"```python\n{cell.source}\n```")
             parts += [_shown(output, f"{path.stem}-{cell.id}-{i}") for i, output in enumerate(cell.outputs)]
-    link = f"*This page is `notebooks/{path.name}`, run when the documentation was built.*"
+    link = f"*This page is `notebooks/{path.name}`, run by the version that it documents.*"
     title, *rest = parts
     first, _, more = title.partition("\n")
     return "\n\n".join([first, link, more.strip(), *rest]) + "\n"
@@ -64,10 +70,40 @@ def executed(path: Path) -> Any:
     if text not in _ran:
         notebook = nbformat.reads(text, as_version=4)
         if os.environ.get("SSMSCOPE_DOCS_EXECUTE", "1") != "0":
-            place = {"metadata": {"path": str(NOTEBOOKS.parent)}}
-            NotebookClient(notebook, timeout=LONGEST, kernel_name="python3", resources=place).execute()
+            notebook = _run(path, notebook)
         _ran[text] = notebook
     return _ran[text]
+
+
+def _run(path: Path, notebook: Any) -> Any:
+    kept = kept_as(path)
+    if kept.is_file():
+        return nbformat.read(kept, as_version=4)
+    place = {"metadata": {"path": str(ROOT)}}
+    NotebookClient(notebook, timeout=LONGEST, kernel_name="python3", resources=place).execute()
+    return notebook
+
+
+def kept_as(path: Path) -> Path:
+    """The file in which a notebook's outputs are kept: another one for another notebook, package or library."""
+    digest = hashlib.sha256(path.read_bytes())
+    for file in sorted(file for file in (ROOT / "ssmscope").rglob("*") if file.is_file()):
+        if "__pycache__" not in file.parts:
+            digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
+    versions = sorted(f"{each.name}=={each.version}" for each in importlib.metadata.distributions())
+    digest.update("\n".join(versions).encode())
+    return RAN / f"{path.stem}-{digest.hexdigest()[:16]}.ipynb"
+
+
+def keep(path: Path, notebook: Any) -> None:
+    """Keep a notebook that was run, in place of what was kept of it before."""
+    kept = kept_as(path)
+    RAN.mkdir(parents=True, exist_ok=True)
+    for older in RAN.glob(f"{path.stem}-{'[0-9a-f]' * 16}.ipynb"):
+        older.unlink()
+    begun = kept.with_suffix(".tmp")
+    nbformat.write(notebook, begun)
+    begun.replace(kept)
 
 
 def relinked(source: str) -> str:

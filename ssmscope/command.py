@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -179,10 +180,16 @@ given: list[str] = []
 """The command line that runs, for the model card."""
 
 
+@functools.cache
+def command_of(app: typer.Typer) -> Any:
+    """The application as the command that it is. It is made once: that takes longer than most refusals."""
+    return typer.main.get_command(app)
+
+
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     given[:] = arguments
-    command = typer.main.get_command(app)
+    command = command_of(app)
     try:
         with command.make_context("analyze", list(arguments) or ["--help"]) as context:
             command.invoke(context)

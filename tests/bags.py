@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from examples import EXAMPLES
+from examples import random_example
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
 from tokenizers.pre_tokenizers import Whitespace
@@ -27,8 +27,7 @@ class BagForSequenceClassification(nn.Module):
 
     def __init__(self, weights: Sequence[float], link: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        architecture, index = EXAMPLES["mamba"]
-        self.idle = next(iter(list(architecture.examples().values())[index].children()))
+        self.idle = next(iter(random_example("mamba").children()))
         self.words = nn.Embedding.from_pretrained(torch.tensor(weights).unsqueeze(1))
         self.link = link
         self.config = PretrainedConfig(num_labels=2, id2label=dict(enumerate(LABELS)), model_type="bag")

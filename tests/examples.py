@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 import ssmscope.models
 from ssmscope import ssm
 
+
+class Made(NamedTuple):
+    """The models of an architecture as seed 0 draws them, and the state of the generator after that."""
+
+    models: dict[str, nn.Module]
+    drawn: torch.Tensor
+
+
+def _made(architecture: Any) -> Made:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        models = architecture.examples()
+        return Made(models, torch.get_rng_state())
+
+
+_MADE = {architecture: _made(architecture) for architecture in ssmscope.models.architectures().values()}
 EXAMPLES = {
-    name: (architecture, index)
-    for architecture in ssmscope.models.architectures().values()
-    for index, name in enumerate(architecture.examples())
+    name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
 }
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
+
+
+def random_example(name: str) -> nn.Module:
+    """One of `EXAMPLES` as seed 0 draws it, for the caller to change: making them anew takes longer than most tests."""
+    made = _MADE[EXAMPLES[name][0]]
+    torch.set_rng_state(made.drawn)
+    return copy.deepcopy(made.models[name])
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -34,11 +34,13 @@ class TrueFloat64(TorchFunctionMode):
     """Within this mode `.float()` and `.to(torch.float32)` give float64, so that a model in float64 stays there."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
+        # Every call of torch comes through here, so what is not cast is handed on at once.
         if func is torch.Tensor.float:
             return args[0].double()
         if func is torch.Tensor.to:
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if not kwargs:
+            return func(*args)
         if kwargs.get("dtype") is torch.float32:
-            kwargs["dtype"] = torch.float64
+            kwargs = {**kwargs, "dtype": torch.float64}
         return func(*args, **kwargs)

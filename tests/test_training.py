@@ -433,7 +433,7 @@ def test_wilsons_interval_has_its_published_values():
 def test_sst2_is_learnt(real_data, tmp_path):
     for split in ("train", "validation", "test"):
         real_data("sst2", split)
-    options = {"width": 32, "epochs": 3, "embedding_dropout": 0.2, "token_dropout": 0.1, "subword_dropout": 0.0}
+    options = {"width": 32, "epochs": 1, "embedding_dropout": 0.2, "token_dropout": 0.1, "subword_dropout": 0.0}
     out = train_model("mamba2", "sst2", tmp_path / "o", learning_rate=1e-2, progress=False, **options)
     record = json.loads((out / "training.json").read_text())
     assert record["data"]["train"]["examples"] == 6920

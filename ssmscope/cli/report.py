@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ssmscope.cli.app import app
-from ssmscope.command import JSON, console
+from ssmscope.command import JSON, command_of, console
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.inputs import check_writable
 from ssmscope.options import whole
@@ -90,7 +90,7 @@ def application() -> Any:
     """The verbs, for the jobs of a plan."""
     from ssmscope.cli import app
 
-    return typer.main.get_command(app)
+    return command_of(app)
 
 
 def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:

@@ -107,6 +107,10 @@ def retrieval(
     named = filler is None or isinstance(filler, str | Path)
     hay = load_filler(filler, split) if named else tuple(filler)  # type: ignore[arg-type]
     count = _counter(every[0].tokenizer)
+    for task in chosen:  # what cannot be asked is refused before anything is
+        first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
+        for model in every:
+            _candidates(model, first, template)
     names, digest = own_names(every), hashlib.sha256()
     shape = (len(every), len(chosen), len(steps))
     right = np.zeros((*shape, examples), dtype=bool)

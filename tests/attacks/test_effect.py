@@ -12,7 +12,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES
+from examples import random_example
 from leaky import leaky
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
@@ -31,9 +31,7 @@ FAMILIES = ["mamba", "mamba2", "baleen-e-mamba", "diff-mamba", "gfssm", "groupma
 
 
 def random_model(name: str) -> ssmscope.Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return ssmscope.Model(list(architecture.examples().values())[index].eval(), None, name)
+    return ssmscope.Model(random_example(name).eval(), None, name)
 
 
 def states(words: list[str]) -> np.ndarray:

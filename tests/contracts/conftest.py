@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from examples import EXAMPLES
+from examples import EXAMPLES, random_example
 from loud import loud
 
 from ssmscope.model import Model
@@ -12,9 +11,7 @@ from ssmscope.model import Model
 
 @pytest.fixture(params=list(EXAMPLES), ids=str)
 def module(request):
-    architecture, index = EXAMPLES[request.param]
-    torch.manual_seed(0)
-    return loud(list(architecture.examples().values())[index])
+    return loud(random_example(request.param))
 
 
 @pytest.fixture

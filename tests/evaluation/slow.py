@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from examples import EXAMPLES
+from examples import EXAMPLES, random_example
 from loud import loud
 
 from ssmscope.evaluation import Template
@@ -22,9 +21,7 @@ LANGUAGE = [name for name in EXAMPLES if name == "selective-ssm-language" or not
 
 def language_model(name: str, dtype: torch.dtype = torch.float32) -> Model:
     """An example model with a word for each of its tokens."""
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    module = copy.deepcopy(loud(list(architecture.examples().values())[index]))
+    module = loud(random_example(name))
     return Model(module.to(dtype), symbol_tokenizer([*FILLING, *LABELS]), name)
 
 

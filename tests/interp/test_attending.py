@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES
+from examples import random_example
 from loud import loud
 
 import ssmscope
@@ -23,9 +23,7 @@ IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]))
+    return Model(loud(random_example(name)))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS, relative
+from examples import EXAMPLES, TEXTS, random_example, relative
 from loud import TrueFloat64, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
@@ -26,9 +26,7 @@ REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is wo
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]).double())
+    return Model(loud(random_example(name)).double())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import TEXTS, random_example
 from loud import loud
 from torch import Tensor, nn
 
@@ -31,9 +31,7 @@ ARCHITECTURES = ["mamba", "mamba2", "diff-mamba", "gfssm", "groupmamba-mamba2", 
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]))
+    return Model(loud(random_example(name)))
 
 
 def run(name: str, found, **options):

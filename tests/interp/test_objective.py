@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import TEXTS, random_example
 from loud import loud
 
 import ssmscope
@@ -19,9 +19,7 @@ CLOSE = dict(rtol=1e-4, atol=1e-5)
 
 
 def example(name: str = "mamba") -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]))
+    return Model(loud(random_example(name)))
 
 
 @pytest.fixture(scope="module")

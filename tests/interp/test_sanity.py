@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from bags import by_position
-from examples import EXAMPLES, TEXTS
+from examples import EXAMPLES, TEXTS, random_example
 from loud import loud
 
 from ssmscope.errors import InputError
@@ -21,9 +21,7 @@ from ssmscope.results import Result
 
 
 def language_model(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]), name=name)
+    return Model(loud(random_example(name)), name=name)
 
 
 @pytest.fixture(scope="module")

@@ -281,20 +281,24 @@ def test_the_backbone_by_hand(kind):
 FRESH = """
 import sys, torch, ssmscope.models
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-assert type(model).__name__ == sys.argv[2], type(model)
-torch.save(model(torch.tensor([[3, 9, 17, 4]])).logits, sys.argv[1] + "/logits.pt")
+for folder, name in zip(sys.argv[1::2], sys.argv[2::2]):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == name, type(model)
+    torch.save(model(torch.tensor([[3, 9, 17, 4]])).logits, folder + "/logits.pt")
 """
 
 
-@pytest.mark.parametrize("kind, tied", [("gla", True), ("retnet", False)])
-def test_auto_classes_open_it_in_a_fresh_process(kind, tied, tmp_path):
-    model = made(kind, tie_word_embeddings=tied)
-    assert (model.lm_head.weight is model.backbone.embeddings.weight) == tied
-    model.save_pretrained(tmp_path)
-    subprocess.run([sys.executable, "-c", FRESH, str(tmp_path), type(model).__name__], check=True, timeout=120)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(torch.tensor([[3, 9, 17, 4]])).logits)
+def test_auto_classes_open_them_in_a_fresh_process(tmp_path):
+    models = {}
+    for kind, tied in (("gla", True), ("retnet", False)):
+        model = models[tmp_path / kind] = made(kind, tie_word_embeddings=tied)
+        assert (model.lm_head.weight is model.backbone.embeddings.weight) == tied
+        model.save_pretrained(tmp_path / kind)
+    given = [part for folder, model in models.items() for part in (str(folder), type(model).__name__)]
+    subprocess.run([sys.executable, "-c", FRESH, *given], check=True, timeout=120)
+    for folder, model in models.items():
+        with torch.no_grad():
+            torch.testing.assert_close(torch.load(folder / "logits.pt"), model(torch.tensor([[3, 9, 17, 4]])).logits)
 
 
 @EACH

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import EXAMPLES, TEXTS, random_example
 from loud import loud
 
 import ssmscope
@@ -399,9 +399,7 @@ class TestClasses:
 
 
 def example(name: str) -> torch.nn.Module:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return list(architecture.examples().values())[index]
+    return random_example(name)
 
 
 OUTSIDE = [name for name in EXAMPLES if not name.startswith("selective")]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import EXAMPLES, TEXTS, random_example
 from loud import TrueFloat64, loud
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -29,9 +29,7 @@ FLOAT32 = noise_of(torch.float32)
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]), name=name)
+    return Model(loud(random_example(name)), name=name)
 
 
 # ---- a linear layer whose Jacobian is known

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import TEXTS, random_example
 from loud import loud
 
 from ssmscope.errors import InputError
@@ -17,9 +17,7 @@ from ssmscope.probes.influence_similarity import blocks_of, mean_cosine, similar
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]), name=name)
+    return Model(loud(random_example(name)), name=name)
 
 
 def pairwise(x: np.ndarray) -> float:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import EXAMPLES, TEXTS, random_example
 from loud import loud
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -22,9 +22,7 @@ from ssmscope.results import Result
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]), name=name)
+    return Model(loud(random_example(name)), name=name)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS, relative
+from examples import EXAMPLES, TEXTS, random_example, relative
 from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -37,9 +37,7 @@ from ssmscope.probes.lens import (  # noqa: E402
 
 def example(name: str) -> Model:
     """A random model in which the final norm's own weights matter too."""
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    model = Model(loud(list(architecture.examples().values())[index]))
+    model = Model(loud(random_example(name)))
     norm = final_norm_of(model)
     if norm is not None:
         with torch.no_grad():

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS
+from examples import EXAMPLES, TEXTS, random_example
 from loud import loud
 from torch import nn
 from torch.nn.functional import softplus
@@ -34,9 +34,7 @@ LN2 = math.log(2)
 
 
 def example(name: str) -> Model:
-    architecture, index = EXAMPLES[name]
-    torch.manual_seed(0)
-    return Model(loud(list(architecture.examples().values())[index]), None, name)
+    return Model(loud(random_example(name)), None, name)
 
 
 # ---- every architecture against a slow reference

@@ -1,0 +1,76 @@
+"""Whatever is typed after a verb, it answers or refuses in one line: never a traceback, never half a file.
+
+Each verb that is registered is fuzzed, a new one by being added. `SSMSCOPE_FUZZ=2000` sets the number of examples a
+verb (`make fuzz`); the few of an ordinary run are always the same.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import transformers
+from fuzz.judged import judge, shown, told
+from fuzz.lines import SHORT, lines, placed, verbs
+from fuzz.world import World, build
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from ssmscope.reports import serving
+
+EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "6"))
+VERBS = verbs()
+FUZZED = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize="SSMSCOPE_FUZZ" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate, Phase.shrink] if "SSMSCOPE_FUZZ" in os.environ else [Phase.generate],
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return build(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(autouse=True)
+def surroundings(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small data sets, libraries that keep quiet, and no page that is served until somebody ends it."""
+    monkeypatch.setenv("SSMSCOPE_DATA", str(world.root / "data"))
+    monkeypatch.setattr(serving, "import_gradio", lambda: None)
+    monkeypatch.setattr(serving, "serve", lambda live, *, host, port: None)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_answers_or_refuses(verb: str, world: World) -> None:
+    ends: Counter[int] = Counter()
+
+    @FUZZED
+    @given(st.data())
+    def example(data: st.DataObject) -> None:
+        line = data.draw(lines(verb, VERBS[verb], world))
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = placed(line, Path(folder))
+            note(shown(arguments))
+            ends[judge(verb, arguments, Path(folder)).code] += 1
+
+    example()
+    print(told(verb, ends))
+    assert ends[0] and ends[2] or EXAMPLES < 100, "of so many, some are answered and some refused"
+
+
+def test_every_verb_is_fuzzed() -> None:
+    assert {"heatmap", "lens fit", "lens show", "train", "report", "serve"} <= set(VERBS)
+    options = {name: {each.name for each in parameters} for name, parameters in VERBS.items()}
+    unknown = {name: set(base) for name, base in SHORT.items() if name not in VERBS or not set(base) <= options[name]}
+    assert not unknown, "these keep no run short: there is no such option"
