@@ -15,7 +15,7 @@ from planned import TEXT, tiny_model
 
 from ssmscope import cli
 from ssmscope.reports import exports, running
-from ssmscope.reports.store import held
+from ssmscope.writing import held
 from ssmscope.results import Result
 
 

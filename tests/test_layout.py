@@ -14,11 +14,16 @@ PACKAGE = ROOT / "ssmscope"
 
 CORE = {"errors", "scans", "matrices", "ssm", "frozen", "trace", "encoding", "model", "models"}
 ROOMS = {"interp", "probes", "attacks"}
+FILES = {"reading", "writing", "limits"}
+"""How files are read and written, and how much may be asked for at once."""
 MAY_IMPORT = {
     "errors": set(),
-    "results": {"errors"},
+    "reading": {"errors"},
+    "writing": {"errors"},
+    "limits": {"errors"},
+    "results": {"errors", "writing"},
     "bootstrap": set(),
-    "tasks": {"errors"},
+    "tasks": {"errors", *FILES},
     "scans": {"errors"},
     "matrices": {"errors", "scans"},
     "ssm": {"errors", "scans", "matrices"},
@@ -27,16 +32,16 @@ MAY_IMPORT = {
     "encoding": {"errors"},
     "model": CORE - {"models", "model"},
     "models": CORE - {"models"},
-    "evaluation": CORE | {"tasks"},
-    "interp": CORE | {"results", "bootstrap", "tasks", "evaluation"},
-    "probes": CORE | {"results", "bootstrap", "tasks", "evaluation", "interp", "training"},
-    "attacks": CORE | {"results", "bootstrap", "tasks", "evaluation", "interp"},
-    "training": CORE | {"results", "bootstrap", "tasks"},
-    "reports": CORE | ROOMS | {"results", "bootstrap", "tasks", "evaluation", "training"},
-    "inputs": {"errors"},
-    "options": {"errors", "inputs"},
-    "command": CORE | {"results", "tasks", "inputs", "options"},
-    "cli": CORE | ROOMS | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
+    "evaluation": CORE | FILES | {"tasks"},
+    "interp": CORE | FILES | {"results", "bootstrap", "tasks", "evaluation"},
+    "probes": CORE | FILES | {"results", "bootstrap", "tasks", "evaluation", "interp", "training"},
+    "attacks": CORE | FILES | {"results", "bootstrap", "tasks", "evaluation", "interp"},
+    "training": CORE | FILES | {"results", "bootstrap", "tasks"},
+    "reports": CORE | FILES | ROOMS | {"results", "bootstrap", "tasks", "evaluation", "training"},
+    "inputs": {"errors", *FILES},
+    "options": {"errors", "inputs", *FILES},
+    "command": CORE | FILES | {"results", "tasks", "inputs", "options"},
+    "cli": CORE | FILES | ROOMS | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
 }
 ENTRANCES = {"__init__", "__main__", "_auto"}
 """The package's own face, which names everything lazily."""
@@ -138,10 +143,12 @@ QUICK = [
     "errors",
     "inputs",
     "options",
+    "reading",
     "results",
     "tasks",
     "tasks.text",
     "training",
+    "writing",
 ]
 
 
