@@ -31,7 +31,8 @@ class _Watched:
     """A stream that remembers why a write failed: some writers, torch's among them, report it as something else."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.failure = stream, None  # type: ignore[var-annotated]
+        self.stream = stream
+        self.failure: OSError | None = None
 
     def write(self, content: bytes) -> int:
         try:
@@ -173,7 +174,7 @@ def read_current(path: Path) -> bytes:
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
-    for look in range(LOOKS):
+    for _ in range(LOOKS):
         for place in (*sorted(path.parent.glob(".*.pending")), path.parent):
             with suppress(FileNotFoundError, NotADirectoryError):
                 return (place / path.name).read_bytes()

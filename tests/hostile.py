@@ -174,7 +174,7 @@ def archives() -> Iterator[tuple[str, bytes]]:
         np.save(buffer, values, allow_pickle=True)
         return buffer.getvalue()
 
-    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 300), }\n".encode()
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 300), }\n"
     huge = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
     words, vectors = array(np.array(["good", "bad"])), array(np.ones((2, 3), np.float32))
     good = packed(words=words, vectors=vectors)

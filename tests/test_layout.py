@@ -41,7 +41,10 @@ MAY_IMPORT = {
     "inputs": {"errors", *FILES},
     "options": {"errors", "inputs", *FILES},
     "command": CORE | FILES | {"results", "tasks", "inputs", "options"},
-    "cli": CORE | FILES | ROOMS | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
+    "cli": CORE
+    | FILES
+    | ROOMS
+    | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
 }
 ENTRANCES = {"__init__", "__main__", "_auto"}
 """The package's own face, which names everything lazily."""

@@ -9,6 +9,7 @@ first: what it costs is not forgetting. The two curves are a measurement, not a 
 from __future__ import annotations
 
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from ssmscope.evaluation.encoded import token_rows
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.filler import generated, sentences
 from ssmscope.tasks.language import load_lines
-from ssmscope.tasks.text import LINE_SOURCES, SUFFIXES, TextData
+from ssmscope.tasks.rows import SUFFIXES
+from ssmscope.tasks.text import LINE_SOURCES, TextData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -147,7 +149,7 @@ def _given(filler: str | Sequence[str]) -> str:
     """The user's filler as one text: of a file or a known text, or as it is."""
     if isinstance(filler, str) and filler in LINE_SOURCES:
         found = " ".join(sentences(load_lines(filler)))
-    elif isinstance(filler, str) and Path(filler).suffix.lower() in (".txt", *SUFFIXES):
+    elif isinstance(filler, str) and _is_a_path(filler):
         found = " ".join(load_lines(filler))
     else:
         parts = [filler] if isinstance(filler, str) else list(filler)
@@ -157,6 +159,13 @@ def _given(filler: str | Sequence[str]) -> str:
     if not found.strip():
         raise InputError("the filler is empty; give a text of at least one word, or none for generated sentences")
     return " ".join(found.split())
+
+
+def _is_a_path(filler: str) -> bool:
+    """Whether a filler names a file, be it absent, rather than being a text."""
+    suffix = Path(filler).suffix.lower()
+    in_a_folder = len(filler.split()) == 1 and any(mark in filler for mark in (os.sep, "/"))
+    return suffix in (".txt", *SUFFIXES) or in_a_folder or os.path.lexists(filler)
 
 
 def _pieces(asked: Questions, model: Model, given: str | None, steps: Sequence[int], seed: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ OF_KIND = {
 FINISHED = Path("training.json")
 """The file, written last, by which a run is known to have ended."""
 
-CLAIMED = Path("checkpoint") / "plan.json"
+CLAIMED = Path("checkpoint", "plan.json")
 """The plan of a run that has begun."""
 
 WITHOUT_EFFECT = (
@@ -236,13 +237,13 @@ def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     Raises:
         InputError: when `out` holds something else.
     """
-    from ssmscope.training.checkpoint import read_json
+    from ssmscope.training.checkpoint import is_new, read_json
 
     for file, finished in ((out / FINISHED, True), (out / CLAIMED, False)):
-        if file.exists():
+        if os.path.exists(file):
             compare(out, read_json(file), plan)
             return finished
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_new(out, (out / CLAIMED).parent):
         raise InputError(f"{out} exists and holds no training run; give a new or empty directory")
     return False
 
@@ -250,6 +251,8 @@ def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
 def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     if all(found.get(key) == value for key, value in plan.items()):
         return
+    if not all(isinstance(found.get(key), Mapping) for key in ("recipe", "data")):
+        raise InputError(f"{out} holds a damaged record of a run; remove it, or give another directory")
     then, now = ({**p.get("recipe", {}), "architecture": p.get("architecture")} for p in (found, plan))
     for part in plan["data"]:
         then[f"{part} data"], now[f"{part} data"] = (_shown(p.get("data", {}).get(part)) for p in (found, plan))
@@ -261,4 +264,8 @@ def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> Non
 
 
 def _shown(entry: Mapping[str, Any] | None) -> str:
-    return "none" if entry is None else f"{entry.get('name')} {entry.get('split')} {entry.get('fingerprint')}"
+    return (
+        "none"
+        if not isinstance(entry, Mapping)
+        else f"{entry.get('name')} {entry.get('split')} {entry.get('fingerprint')}"
+    )
