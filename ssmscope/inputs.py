@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ssmscope.errors import InputError
-from ssmscope.reading import LARGEST, NO_CHARACTER, decoded_text, read_text
+from ssmscope.reading import LARGEST, SURROGATE, decoded_text, read_text
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
 """How files end that hold more than lines of text."""
@@ -36,7 +36,7 @@ def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
             "one of pixels"
         )
     for text in texts:
-        if NO_CHARACTER.search(text):
+        if SURROGATE.search(text):
             raise InputError("--text is not valid UTF-8; give it in UTF-8, or in a file with --file")
     return list(texts)
 
@@ -65,6 +65,19 @@ def lines_of(file: str) -> list[str]:
     if empty is not None:
         raise InputError(f"--file {file}: line {empty} is empty; give one text a line")
     return lines
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse a command line with bytes that are no UTF-8; names of what exists may have them.
+
+    Raises:
+        InputError: naming the option.
+    """
+    for before, argument in zip(("", *arguments), arguments):
+        if SURROGATE.search(argument) and not os.path.lexists(argument):
+            named = before if before.startswith("--") else argument.partition("=")[0]
+            named = named if named.startswith("--") and not SURROGATE.search(named) else "an argument"
+            raise InputError(f"{named} is not valid UTF-8; give it in UTF-8")
 
 
 def whole_numbers(value: str, option: str, example: str) -> list[int]:

@@ -22,8 +22,10 @@ ENCODINGS = (
 )
 """Marks at the beginning of a file, the longer ones first."""
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs: JSON can write them, and Python reads bytes as such that are no UTF-8."""
 NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
-"""What no text holds: NUL, and halves of surrogate pairs, which JSON can write though no encoding can."""
+"""What no text holds: NUL, and halves of surrogate pairs."""
 
 
 def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ssmscope.errors import InputError
+from ssmscope.reading import SURROGATE
 from ssmscope.tasks.language import check_symbols
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
-
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> list[list[int]]:
