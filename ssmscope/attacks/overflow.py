@@ -24,6 +24,7 @@ from ssmscope.attacks.position import percent
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
+from ssmscope.limits import ROW, refuse_above, refuse_reading
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.filler import generated, sentences
 from ssmscope.tasks.language import load_lines
@@ -88,6 +89,10 @@ def state_overflow(
         hint = did_you_mean(str(where), WHERE)
         raise InputError(f"unknown place {where!r}; allowed are {', '.join(map(repr, WHERE))}{hint}")
     steps = _lengths(lengths)
+    refuse_above(ROW, lengths=steps[-1])
+    examples = len(data) if limit is None else min(limit, len(data))
+    tokens = len(WHERE[where]) * sum(steps) * examples
+    refuse_reading(tokens, f"filler of these lengths for {examples:,} examples", "give shorter lengths, or a limit")
     asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)
     given = None if filler is None else _given(filler)
     pieces = _pieces(asked, model, given, steps, seed)

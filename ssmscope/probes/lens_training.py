@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.limits import refuse_beyond, refuse_reading
 from ssmscope.results import Result, record_provenance
 from ssmscope.writing import settle_all, write_atomically
 
@@ -169,6 +170,9 @@ def _checked(options: dict[str, Any], model: Model) -> dict[str, Any]:
         _within(name, options[name], 1, whole=True)
     if options["patience"] is not None:
         _within("patience", options["patience"], 1, whole=True)
+    refuse_beyond({"steps": 10**7, "batch_tokens": 2**24}, options)
+    tokens = options["steps"] * options["batch_tokens"]
+    refuse_reading(tokens, f"{options['steps']:,} steps of {options['batch_tokens']:,} tokens", "take fewer")
     for name in ("learning_rate", "clip"):
         _within(name, options[name], 0, above=True)
     _within("weight_decay", options["weight_decay"], 0)

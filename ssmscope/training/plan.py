@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.limits import refuse_beyond, refuse_held
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import TextData
@@ -61,6 +62,16 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 )
 """Options, what their values must satisfy, and that in words."""
 
+MOST = {
+    **{"width": 2**16, "layers": 1000, "state": 2**12, "head_width": 2**16, "heads": 2**12, "expand": 64, "k": 1000},
+    **{"state_groups": 2**10, "fir_taps": 2**10, "vocabulary": 2**22, "length": 2**20, "max_length": 2**20},
+    **{"examples": 2**27, "epochs": 10**6, "batch_size": 2**20},
+}
+"""Sizes beyond any use, which would only fill the memory or never end."""
+
+PARAMETERS = 4 * 10**9
+"""Of a model that is trained: with AdamW 16 bytes each."""
+
 OF_KIND = {
     "lowercase": ("text", "instructions"),
     "max_length": ("text",),
@@ -105,6 +116,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             if options[name] is not None and not fits(options[name]):
                 raise InputError(f"{name} is {options[name]}; it must be {range_}")
     _check_kind(options)
+    refuse_beyond(MOST, options)
     recipe = defaults(options["architecture"], kind, options["recipe"])
     sizes = {name for names in SIZES.values() for name in names}
     fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
@@ -122,7 +134,18 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
         if not of_the_model and name in options and options[name] is None and _fits(name, kind):
             options[name] = value
+    _refuse_size(options)
     return options
+
+
+def _refuse_size(options: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights and their optimizer would fill any memory."""
+    width, layers, expand = (options[name] or 1 for name in ("width", "layers", "expand"))
+    inner = width * expand
+    states = 3 * width + 2 * (options["state"] or 1)
+    parameters = layers * inner * states + 2 * width * (options["vocabulary"] or 0)
+    what = f"{layers:,} layers of width {width:,} and expand {expand:,}"
+    refuse_held(parameters, f"{what}: they", "take a smaller model", most=PARAMETERS)
 
 
 def _fits(name: str, kind: str) -> bool:
