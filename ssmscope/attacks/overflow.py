@@ -186,12 +186,16 @@ def _pieces(asked: Questions, model: Model, given: str | None, steps: Sequence[i
     while size < len(words) and count(" ".join(words[:size])) < steps[-1]:
         size *= 2
     whole = " ".join(words[:size])  # of a long text no more than is needed
-    while (now := count(whole)) < steps[-1]:
-        more = whole if given else " ".join(generated(random, SENTENCES, spaced=False))
-        longer = _joined(whole, more)
-        if count(longer) <= now:
-            raise InputError(f"the filler {more[:40]!r} adds no token to a text; give another")
-        whole = longer
+    now, gained = count(whole), 0
+    while now < steps[-1]:
+        # of generated sentences nearly as many as are missing, so that the whole is not counted after every few
+        times = max(1, int(0.9 * (steps[-1] - now) / gained)) if gained and not given else 1
+        more = [whole] if given else [" ".join(generated(random, SENTENCES, spaced=False)) for _ in range(times)]
+        whole = _joined(whole, " ".join(more))
+        before, now = now, count(whole)
+        if now <= before:
+            raise InputError(f"the filler {more[0][:40]!r} adds no token to a text; give another")
+        gained = (now - before) // times
     return [cut(whole, n, count) for n in steps]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.objective import NUMBERS_AT_ONCE
-from ssmscope.limits import ROW, refuse_above, refuse_held, refuse_reading
+from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held, refuse_reading
 from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.probes.influence_jacobian import OUTPUTS, VECTORS, Dependence, Probes, block_norms, of_layer, of_output
 from ssmscope.probes.influence_reach import QUANTILES, SHARES, Reach, noise_of, reach_of
@@ -174,7 +174,10 @@ def _batch(
         return model.encode(texts)
     refuse_above(ROW, length=length)
     refuse_held(
-        sequences * length, f"{sequences:,} sequences of {length:,} tokens", "ask for fewer or shorter ones", most=2**24
+        sequences * length,
+        f"{sequences:,} sequences of {length:,} tokens",
+        "ask for fewer or shorter ones",
+        most=TOGETHER,
     )
     random = np.random.default_rng([seed, sequences, length])
     if model.channels is not None:

@@ -106,8 +106,8 @@ def retrieval(
     whole_from(1, examples=examples, piece=piece)
     whole_from(0, seed=seed)
     refuse_above(HELD, examples=examples)
-    tokens = len(every) * len(chosen) * sum(steps) * examples
-    refuse_reading(tokens, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
+    reading = len(every) * len(chosen) * sum(steps) * examples
+    refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     named = filler is None or isinstance(filler, str | Path)
     hay = load_filler(filler, split) if named else tuple(filler)  # type: ignore[arg-type]
     count = _counter(every[0].tokenizer)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.limits import ROW, refuse_above, refuse_held
+from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -58,7 +58,7 @@ def inputs_of(
             raise InputError(f"{what} is {value!r}; allowed is a whole number from {least} on")
     refuse_above(ROW, length=length)
     refuse_held(
-        samples * length, f"{samples:,} sequences of {length:,} tokens", "ask for fewer or shorter ones", most=2**24
+        samples * length, f"{samples:,} sequences of {length:,} tokens", "ask for fewer or shorter ones", most=TOGETHER
     )
     draw = np.random.default_rng(seed)
     name = f"{samples} random sequence{'s' if samples > 1 else ''} of {length:,} tokens (seed {seed})"
