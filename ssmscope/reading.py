@@ -43,7 +43,7 @@ def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save i
             content = stream.read(LARGEST + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"cannot read {named}: {reason}") from error
+        raise InputError(f"{named} could not be read: {reason}") from error
     return decoded_text(content, named, advice=advice)
 
 

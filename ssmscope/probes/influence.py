@@ -173,12 +173,8 @@ def _batch(
     if length is None:
         return model.encode(texts)
     refuse_above(ROW, length=length)
-    refuse_held(
-        sequences * length,
-        f"{sequences:,} sequences of {length:,} tokens",
-        "ask for fewer or shorter ones",
-        most=TOGETHER,
-    )
+    what = f"{sequences:,} sequences of {length:,} tokens"
+    refuse_held(sequences * length, what, "ask for fewer or shorter ones", most=TOGETHER)
     random = np.random.default_rng([seed, sequences, length])
     if model.channels is not None:
         if length < 2:

@@ -194,7 +194,8 @@ def load_text(
     raw = [checked_label(row, number, path, column) for number, row in enumerate(rows, 1)]
     if label_names is None:
         names = sorted_names(raw)
-        ids = class_ids(raw, names, path, column, as_written=True)
+        numbers = {name: at for at, name in enumerate(names)}
+        ids = [numbers[label] for label in raw]
     else:
         names = tuple(label_names)
         ids = class_ids(raw, names, path, column, as_written=as_written)

@@ -95,7 +95,7 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path):
         (blank, "holds no word"),
         (latin, r"not UTF-8 text \(byte 3\)"),
         (table, "no column 'text'"),
-        (tmp_path / "none.txt", "cannot read .*none.txt: No such file"),
+        (tmp_path / "none.txt", "could not be read: No such file"),
         ("wikitext", "unknown text 'wikitext'; give wikitext2, or a file .*did you mean 'wikitext2'"),
     ]:
         with pytest.raises(InputError, match=message) as caught:
