@@ -14,6 +14,8 @@ TOGETHER = 2**22
 """Tokens of all texts that a model reads in one piece."""
 HELD = 2**27
 """Numbers, tokens or words that are made before the work begins: a gigabyte or more."""
+WORDS = 2**24
+"""Words of stories that are told before the work begins."""
 TEXTS = 10**7
 """Texts that are made before the work begins."""
 
@@ -27,13 +29,13 @@ def refuse_reading(tokens: float, what: str, advice: str) -> None:
     _refuse(tokens, READ, f"{what} would have the model read about {tokens:,.0f} tokens", advice)
 
 
-def refuse_held(number: float, what: str, advice: str, *, most: int = HELD) -> None:
-    """Refuse to make more than `most` of something, named with its number by `what`, in memory.
+def refuse_held(number: float, what: str, advice: str, *, most: int = HELD, unit: str = "tokens") -> None:
+    """Refuse to make more than `most` of something in memory.
 
     Raises:
         InputError: with the estimate and the limit.
     """
-    _refuse(number, most, f"{what} would make {number:,.0f}", advice)
+    _refuse(number, most, f"{what} would make {number:,.0f} {unit}", advice)
 
 
 def refuse_above(most: int, **options: int | None) -> None:

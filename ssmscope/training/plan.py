@@ -145,7 +145,7 @@ def _refuse_size(options: Mapping[str, Any]) -> None:
     states = 3 * width + 2 * (options["state"] or 1)
     parameters = layers * inner * states + 2 * width * (options["vocabulary"] or 0)
     what = f"{layers:,} layers of width {width:,} and expand {expand:,}"
-    refuse_held(parameters, f"{what}: they", "take a smaller model", most=PARAMETERS)
+    refuse_held(parameters, what, "take a smaller model", most=PARAMETERS, unit="parameters")
 
 
 def _fits(name: str, kind: str) -> bool:
