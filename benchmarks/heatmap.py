@@ -19,7 +19,7 @@ import torch
 from timing import THREADS, machine, mamba_130m
 
 import ssmscope
-from ssmscope.reading import fast_scan
+from ssmscope.mixers import fast_scan
 
 
 def cost(length: int, repeats: int) -> None:

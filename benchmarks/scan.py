@@ -17,7 +17,7 @@ import torch
 from timing import THREADS, machine, mamba2_130m, mamba_130m, relative, seconds
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
-from ssmscope.reading import fast_scan, mixers
+from ssmscope.mixers import fast_scan, mixers
 
 
 def row(what: str, ours: float, theirs: float, error: float) -> None:

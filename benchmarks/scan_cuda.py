@@ -22,7 +22,7 @@ from timing import mamba_130m, relative, seconds
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm
-from ssmscope.reading import fast_scan, mixers
+from ssmscope.mixers import fast_scan, mixers
 from ssmscope.scans import fused, native
 
 SHAPES = {"training": (256, 1025, 64, 64), "mamba-130m": (8, 1024, 1536, 16)}

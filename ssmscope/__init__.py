@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.fidelity_result import fidelity_table as fidelity_table
     from ssmscope.interp.sanity import cascading_randomisation as cascading_randomisation
     from ssmscope.interp.selection import selection_heatmap as selection_heatmap
+    from ssmscope.mixers import fast_scan as fast_scan
     from ssmscope.model import Model as Model
     from ssmscope.models.load import load as load
     from ssmscope.probes.generalization import generalization_bound as generalization_bound
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from ssmscope.probes.stability_table import stability_table as stability_table
     from ssmscope.probes.token_loss import token_loss as token_loss
     from ssmscope.probes.trajectory import trajectory as trajectory
-    from ssmscope.reading import fast_scan as fast_scan
     from ssmscope.results import Result as Result
     from ssmscope.ssm import Recurrence as Recurrence
     from ssmscope.trace import LayerTrace as LayerTrace
@@ -70,7 +70,7 @@ _HOMES = {
     "attention_gradient": "interp.attending",
     "cascading_randomisation": "interp.sanity",
     "explain": "interp.explaining",
-    "fast_scan": "reading",
+    "fast_scan": "mixers",
     "fidelity_auc": "interp.fidelity",
     "fidelity_table": "interp.fidelity_result",
     "fit_lens": "probes.lens_training",

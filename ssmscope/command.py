@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.inputs import texts_of, whole_numbers
+from ssmscope.inputs import check_arguments, texts_of, whole_numbers
 from ssmscope.options import whole
 
 if TYPE_CHECKING:
@@ -176,6 +178,9 @@ def answer(result: Result, out: Path | None, json: bool) -> None:
 
 # ---- running a command line
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""A disk takes no more."""
+
 given: list[str] = []
 """The command line that runs, for the model card."""
 
@@ -191,6 +196,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     given[:] = arguments
     command = command_of(app)
     try:
+        check_arguments(arguments)
         with command.make_context("analyze", list(arguments) or ["--help"]) as context:
             command.invoke(context)
         sys.stdout.flush()
@@ -203,10 +209,22 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort) as end:
         print("; ".join(["analyze: interrupted", *map(str, end.args)]), file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `analyze … | head` has read enough; nothing may be flushed into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `analyze … | head` has read enough
+        _discard_stdout()
+        return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _discard_stdout()
+        print(f"analyze: cannot write: {error.strerror}; make room", file=sys.stderr)
         return 1
     return 0
+
+
+def _discard_stdout() -> None:
+    """Nothing may be flushed into a pipe that is closed, or to a disk that is full, at exit."""
+    with suppress(OSError):  # of a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str) -> int:

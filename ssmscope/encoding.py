@@ -14,8 +14,8 @@ from torch import Tensor
 from ssmscope.errors import InputError
 
 # What acts on a terminal, or ends a string. The upper control characters stay: real texts have them where Windows' own
-# quotation marks and dashes were read as Latin-1.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are no characters at all.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, eq=False)

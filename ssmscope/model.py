@@ -17,7 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
-from ssmscope.reading import Visit, fast_scan, known_mixers, mixers, reader_of, stored_weights
+from ssmscope.mixers import Visit, fast_scan, known_mixers, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU

@@ -1,252 +1,93 @@
-"""How a model's layers are read: architectures by the classes of their layers, and runs through `ssm.scan`."""
+"""What a user's file holds, as text or as JSON: read whole, or refused in one line."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import replace
-from functools import cache, partial
-from typing import Any, Protocol
+import codecs
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.utils.parametrize import type_before_parametrizations
-
-from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
-from ssmscope.trace import LayerState, LayerTrace
+
+LARGEST = 2**30
+"""How many bytes of text a file has at most: devices and pipes may never end."""
+
+ENCODINGS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+"""Marks at the beginning of a file, the longer ones first."""
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs: JSON can write them, and Python reads bytes as such that are no UTF-8."""
+NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
+"""What no text holds: NUL, and halves of surrogate pairs."""
 
 
-class Architecture(Protocol):
-    """How to read one family of layers: the names that a file in `ssmscope.models` defines.
-
-    More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; and
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place.
-    """
-
-    MIXERS: tuple[type[nn.Module], ...]
-    MODEL_TYPES: tuple[str, ...]
-
-    def quantities(
-        self, mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None
-    ) -> LayerTrace:
-        """The layer's terms from its input and weights."""
-        ...
-
-    def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...] | None = None) -> Tensor:
-        """The mixer's output from its terms."""
-        ...
-
-    def frozen(self, mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
-        """The layer as a linear map of its input, with everything else frozen at its value."""
-        ...
-
-    def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> LayerState:
-        """Where a run continues from."""
-        ...
-
-    def examples(self) -> dict[str, nn.Module]:
-        """Small random models of the family, for tests."""
-        ...
-
-
-_READERS: dict[type[nn.Module], Architecture] = {}
-
-
-def register(architecture: Architecture) -> None:
-    """Make the mixers of an architecture readable."""
-    for mixer in architecture.MIXERS:
-        _READERS[mixer] = architecture
-
-
-def reader_of(mixer: nn.Module) -> Architecture:
-    """The architecture that reads this mixer.
-
-    Raises:
-        InputError: when none does.
-    """
-    kind = type_before_parametrizations(mixer)
-    if kind not in _READERS:
-        raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known_mixers()}")
-    return _READERS[kind]
-
-
-def known_mixers() -> str:
-    """The names of all layer classes that can be read."""
-    return ", ".join(sorted(cls.__name__ for cls in _READERS))
-
-
-def mixers(module: nn.Module) -> list[nn.Module]:
-    """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers."""
-    if type_before_parametrizations(module) in _READERS:
-        return [module]
-    return [found for child in module.children() for found in mixers(child)]
-
-
-Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]
-
-
-@contextmanager
-def fast_scan(
-    module: nn.Module,
-    *,
-    mask: Tensor | None = None,
-    states: Sequence[LayerState] | None = None,
-    retention: bool = False,
-    visit: Visit | None = None,
-) -> Iterator[None]:
-    """Within the context, and in this thread alone, the model's mixers run through `ssm.scan`, in training too.
-
-    A forward pass that somebody has put on a mixer (accelerate's hooks) is called as before, and what stood on the
-    modules stands there again on leaving. Caches are off within the context unless a call asks for one; such a call (as
-    in generation) takes the model's own path.
+def read_text(path: str | os.PathLike[str], named: str, *, advice: str = "save it as UTF-8") -> str:
+    """The text of a UTF-8 file, without a byte order mark; line ends stay as they are.
 
     Args:
-        module: any model with readable mixers.
-        mask: (batch, length) bool, True at real positions; else the mask that the model hands to its mixers.
-        states: one per mixer, from which the run continues.
-        retention: sum the retention map inside the scans.
-        visit: called with each mixer's index, terms and scans as it runs.
+        named: what a message calls the file.
+        advice: what to do where it is no such text.
 
     Raises:
-        InputError: for a model of which parts were compiled in place, and, as it runs, for a forward pass put on a
-            mixer that computes something else than the mixer.
+        InputError: it cannot be read, is no UTF-8 text, holds NUL, or is larger than `LARGEST`.
     """
-    check_plain(module, type(module).__name__)
-    found = mixers(module)
-    caching = [part for part in module.modules() if getattr(getattr(part, "config", None), "use_cache", False)]
-    handlers = [
-        (mixer, partial(_forward, mixer, index, mask, states[index] if states is not None else None, retention, visit))
-        for index, mixer in enumerate(found)
-        if not is_kept(mixer)
-    ]
-    with ExitStack() as around:
-        around.enter_context(watched(before=[(part, _without_cache) for part in caching]))
-        for reader in dict.fromkeys(map(reader_of, found)):
-            if hasattr(reader, "reading"):
-                around.enter_context(reader.reading(module))
-        around.enter_context(taken_over(handlers))
-        yield
-
-
-@cache
-def _place_of_cache(kind: Any) -> int | None:
-    """How many arguments stand before `use_cache` in a forward pass; None where it takes none of that name."""
-    names = list(inspect.signature(kind.forward).parameters.values())[1:]
-    for place, parameter in enumerate(names):
-        if parameter.name == "use_cache":
-            return place if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else len(names) + 1
-    return None
-
-
-def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    kind: Any = type(part)
-    place = _place_of_cache(kind)
-    if place is None or len(args) > place or kwargs.get("use_cache") is not None:
-        return None
-    return args, {**kwargs, "use_cache": False}
-
-
-@contextmanager
-def weights_constant(module: nn.Module) -> Iterator[None]:
-    """Within the context, and in this thread alone, linear layers and what mixers read ask for no gradient by their
-    weights: a backward pass to the input is shorter by theirs and keeps less."""
-    linear = [(part, partial(_constant_linear, part)) for part in module.modules() if type(part) is nn.Linear]
-    token = _constant.set(True)
     try:
-        with taken_over(linear):
-            yield
-    finally:
-        _constant.reset(token)
+        with open(path, "rb") as stream:
+            content = stream.read(LARGEST + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"{named} could not be read: {reason}") from error
+    return decoded_text(content, named, advice=advice)
 
 
-_constant: ContextVar[bool] = ContextVar("constant", default=False)
+def decoded_text(content: bytes, named: str, *, advice: str = "save it as UTF-8") -> str:
+    """As `read_text`, of what a file holds."""
+    if len(content) > LARGEST:
+        raise InputError(f"{named} is larger than {LARGEST // 2**20:,} MiB; divide it")
+    for mark, encoding in ENCODINGS:
+        if content.startswith(mark):
+            raise InputError(f"{named} is not UTF-8 text (it is {encoding}); {advice}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{named} is not UTF-8 text (byte {error.start}); {advice}") from error
+    if "\0" in text:
+        raise InputError(f"{named} is no text: it has a NUL at character {text.index(chr(0))}; {advice}")
+    return text
 
 
-def as_constant(weight: Tensor) -> Tensor:
-    """A weight that is read, without its gradient within `weights_constant`."""
-    return weight.detach() if _constant.get() else weight
-
-
-def _with_constants(r: ssm.Recurrence) -> ssm.Recurrence:
-    return replace(r, A=None if r.A is None else r.A.detach(), D=None if r.D is None else r.D.detach())
-
-
-def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    if not is_own(part, below) or len(args) != 1:
-        return below(*args, **kwargs)
-    return nn.functional.linear(args[0], part.weight.detach(), None if part.bias is None else part.bias.detach())
-
-
-def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
-    u = args[0] if args else kwargs["hidden_states"]
-    if (args[1] if len(args) > 1 else kwargs.get("cache_params")) is not None or kwargs.get("state") is not None:
-        return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader = reader_of(mixer)
-    layer = reader.quantities(mixer, u, mask if mask is not None else kwargs.get("attention_mask"), state)
-    if _constant.get():
-        layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
-    scans = layer.scan(state, retention=retention)
-    if visit is not None:
-        visit(index, layer, scans)
-    result = reader.output(mixer, layer, scans)
-    result = reader.returned(result) if hasattr(reader, "returned") else result
-    return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
-
-
-def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:
-    """What a forward pass that somebody has put on a mixer returns, where it is what the mixer computes.
+def parse_json(content: str | bytes) -> Any:
+    """What a JSON document says. Unlike `json.loads` alone, of two values of one name neither wins.
 
     Raises:
-        InputError: where it is not, or where the run continues from a state, of which that forward pass knows nothing.
+        ValueError: it is no JSON, has a name twice in one object, or is nested more deeply than can be read.
     """
-    y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
-    apart = (y.detach() - expected.detach()).abs()
-    apart = apart if mask is None else apart[mask]
-    allowed = 4 * torch.finfo(y.dtype).eps ** 0.5 * expected.detach().abs().max()
-    if state is not None or not bool((apart <= allowed).all()):
-        raise InputError(
-            f"a forward pass was put on layer {index} that computes something else than the layer, so the layer cannot "
-            "be read; take it off first"
-        )
-    return theirs
+    try:
+        return json.loads(content, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise ValueError(error.msg) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-def stored_weights(module: nn.Module) -> dict[str, Any]:
-    """The weights of a model or of a mixer as they were stored, where a library rescales them in place."""
-    for reader in dict.fromkeys(map(reader_of, mixers(module))):
-        if hasattr(reader, "stored"):
-            return reader.stored(module)
-    return module.state_dict()
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has {twice!r:.40} twice; keep one")
+    return found
 
 
-class _Handed:
-    """What stands for a backbone's output: `last_hidden_state`, and nothing else."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, place: Any) -> Any:
-        return (self.last_hidden_state,)[place]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-def head_logits(module: Any, hidden: Tensor) -> Tensor:
-    """A language model's own logits (…, vocabulary) of what its head reads, (…, width): its forward pass with the
-    backbone's output in place, so that multipliers, caps and biases behind the head are in them."""
-    flat = hidden.reshape(1, -1, hidden.shape[-1])
-    backbone = module.base_model
-    if backbone is module:
-        found = module.get_output_embeddings()(flat)
-    else:
-        ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-        with taken_over([(backbone, lambda below, *args, **kwargs: _Handed(flat))]):
-            found = module(input_ids=ids, use_cache=False).logits
-    return found.reshape(*hidden.shape[:-1], found.shape[-1])
+def no_character(value: Any) -> str | None:
+    """The first NUL or half of a surrogate pair within a value that JSON gave, as it would be escaped; else None."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    found = NO_CHARACTER.search(text if isinstance(value, str) else text.replace("\\u0000", "\0"))
+    return None if found is None else f"\\u{ord(found.group()):04x}"

@@ -27,7 +27,6 @@ import io
 import json
 import math
 import os
-import tempfile
 import types
 import typing
 import zlib
@@ -41,6 +40,7 @@ import numpy as np
 
 from ssmscope import __version__
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.writing import publish, read_current
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -182,32 +182,11 @@ class Result(ABC):
         """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by
         suffix.
 
-        Everything is rendered before anything is written, and the files get their names only when all are
-        complete: if one fails, the directory stays as it was. Raises InputError if the name or the directory
-        cannot be used.
+        Everything is rendered before anything is written. If one fails, the directory stays as it was; after a kill
+        at any moment it holds no files of two results, and `Result.load` reads the old one or the new one (see
+        `ssmscope.writing.publish`). Raises InputError if the name or the directory cannot be used.
         """
-        if not name or name in (".", "..") or Path(name).name != name:
-            raise InputError(f"{name!r} is no file name; give a plain name without a folder, such as {self.kind!r}")
-        contents = {
-            "json": self.to_json().encode(),
-            "csv": self.to_frame().to_csv(index=False, lineterminator="\n").encode(errors="backslashreplace"),
-            "png": self._png(),
-            "html": self.to_html().encode(errors="backslashreplace"),
-        }
-        paths = {suffix: Path(directory) / f"{name}.{suffix}" for suffix in contents}
-        blocked = next((path for path in paths.values() if path.is_dir()), None)
-        if blocked is not None:
-            raise InputError(f"cannot write {blocked}: a folder of that name is in the way")
-        try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as staging:
-                for suffix, content in contents.items():
-                    Path(staging, suffix).write_bytes(content)
-                for suffix, path in paths.items():
-                    os.replace(Path(staging, suffix), path)
-        except OSError as error:
-            raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
-        return paths
+        return save_together({name: self}, directory)[name]
 
     @classmethod
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
@@ -218,10 +197,10 @@ class Result(ABC):
         """
         where = os.fspath(path)
         try:
-            document = json.loads(Path(path).read_bytes())
+            document = json.loads(read_current(Path(path)))
         except OSError as error:
             raise InputError(f"cannot read {where}: {error.strerror or error}") from error
-        except ValueError as error:  # undecodable text or JSON
+        except (ValueError, RecursionError) as error:  # undecodable text or JSON, or nested too deeply
             raise InputError(f"{where} is no result: expected the .json file that save() wrote") from error
         try:
             return cls.from_dict(document)
@@ -254,6 +233,29 @@ class Result(ABC):
         buffer = io.BytesIO()
         self.figure().savefig(buffer, format="png", dpi=150)
         return buffer.getvalue()
+
+
+def save_together(results: Mapping[str, Result], directory: str | os.PathLike[str]) -> dict[str, dict[str, Path]]:
+    """As `Result.save`, several results under their names, all or none of them; their paths by name and suffix."""
+    contents: dict[str, bytes] = {}
+    for name, result in results.items():
+        if not name or name in (".", "..") or Path(name).name != name:
+            raise InputError(f"{name!r} is no file name; give a plain name without a folder, such as {result.kind!r}")
+        frame = result.to_frame()
+        contents[f"{name}.json"] = result.to_json().encode()
+        contents[f"{name}.csv"] = frame.to_csv(index=False, lineterminator="\n").encode(errors="backslashreplace")
+        contents[f"{name}.png"] = result._png()
+        contents[f"{name}.html"] = result.to_html().encode(errors="backslashreplace")
+    folder = Path(directory)
+    blocked = next((folder / file for file in contents if os.path.isdir(folder / file)), None)
+    if blocked is not None:
+        raise InputError(f"cannot write {blocked}: a folder of that name is in the way")
+    try:
+        publish(folder, next(iter(results)), contents)
+    except OSError as error:
+        raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
+    suffixes = ("json", "csv", "png", "html")
+    return {name: {suffix: folder / f"{name}.{suffix}" for suffix in suffixes} for name in results}
 
 
 def record_provenance(

@@ -15,8 +15,8 @@ from planned import TEXT, tiny_model
 
 from ssmscope import cli
 from ssmscope.reports import exports, running
-from ssmscope.reports.store import held
 from ssmscope.results import Result
+from ssmscope.writing import held
 
 
 @pytest.fixture(scope="module")

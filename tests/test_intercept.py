@@ -16,8 +16,8 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.intercept import Switch, evaluating, taken_over, watched
+from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
-from ssmscope.reading import fast_scan
 
 THREADS, RUNS = 8, 6
 

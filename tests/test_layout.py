@@ -12,36 +12,44 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "reading"}
+READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
 CORE = READ | {"encoding", "model", "models"}
 ROOMS = {"interp", "probes", "attacks"}
+FILES = {"reading", "writing", "limits"}
+"""How files are read and written, and how much may be asked for at once."""
 MAY_IMPORT = {
     "errors": set(),
     "affine": {"errors", "intercept"},
-    "results": {"errors"},
+    "reading": {"errors"},
+    "writing": {"errors"},
+    "limits": {"errors"},
+    "results": {"errors", "writing"},
     "bootstrap": set(),
-    "tasks": {"errors"},
+    "tasks": {"errors", *FILES},
     "scans": {"errors"},
     "matrices": {"errors", "scans"},
     "ssm": {"errors", "scans", "matrices"},
     "frozen": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
     "encoding": {"errors"},
-    "reading": READ - {"reading", "fingerprint"},
+    "mixers": READ - {"mixers", "fingerprint"},
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
     "models": CORE - {"models"},
-    "evaluation": CORE | {"tasks"},
-    "interp": CORE | {"results", "bootstrap", "tasks", "evaluation"},
-    "probes": CORE | {"results", "bootstrap", "tasks", "evaluation", "interp", "training"},
-    "attacks": CORE | {"results", "bootstrap", "tasks", "evaluation", "interp"},
-    "training": CORE | {"results", "bootstrap", "tasks"},
-    "reports": CORE | ROOMS | {"results", "bootstrap", "tasks", "evaluation", "training"},
-    "inputs": {"errors"},
-    "options": {"errors", "inputs"},
-    "command": CORE | {"results", "tasks", "inputs", "options"},
-    "cli": CORE | ROOMS | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
+    "evaluation": CORE | FILES | {"tasks"},
+    "interp": CORE | FILES | {"results", "bootstrap", "tasks", "evaluation"},
+    "probes": CORE | FILES | {"results", "bootstrap", "tasks", "evaluation", "interp", "training"},
+    "attacks": CORE | FILES | {"results", "bootstrap", "tasks", "evaluation", "interp"},
+    "training": CORE | FILES | {"results", "bootstrap", "tasks"},
+    "reports": CORE | FILES | ROOMS | {"results", "bootstrap", "tasks", "evaluation", "training"},
+    "inputs": {"errors", *FILES},
+    "options": {"errors", "inputs", *FILES},
+    "command": CORE | FILES | {"results", "tasks", "inputs", "options"},
+    "cli": CORE
+    | FILES
+    | ROOMS
+    | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
 }
 ENTRANCES = {"__init__", "__main__", "_auto"}
 """The package's own face, which names everything lazily."""
@@ -122,7 +130,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {sorted(graph)}"
 
 
-@pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "reading", "model"])
+@pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "mixers", "model"])
 def test_transformers_is_not_imported_below_models(name: str) -> None:
     """Else our model types could not be registered right after somebody imports transformers (ssmscope._auto)."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
@@ -143,10 +151,12 @@ QUICK = [
     "errors",
     "inputs",
     "options",
+    "reading",
     "results",
     "tasks",
     "tasks.text",
     "training",
+    "writing",
 ]
 
 

@@ -256,7 +256,7 @@ def test_save_leaves_the_old_files_when_writing_fails(tmp_path, provenance, monk
     write = Path.write_bytes
 
     def full_disk(path, content):
-        if path.name == "png":
+        if path.suffix == ".png":
             raise OSError(28, "No space left on device")
         return write(path, content)
 

@@ -22,8 +22,8 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE
+from ssmscope.mixers import weights_constant
 from ssmscope.model import TOKENS_AT_ONCE, Model
-from ssmscope.reading import weights_constant
 
 CANDIDATES = 3
 """How many flips of a text are put to the model. More of them find a little more for many more questions."""

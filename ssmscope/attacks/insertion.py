@@ -22,6 +22,7 @@ from ssmscope.attacks.position import percent, share
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.views.tokens import shorten, visible
+from ssmscope.limits import TEXTS, refuse_above, refuse_held
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.text import TextData
 
@@ -83,6 +84,9 @@ def insertion_sweep(
     shares = _shares(places)
     asked = questions(model, data, template=template, words=words, scoring=scoring, limit=limit, cache=cache, seed=seed)
     outside = (bool(asked.before.strip()), bool(asked.after.strip()))
+    number = len(asked.contents) * (1 + len(phrases) * (len(shares) + sum(outside)))
+    what = f"{len(phrases):,} phrases at {len(shares):,} places of {len(asked.contents):,} texts"
+    refuse_held(number, what, "give fewer places, or a limit", most=TEXTS, unit="texts")
     texts = [asked.before + content + asked.after for content in asked.contents]
     for phrase in phrases:
         texts += [text for column in _attacked(asked, phrase, shares, outside) for text in column]
@@ -174,6 +178,7 @@ def _shares(places: int | Sequence[float]) -> tuple[float, ...]:
     if isinstance(places, int):
         if places < 2:
             raise InputError(f"places is {places!r}; {allowed}")
+        refuse_above(10_000, places=places)
         return tuple(at / (places - 1) for at in range(places))
     given = tuple(places)
     wrong = [p for p in given if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1]

@@ -9,6 +9,7 @@ first: what it costs is not forgetting. The two curves are a measurement, not a 
 from __future__ import annotations
 
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from ssmscope.attacks.position import percent
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
+from ssmscope.limits import ROW, refuse_above, refuse_reading
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.filler import generated, sentences
 from ssmscope.tasks.language import load_lines
-from ssmscope.tasks.text import LINE_SOURCES, SUFFIXES, TextData
+from ssmscope.tasks.rows import SUFFIXES
+from ssmscope.tasks.text import LINE_SOURCES, TextData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,6 +89,10 @@ def state_overflow(
         hint = did_you_mean(str(where), WHERE)
         raise InputError(f"unknown place {where!r}; allowed are {', '.join(map(repr, WHERE))}{hint}")
     steps = _lengths(lengths)
+    refuse_above(ROW, lengths=steps[-1])
+    examples = len(data) if limit is None else min(limit, len(data))
+    tokens = len(WHERE[where]) * sum(steps) * examples
+    refuse_reading(tokens, f"filler of these lengths for {examples:,} examples", "give shorter lengths, or a limit")
     asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)
     given = None if filler is None else _given(filler)
     pieces = _pieces(asked, model, given, steps, seed)
@@ -147,7 +154,7 @@ def _given(filler: str | Sequence[str]) -> str:
     """The user's filler as one text: of a file or a known text, or as it is."""
     if isinstance(filler, str) and filler in LINE_SOURCES:
         found = " ".join(sentences(load_lines(filler)))
-    elif isinstance(filler, str) and Path(filler).suffix.lower() in (".txt", *SUFFIXES):
+    elif isinstance(filler, str) and _is_a_path(filler):
         found = " ".join(load_lines(filler))
     else:
         parts = [filler] if isinstance(filler, str) else list(filler)
@@ -157,6 +164,13 @@ def _given(filler: str | Sequence[str]) -> str:
     if not found.strip():
         raise InputError("the filler is empty; give a text of at least one word, or none for generated sentences")
     return " ".join(found.split())
+
+
+def _is_a_path(filler: str) -> bool:
+    """Whether a filler names a file, be it absent, rather than being a text."""
+    suffix = Path(filler).suffix.lower()
+    in_a_folder = len(filler.split()) == 1 and any(mark in filler for mark in (os.sep, "/"))
+    return suffix in (".txt", *SUFFIXES) or in_a_folder or os.path.lexists(filler)
 
 
 def _pieces(asked: Questions, model: Model, given: str | None, steps: Sequence[int], seed: int) -> list[str]:
@@ -172,12 +186,16 @@ def _pieces(asked: Questions, model: Model, given: str | None, steps: Sequence[i
     while size < len(words) and count(" ".join(words[:size])) < steps[-1]:
         size *= 2
     whole = " ".join(words[:size])  # of a long text no more than is needed
-    while (now := count(whole)) < steps[-1]:
-        more = whole if given else " ".join(generated(random, SENTENCES, spaced=False))
-        longer = _joined(whole, more)
-        if count(longer) <= now:
-            raise InputError(f"the filler {more[:40]!r} adds no token to a text; give another")
-        whole = longer
+    now, gained = count(whole), 0
+    while now < steps[-1]:
+        # of generated sentences nearly as many as are missing, so that the whole is not counted after every few
+        times = max(1, int(0.9 * (steps[-1] - now) / gained)) if gained and not given else 1
+        more = [whole] if given else [" ".join(generated(random, SENTENCES, spaced=False)) for _ in range(times)]
+        whole = _joined(whole, " ".join(more))
+        before, now = now, count(whole)
+        if now <= before:
+            raise InputError(f"the filler {more[0][:40]!r} adds no token to a text; give another")
+        gained = (now - before) // times
     return [cut(whole, n, count) for n in steps]
 
 

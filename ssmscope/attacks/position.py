@@ -16,6 +16,7 @@ from ssmscope.attacks.regions import Given, Region, regions_of, windows_of
 from ssmscope.attacks.replaced import LEFT_OUT, Pixels, Tokens, draw_donors
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.limits import refuse_above
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -89,6 +90,7 @@ def position_bias(
         )
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; allowed is a whole number from 1 on")
+    refuse_above(2**16, batch_size=batch_size)
     if seed < 0:
         raise InputError(f"seed is {seed}; allowed is a whole number from 0 on")
     if stride is not None and window is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from jaxtyping import Bool
 from ssmscope.attacks.parts import Recipe, protect
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
+from ssmscope.reading import read_text
 from ssmscope.tasks.prompts import CONTENT
 
 if TYPE_CHECKING:
@@ -114,15 +116,12 @@ def rewritten(source: str | Path, data_name: str) -> tuple[str, ...]:
     if str(source) == PROMPTBENCH:
         return tuple(f"{prompt.rstrip()}\nQuestion: {CONTENT}\nAnswer:" for prompt in _of_promptbench(data_name))
     path = Path(source)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(
             f"semantic is {str(source)!r}; allowed are {PROMPTBENCH!r} and a text file with one prompt a line"
             f"{did_you_mean(str(source), [PROMPTBENCH])}"
         )
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as UTF-8 text with one prompt a line") from error
+    lines = read_text(path, str(path), advice="save it as UTF-8 text with one prompt a line").split("\n")
     prompts = tuple(dict.fromkeys(line.strip("\r").replace("\\n", "\n") for line in lines if line.strip()))
     if not prompts:
         raise InputError(f"{path} holds no prompt; give one a line, each with {CONTENT}")

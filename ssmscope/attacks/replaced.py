@@ -14,8 +14,8 @@ from ssmscope import ssm
 from ssmscope.affine import embedding_table
 from ssmscope.attacks.regions import Region
 from ssmscope.errors import InputError
+from ssmscope.mixers import reader_of
 from ssmscope.model import TOKENS_AT_ONCE, Model, Run
-from ssmscope.reading import reader_of
 from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData

@@ -6,7 +6,9 @@ Each is a file or a transformers model that the user names; nothing is fetched b
 from __future__ import annotations
 
 import csv
-import json
+import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +22,12 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 from ssmscope.models.quiet import quiet
+from ssmscope.reading import no_character, parse_json, read_text
 
+LARGEST = 2**34
+"""How many bytes the arrays of a compressed file have at most."""
+UNZIPPABLE = (zipfile.BadZipFile, zlib.error)
+"""What damaged archives raise."""
 AT_ONCE = 32
 """Sentences that the encoder reads together."""
 
@@ -45,7 +52,7 @@ def load_vectors(path: str | Path) -> WordVectors:
         InputError: no such file, another form, or vectors that are no numbers or of several lengths.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(
             f"there is no file {path} of word vectors; give text with 'word v1 v2 …' on a line, or an .npz"
         )
@@ -65,10 +72,18 @@ def _load_vectors(path: Path, changed: int, size: int) -> WordVectors:
 def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
     form = f"{path} is no file of word vectors: an .npz needs the arrays 'words' (n) and 'vectors' (n, size)"
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > LARGEST:
+            raise InputError(f"{path} holds {size:,} bytes; allowed are up to {LARGEST:,}")
         with np.load(path, allow_pickle=False) as arrays:
             words, matrix = arrays["words"], arrays["vectors"]
-    except (OSError, ValueError, KeyError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, *UNZIPPABLE) as error:
         raise InputError(form) from error
+    if not isinstance(words, np.ndarray) or not isinstance(matrix, np.ndarray):
+        raise InputError(form)
     if words.dtype.kind != "U" or matrix.dtype.kind != "f" or matrix.ndim != 2 or words.shape != matrix.shape[:1]:
         raise InputError(form)
     if not len(words):
@@ -113,18 +128,20 @@ def load_synonyms(path: str | Path) -> dict[str, tuple[str, ...]]:
     """
     path = Path(path)
     forms = 'allowed are a .json file {"word": ["synonym", …]} and a .csv file with word,synonym on a line'
-    if not path.is_file() or path.suffix not in (".json", ".csv"):
+    if not os.path.isfile(path) or path.suffix not in (".json", ".csv"):
         raise InputError(f"{path} is no file of synonyms; {forms}")
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_text(path, str(path), advice=forms)
         if path.suffix == ".json":
-            table = json.loads(content)
+            table = parse_json(content)
+            if no_character(table) is not None:
+                raise ValueError("it holds what is no character")
             pairs = [(word, other) for word, others in table.items() for other in _listed(others)]
         else:
             rows = [row for row in csv.reader(content.splitlines(), strict=True) if row]
             pairs = [(word, other) for word, other in rows]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except InputError:
+        raise
     except (ValueError, AttributeError, TypeError, csv.Error) as error:
         raise InputError(f"{path} is no file of synonyms; {forms}") from error
     found: dict[str, list[str]] = {}

@@ -40,6 +40,7 @@ from ssmscope.attacks.words_result import (
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template, label_words
 from ssmscope.evaluation.template import CONTENT
+from ssmscope.limits import refuse_above
 from ssmscope.results import record_provenance
 from ssmscope.tasks.text import TextData
 
@@ -337,6 +338,7 @@ def _check(recipe: str, data: Any, own: dict[str, Any], **numbers: int | None) -
         least = 0 if name == "seed" else 1
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
             raise InputError(f"{name} is {number!r}; allowed is a whole number from {least} on")
+    refuse_above(1000, beam=own["beam"])
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The command `analyze`: one verb per question about a trained state-space model.
 
-Exit codes: 0, the answer is on stdout; 1, a job of a report failed; 2, the input cannot be used, and one line on
-stderr says why; 130, interrupted. Anything else is a fault of ours and shows a traceback. The verbs import what they
-need when they run.
+Exit codes: 0, the answer is on stdout; 1, a job of a report failed, or the answer could not be printed; 2, the input
+cannot be used, and one line on stderr says why; 130, interrupted. Anything else is a fault of ours and shows a
+traceback. The verbs import what they need when they run.
 """
 
 from __future__ import annotations

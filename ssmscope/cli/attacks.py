@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,9 +72,30 @@ ENCODER = Annotated[
 ]
 
 
-def _kept_in(cache: Path | None, out: Path | None) -> Path | None:
-    """The file of answers from which a killed run continues."""
-    return cache if cache is not None or out is None else out / "answers.sqlite"
+@contextmanager
+def _answers(cache: Path | None, out: Path | None) -> Iterator[Path | None]:
+    """The file of answers from which a killed run continues.
+
+    One that this run made in --out goes again, with the directory, where the input is refused after all; it stays where
+    only the disk was in the way.
+    """
+    if cache is not None or out is None:
+        yield cache
+        return
+    file = out / "answers.sqlite"
+    known = os.path.exists(file)
+    new = [place for place in (out, *out.parents) if not os.path.lexists(place)]
+    try:
+        yield file
+    except InputError as error:
+        if not known and not isinstance(error.__cause__, OSError):
+            traceback.clear_frames(error.__traceback__)  # which hold the file open: Windows deletes no such file
+            for tail in ("", "-wal", "-shm"):
+                file.with_name(file.name + tail).unlink(missing_ok=True)
+            for place in new:
+                with suppress(OSError):
+                    place.rmdir()
+        raise
 
 
 def _texts(loaded: Model, model: str, data: str | None, split: str | None) -> TextData:
@@ -177,19 +202,20 @@ def insertion(
     from ssmscope.models.load import load
 
     loaded = load(model, tokenizer=tokenizer, device=device)
-    result = insertion_sweep(
-        loaded,
-        _texts(loaded, model, data, split),
-        **({"insert": insert} if insert else {}),
-        places=places,
-        template=template,
-        words=names(words) if words is not None else None,
-        scoring=scoring,
-        limit=limit,
-        seed=seed,
-        cache=_kept_in(cache, out),
-    )
-    answer(result, out, json)
+    with _answers(cache, out) as kept:
+        result = insertion_sweep(
+            loaded,
+            _texts(loaded, model, data, split),
+            **({"insert": insert} if insert else {}),
+            places=places,
+            template=template,
+            words=names(words) if words is not None else None,
+            scoring=scoring,
+            limit=limit,
+            seed=seed,
+            cache=kept,
+        )
+        answer(result, out, json)
 
 
 @app.command()
@@ -222,18 +248,19 @@ def overflow(
     from ssmscope.models.load import load
 
     loaded = load(model, tokenizer=tokenizer, device=device)
-    result = state_overflow(
-        loaded,
-        _texts(loaded, model, data, split),
-        filler=filler,
-        lengths=tokens,
-        template=template,
-        words=names(words) if words is not None else None,
-        limit=limit,
-        seed=seed,
-        cache=_kept_in(cache, out),
-    )
-    answer(result, out, json)
+    with _answers(cache, out) as kept:
+        result = state_overflow(
+            loaded,
+            _texts(loaded, model, data, split),
+            filler=filler,
+            lengths=tokens,
+            template=template,
+            words=names(words) if words is not None else None,
+            limit=limit,
+            seed=seed,
+            cache=kept,
+        )
+        answer(result, out, json)
 
 
 @app.command()
@@ -279,24 +306,25 @@ def prompts(
     from ssmscope.models.load import load
 
     loaded = load(model, tokenizer=tokenizer, device=device)
-    result = prompt_attack(
-        loaded,
-        _texts(loaded, model, data, split),
-        attacks=names(attacks),
-        templates=template or None,
-        words=names(words) if words is not None else None,
-        scoring=scoring,
-        normalise=normalise,
-        suffix=suffix,
-        embeddings=embeddings,
-        masked_lm=masked_lm,
-        encoder=encoder,
-        semantic=semantic,
-        limit=limit,
-        seed=seed,
-        cache=_kept_in(cache, out),
-    )
-    answer(result, out, json)
+    with _answers(cache, out) as kept:
+        result = prompt_attack(
+            loaded,
+            _texts(loaded, model, data, split),
+            attacks=names(attacks),
+            templates=template or None,
+            words=names(words) if words is not None else None,
+            scoring=scoring,
+            normalise=normalise,
+            suffix=suffix,
+            embeddings=embeddings,
+            masked_lm=masked_lm,
+            encoder=encoder,
+            semantic=semantic,
+            limit=limit,
+            seed=seed,
+            cache=kept,
+        )
+        answer(result, out, json)
 
 
 @app.command()
@@ -344,24 +372,25 @@ def words(
     from ssmscope.models.load import load
 
     loaded = load(model, tokenizer=tokenizer, device=device, dtype="float32")  # gradients need the digits
-    result = word_attack(
-        loaded,
-        _texts(loaded, model, data, split),
-        recipe=recipe,
-        template=template,
-        words=names(words) if words is not None else None,
-        budget=budget,
-        beam=beam,
-        flips=flips,
-        embeddings=embeddings,
-        masked_lm=masked_lm,
-        encoder=encoder,
-        synonyms=synonyms,
-        limit=limit,
-        seed=seed,
-        cache=_kept_in(cache, out),
-    )
-    answer(result, out, json)
+    with _answers(cache, out) as kept:
+        result = word_attack(
+            loaded,
+            _texts(loaded, model, data, split),
+            recipe=recipe,
+            template=template,
+            words=names(words) if words is not None else None,
+            budget=budget,
+            beam=beam,
+            flips=flips,
+            embeddings=embeddings,
+            masked_lm=masked_lm,
+            encoder=encoder,
+            synonyms=synonyms,
+            limit=limit,
+            seed=seed,
+            cache=kept,
+        )
+        answer(result, out, json)
 
 
 @app.command()

@@ -206,14 +206,17 @@ def _trained_on_so_many(name: str) -> int | None:
     try:
         record = json_module.loads(Path(name, "training.json").read_bytes())
         return int(record["data"]["train"]["examples"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
 
 
 def _answer_both(found: Result, bound: Result | None, hint: str, out: Path | None, json: bool) -> None:
     """As `answer`, for the stability and the bound of one model; the JSON is one object with both."""
+    from ssmscope.results import save_together
+
     results = [found] if bound is None else [found, bound]
-    files = [path for one in results if out is not None for path in one.save(out, one.kind).values()]
+    saved = {} if out is None else save_together({one.kind: one for one in results}, out)
+    files = [path for paths in saved.values() for path in paths.values()]
     if json:
         both = {"stability": found.to_dict(), "bound": None if bound is None else bound.to_dict()}
         print(json_module.dumps(both, allow_nan=False))

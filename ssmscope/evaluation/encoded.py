@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ssmscope.errors import InputError
+from ssmscope.reading import SURROGATE
 from ssmscope.tasks.language import check_symbols
 
 if TYPE_CHECKING:
@@ -20,13 +21,17 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
     stand between the text and what is said next. With `blank` a text may have no token of its own.
 
     Raises:
-        InputError: for a model without a tokenizer, a text without a token, a symbol that the tokenizer does not have,
-            or an id outside the model's vocabulary.
+        InputError: for a model without a tokenizer, a text without a token or with half of a surrogate pair, a symbol
+            that the tokenizer does not have, or an id outside the model's vocabulary.
     """
     if model.tokenizer is None:
         raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
     if not texts:
         return []
+    for number, text in enumerate(texts, 1):
+        half = SURROGATE.search(text)
+        if half is not None:
+            raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is no character: remove it")
     check_symbols(texts, model.tokenizer)
     found = model.tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False, verbose=False)
     rows: list[list[int]] = found["input_ids"]

@@ -13,8 +13,8 @@ from ssmscope import ssm
 from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import Pieces, Rows
 from ssmscope.evaluation.states import States, alone, gathered, joined, size
+from ssmscope.mixers import reader_of
 from ssmscope.model import Model, Run
-from ssmscope.reading import reader_of
 from ssmscope.trace import LayerState, LayerTrace
 
 NUMBERS_AT_ONCE = 2**19

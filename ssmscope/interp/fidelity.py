@@ -31,6 +31,7 @@ from ssmscope.interp.perturbed import (
 )
 from ssmscope.interp.plausibility import MEASURES as AGREEMENT
 from ssmscope.interp.plausibility import agreement, marked_share, marked_tokens, size_of
+from ssmscope.limits import refuse_above
 from ssmscope.results import record_provenance
 from ssmscope.tasks.text import TextData
 
@@ -249,6 +250,9 @@ def _check(
     for name, number, lowest in least:
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < lowest):
             raise InputError(f"{name} is {number!r}; allowed is a whole number from {lowest} on")
+    refuse_above(10_000, steps=steps)
+    refuse_above(100_000, random_rankings=rankings)
+    refuse_above(2**16, batch_size=batch_size)
 
 
 def settled(

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ssmscope.affine import embedding_table
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.mixers import weights_constant
 from ssmscope.model import TOKENS_AT_ONCE, Model
-from ssmscope.reading import weights_constant
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep: 2 GiB of float32."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.attribution import Explanation
     from ssmscope.model import Model
-    from ssmscope.tasks.text import Spans, TextData
+    from ssmscope.tasks.rationales import Spans
+    from ssmscope.tasks.text import TextData
 
 MEASURES = {"token_f1": "token F1", "iou_f1": "IOU F1", "auprc": "AUPRC"}
 """The measures by name, and how the views call them; the higher the better."""

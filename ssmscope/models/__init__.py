@@ -1,6 +1,6 @@
 """The architectures that can be read, one file each, and the models we add to transformers.
 
-Every module of this package that defines `MIXERS` is an architecture: see `ssmscope.reading.Architecture`.
+Every module of this package that defines `MIXERS` is an architecture: see `ssmscope.mixers.Architecture`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import ModuleType
 
 import transformers
 
-from ssmscope import reading
+from ssmscope import mixers
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -28,7 +28,7 @@ def register() -> None:
     """Make every architecture readable and our model types known to transformers' Auto classes."""
     for module in _modules().values():
         if hasattr(module, "MIXERS"):
-            reading.register(module)
+            mixers.register(module)
         for config, classes in getattr(module, "AUTO", ()):
             transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
             for auto, model_class in classes.items():

@@ -25,11 +25,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.mixers import mixers
 from ssmscope.model import Model
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective, read_tensors
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.quiet import quiet
-from ssmscope.reading import mixers
 
 DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

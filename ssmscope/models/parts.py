@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ssmscope.affine import agrees_with_weight, depthwise, linear_map, norm_terms, offset
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
-from ssmscope.reading import as_constant, reader_of
+from ssmscope.mixers import as_constant, reader_of
 from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
 

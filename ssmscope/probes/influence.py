@@ -18,6 +18,7 @@ import numpy as np
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.objective import NUMBERS_AT_ONCE
+from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held, refuse_reading
 from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.probes.influence_jacobian import OUTPUTS, VECTORS, Dependence, Probes, block_norms, of_layer, of_output
 from ssmscope.probes.influence_reach import QUANTILES, SHARES, Reach, noise_of, reach_of
@@ -100,6 +101,7 @@ def influence(
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
     batch = _batch(model, texts, length, sequences, seed)
+    refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")
     chosen = _positions(positions, batch.lengths)
     noise = noise_of(next(model.module.parameters()).dtype)
 
@@ -170,6 +172,9 @@ def _batch(
         return texts
     if length is None:
         return model.encode(texts)
+    refuse_above(ROW, length=length)
+    what = f"{sequences:,} sequences of {length:,} tokens"
+    refuse_held(sequences * length, what, "ask for fewer or shorter ones", most=TOGETHER)
     random = np.random.default_rng([seed, sequences, length])
     if model.channels is not None:
         if length < 2:

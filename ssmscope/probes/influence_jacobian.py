@@ -15,8 +15,8 @@ from ssmscope.encoding import Batch
 from ssmscope.intercept import evaluating
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE
+from ssmscope.mixers import head_logits, reader_of, weights_constant
 from ssmscope.model import TOKENS_AT_ONCE, Model
-from ssmscope.reading import head_logits, reader_of, weights_constant
 
 VECTORS = ("signs", "normal")
 OUTPUTS = ("hidden", "logits")

@@ -16,7 +16,7 @@ tuned-lens's own classes hold the translators, and its own files (config.json, p
 from __future__ import annotations
 
 import copy
-import json
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,9 +36,10 @@ from ssmscope.affine import matrix, offset
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.intercept import watched
+from ssmscope.mixers import mixers
 from ssmscope.model import Model
 from ssmscope.probes.lens_training import RECORD, LensFit
-from ssmscope.reading import mixers
+from ssmscope.reading import parse_json
 
 if TYPE_CHECKING:
     from tuned_lens.plotting import PredictionTrajectory
@@ -307,7 +308,7 @@ def load_lens(path: str | Path, model: Model) -> Lens:
             of layers, or with other weights (of tuned-lens's own: with another head).
     """
     path = Path(path)
-    missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
+    missing = [name for name in (CONFIG, WEIGHTS) if not os.path.isfile(path / name)]
     if missing:
         raise InputError(f"{path} holds no lens: it has no {missing[0]}; fit one with fit_lens (analyze lens fit)")
     lens = untrained(model)
@@ -316,7 +317,7 @@ def load_lens(path: str | Path, model: Model) -> Lens:
         mine, found = getattr(lens.config, field), config.get(field)
         if found != mine:
             raise InputError(f"{path} is a lens for a model of {what} {found}; that of {model.name} is {mine}")
-    fit = LensFit.load(path / RECORD) if (path / RECORD).is_file() else None
+    fit = LensFit.load(path / RECORD) if os.path.isfile(path / RECORD) else None
     fingerprint = fit.provenance.get("fingerprint") if fit is not None else model.fingerprint
     own_head = config.get("unembed_hash") in (None, lens.config.unembed_hash)
     if fingerprint != model.fingerprint or not own_head:
@@ -337,8 +338,8 @@ def load_lens(path: str | Path, model: Model) -> Lens:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is no JSON ({error}); fit the lens again") from error
     if not isinstance(config, dict):
         raise InputError(f"{path} holds no JSON object; fit the lens again")

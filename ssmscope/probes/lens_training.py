@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.limits import refuse_beyond, refuse_reading
 from ssmscope.results import Result, record_provenance
+from ssmscope.writing import settle_all, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 RECORD = "lens.json"
 """The file, written last, by which a lens is known to be fitted: a `LensFit`."""
 
-CLAIMED = Path("checkpoint") / "plan.json"
+CLAIMED = Path("checkpoint", "plan.json")
 """The plan of a fit that has begun."""
 
 OPTIMIZERS = {"sgd": 1.0, "adam": 1e-3}
@@ -128,11 +129,16 @@ def fit_lens(
     }
     out = Path(out)
     console = _console(progress)
+    from ssmscope.training.checkpoint import clear, continued
+
     if _is_finished(out, plan):
+        clear(out / CLAIMED)
         console.print(f"{out} holds this very fit, finished: nothing to do")
         return out
     settings = {**options, "seed": seed, "checkpoint_minutes": checkpoint_minutes}
-    _fit(model, train, choosing, measured, plan, settings, out, console)
+    with continued(out / CLAIMED):
+        if not _is_finished(out, plan):  # another process may have ended it just now
+            _fit(model, train, choosing, measured, plan, settings, out, console)
     return out
 
 
@@ -164,6 +170,9 @@ def _checked(options: dict[str, Any], model: Model) -> dict[str, Any]:
         _within(name, options[name], 1, whole=True)
     if options["patience"] is not None:
         _within("patience", options["patience"], 1, whole=True)
+    refuse_beyond({"steps": 10**7, "batch_tokens": 2**24}, options)
+    tokens = options["steps"] * options["batch_tokens"]
+    refuse_reading(tokens, f"{options['steps']:,} steps of {options['batch_tokens']:,} tokens", "take fewer")
     for name in ("learning_rate", "clip"):
         _within(name, options[name], 0, above=True)
     _within("weight_decay", options["weight_decay"], 0)
@@ -216,16 +225,20 @@ def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     Raises:
         InputError: when `out` holds something else.
     """
-    from ssmscope.training.checkpoint import read_json
+    from ssmscope.training.checkpoint import is_new, read_json
 
-    if (out / RECORD).exists():
+    if out.is_dir():
+        try:
+            settle_all(out)  # the record's figures may have been cut short
+        except OSError as error:
+            raise InputError(f"cannot write to {out}: {error.strerror or error}") from error
+    if os.path.exists(out / RECORD):
         _compare(out, LensFit.load(out / RECORD).provenance, plan)
-        shutil.rmtree(out / CLAIMED.parent, ignore_errors=True)  # a run may be killed between its last two steps
         return True
-    if (out / CLAIMED).exists():
+    if os.path.exists(out / CLAIMED):
         _compare(out, read_json(out / CLAIMED), plan)
         return False
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_new(out, (out / CLAIMED).parent):
         raise InputError(f"{out} exists and holds no lens of ours; give a new or empty directory")
     return False
 
@@ -265,16 +278,13 @@ def _fit(
 
     from ssmscope.probes.lens import untrained
     from ssmscope.probes.lens_fitting import LensFitting, measure
-    from ssmscope.training.checkpoint import write_json
+    from ssmscope.training.checkpoint import STATE, write_json
 
     tuned = untrained(model)
     if not (out / CLAIMED).exists():
-        try:
-            write_json(out / CLAIMED, plan)
-        except OSError as error:
-            raise InputError(f"{out} cannot be written to: {error.strerror}") from error
+        write_json(out / CLAIMED, plan)
     fitting = LensFitting(
-        model, tuned.unembed, len(tuned), train, choosing, settings, out / CLAIMED.parent / "state.pt", console
+        model, tuned.unembed, len(tuned), train, choosing, settings, out / CLAIMED.parent / STATE, console
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
@@ -306,14 +316,18 @@ def _fit(
 
 def _save(out: Path, tuned: Any, record: LensFit) -> None:
     """tuned-lens's files, then lens.json, each whole or absent."""
-    from ssmscope.training.checkpoint import write_atomically
+    from ssmscope.training.checkpoint import finish
 
-    with tempfile.TemporaryDirectory(prefix=".lens-", dir=out) as staging:
-        tuned.save(staging)
-        for file in sorted(Path(staging).iterdir()):
+    with tempfile.TemporaryDirectory(prefix="lens-", dir=out / CLAIMED.parent) as staging:
+        try:
+            tuned.save(staging)
+        except RuntimeError as error:  # as torch reports a disk that is full
+            raise OSError(str(error).splitlines()[0]) from error
+        content = record.to_json().encode()
+        write_atomically(Path(staging, RECORD), lambda stream: stream.write(content))
+        for file in sorted(Path(staging).iterdir(), key=lambda file: file.name == RECORD):
             os.replace(file, out / file.name)
-    write_atomically(out / RECORD, lambda stream: stream.write(record.to_json().encode()))
-    shutil.rmtree(out / CLAIMED.parent)
+    finish(out / CLAIMED.parent)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ssmscope import reading, ssm
+from ssmscope import mixers, ssm
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
 from ssmscope.evaluation.states import States, alone, gathered
+from ssmscope.mixers import reader_of
 from ssmscope.model import Model
 from ssmscope.probes.lens_data import packed
-from ssmscope.reading import reader_of
 from ssmscope.trace import LayerState, LayerTrace
 
 PIECE = 2048
@@ -85,7 +85,7 @@ def _run(
 def head_logits(model: Model, hidden: Tensor) -> Tensor:
     """The logits (…, vocabulary) float32 of what the head reads, (…, model width)."""
     with torch.no_grad():
-        return reading.head_logits(model.module, hidden).float()
+        return mixers.head_logits(model.module, hidden).float()
 
 
 def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from ssmscope.bootstrap import Estimate, estimate, resampled_sums
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.forking import Rows
+from ssmscope.limits import HELD, refuse_above, refuse_reading
 from ssmscope.probes.long_rows import (
     PIECE,
     head_logits,
@@ -104,6 +105,9 @@ def retrieval(
     chosen, steps = _tasks(tasks), _lengths(lengths)
     whole_from(1, examples=examples, piece=piece)
     whole_from(0, seed=seed)
+    refuse_above(HELD, examples=examples)
+    reading = len(every) * len(chosen) * sum(steps) * examples
+    refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     named = filler is None or isinstance(filler, str | Path)
     hay = load_filler(filler, split) if named else tuple(filler)  # type: ignore[arg-type]
     count = _counter(every[0].tokenizer)

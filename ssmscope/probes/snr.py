@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.limits import HELD, ROW, refuse_above, refuse_reading
 from ssmscope.probes.snr_measures import SNRCurve, SNRDifference, measure
 from ssmscope.probes.snr_result import NeedleSNR, Read
 from ssmscope.results import record_provenance
@@ -220,6 +221,10 @@ def _generated(
     wrong = [n for n in lengths if isinstance(n, bool) or not isinstance(n, int) or n < 0]
     if wrong:
         raise InputError(f"lengths has {wrong[0]!r}; allowed are whole numbers from 0 on, such as (250, 1000)")
+    refuse_above(ROW, lengths=max(lengths))
+    refuse_above(HELD, examples=examples)
+    tokens = len(chosen) * sum(lengths) * examples
+    refuse_reading(tokens, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     hay = load_filler(filler, split) if filler is None or isinstance(filler, str | Path) else filler
     options: dict[str, Any] = dict(split=split, filler=hay, seed=seed, count=count, spaced=spaced)
     return {

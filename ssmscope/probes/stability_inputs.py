@@ -9,6 +9,7 @@ import numpy as np
 
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
+from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -55,6 +56,10 @@ def inputs_of(
     for what, value, least in (("length", length, 2), ("samples", samples, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{what} is {value!r}; allowed is a whole number from {least} on")
+    refuse_above(ROW, length=length)
+    refuse_held(
+        samples * length, f"{samples:,} sequences of {length:,} tokens", "ask for fewer or shorter ones", most=TOGETHER
+    )
     draw = np.random.default_rng(seed)
     name = f"{samples} random sequence{'s' if samples > 1 else ''} of {length:,} tokens (seed {seed})"
     if model.channels is not None:

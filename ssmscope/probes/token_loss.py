@@ -32,7 +32,8 @@ from ssmscope.probes.long_rows import (
 )
 from ssmscope.results import Result, record_provenance
 from ssmscope.tasks.language import check_symbols, load_lines, token_names
-from ssmscope.tasks.text import LINE_SOURCES, SUFFIXES, checked_column, read_rows
+from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
+from ssmscope.tasks.text import LINE_SOURCES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,6 +162,8 @@ def _documents(data: str | Path | Sequence[str], split: str | None) -> tuple[lis
         wrong = next((number for number, text in enumerate(rows, 1) if not isinstance(text, str)), None)
         if wrong is not None:
             raise InputError(f"row {wrong} of {path} has no text; every row needs one, a document")
+        for number, text in enumerate(rows, 1):
+            checked_string(text, "text", number, path)
         return [text.split("\n") for text in rows], str(data)
     if split is not None:
         raise InputError(f"split '{split}' means nothing for texts; leave it out")

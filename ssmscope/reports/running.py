@@ -19,7 +19,8 @@ from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.record import DONE, FAILED, Report
-from ssmscope.reports.store import LOG, Store, held, write_whole
+from ssmscope.reports.store import LOG, Store, write_whole
+from ssmscope.writing import held
 
 Commands = Callable[[], Any]
 """Gives the application whose verbs the jobs are; a function of a module, so that other processes can import it."""

@@ -1,12 +1,11 @@
-"""The directory of a report: finished results, each of which appears whole, failures, and who writes to it."""
+"""The directory of a report: finished results, each of which appears whole, and failures."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,33 +151,3 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-
-
-@contextmanager
-def held(root: Path) -> Iterator[None]:
-    """Keep every other run away from a directory, which is made if need be. A run that is killed holds it no more.
-
-    Raises:
-        InputError: another process runs in it, or it cannot be written to.
-    """
-    import fcntl
-
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        file = open(root / "lock", "a+", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "of unknown number"
-            raise InputError(
-                f"{root} is in use by process {holder}; wait until it has ended, or give another --out"
-            ) from error
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield

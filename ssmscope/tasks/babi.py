@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.limits import WORDS, refuse_held
 from ssmscope.tasks.filler import generated, spaced_out, without_world
 from ssmscope.tasks.language import check_symbols, token_names
 from ssmscope.tasks.stories import NAMES, TASKS, Task, write
@@ -172,6 +173,8 @@ def questions(
         raise InputError(f"there is no split '{split}'; there are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
     if length < 0 or examples < 1 or seed < 0:
         raise InputError(f"length {length}, examples {examples} and seed {seed} were given; they start at 0, 1 and 0")
+    what = f"{examples:,} contexts of {length:,} words"
+    refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=WORDS, unit="words")
     kind = TASKS[task]
     least, most = kind.facts if facts is None else facts
     if not kind.limits[0] <= least <= most <= kind.limits[1]:

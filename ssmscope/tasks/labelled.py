@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks import pixels
 from ssmscope.tasks.pixels import PixelData, load_pixels
-from ssmscope.tasks.text import SOURCES, SUFFIXES, TextData, load_text
+from ssmscope.tasks.rows import SUFFIXES
+from ssmscope.tasks.text import SOURCES, TextData, load_text
 
 KNOWN = (*pixels.KNOWN, *SOURCES)
 """The names that `load_labelled` knows."""
@@ -25,7 +27,7 @@ def load_labelled(
     if data in pixels.KNOWN:
         return load_pixels(str(data), split)
     path = Path(data)
-    if data not in SOURCES and path.suffix.lower() not in SUFFIXES and not path.exists():
+    if data not in SOURCES and path.suffix.lower() not in SUFFIXES and not os.path.exists(path):
         raise InputError(
             f"unknown data '{data}'; give one of {', '.join(KNOWN)}, or a file ending in {', '.join(SUFFIXES)}"
             f"{did_you_mean(str(data), KNOWN)}"

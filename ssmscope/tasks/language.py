@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.tasks.text import LINE_SOURCES, SUFFIXES, checked_column, known_rows, read_rows
+from ssmscope.reading import read_text
+from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
+from ssmscope.tasks.text import LINE_SOURCES, known_rows
 from ssmscope.tasks.tokens import IGNORED, TokenData
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
         # a last row without even its line end is no line: the hub's files, cut at line ends, may leave one
         return _lines(texts[:-1] if texts[-1] == "" else texts, place)
     path = Path(data)
-    if path.suffix.lower() not in (".txt", *SUFFIXES) and not path.exists():
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a directory; give a file of text")
+    if path.suffix.lower() not in (".txt", *SUFFIXES) and not os.path.exists(path):
         raise InputError(
             f"unknown text '{data}'; give {', '.join(LINE_SOURCES)}, or a file ending in "
             f"{', '.join(('.txt', *SUFFIXES))}{did_you_mean(str(data), LINE_SOURCES)}"
@@ -47,19 +52,14 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
         raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
     if path.suffix.lower() != ".txt":
         return _lines([_text(row, number, path) for number, row in enumerate(read_rows(path), 1)], path)
-    try:
-        return _lines([path.read_text(encoding="utf-8-sig")], path)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except OSError as error:
-        raise InputError(f"{path} could not be read: {error.strerror}") from error
+    return _lines([read_text(path, str(path)).replace("\r\n", "\n").replace("\r", "\n")], path)
 
 
 def _text(row: Any, number: int, place: str | Path) -> str:
     value = checked_column(row, "text", number, place)
     if not isinstance(value, str):
         raise InputError(f"row {number} of {place} has no text; every row needs one, which may be blank")
-    return value
+    return checked_string(value, "text", number, place)
 
 
 def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.limits import refuse_held
 from ssmscope.tasks.sequences import SequenceData, listops
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -54,6 +55,7 @@ def listops_expressions(length: int, *, examples: int = 1000, seed: int = 0) -> 
         raise InputError(f"length is {length}; give {SHORTEST} to {LONGEST}, the tokens of an expression")
     if examples < 1 or seed < 0:
         raise InputError(f"examples is {examples} and seed {seed}; give at least 1 example, and a seed from 0 on")
+    refuse_held(length * examples, f"{examples:,} expressions of {length:,} tokens", "ask for fewer or shorter ones")
     drawn: set[str] = set()
     trees = _Trees(length)
 

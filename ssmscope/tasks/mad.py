@@ -23,6 +23,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.limits import refuse_held
 from ssmscope.tasks.recall import FuzzyRecall, Recall, interleaved, named
 from ssmscope.tasks.tokens import IGNORED, TokenData
 
@@ -321,6 +322,7 @@ def refuse_odd(**sizes: int) -> None:
 def refuse_counts(train_examples: int, test_examples: int, seed: int) -> None:
     refuse_below(1, train_examples=train_examples, test_examples=test_examples)
     refuse_below(0, seed=seed)
+    refuse_held(train_examples + test_examples, "so many examples", "ask for fewer", unit="examples")
 
 
 def refuse_pairs(length: int, vocabulary: int, noises: int) -> None:

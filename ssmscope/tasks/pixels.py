@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import warnings
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +18,18 @@ import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.arrays import ArrayData
-from ssmscope.tasks.text import Source, checked_label, first_line, hub_rows
+from ssmscope.tasks.rows import Row, checked_label, first_line, read_rows
+from ssmscope.tasks.text import Source, hub_rows
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""Formats that Pillow reads by itself; for others, such as PostScript, it runs other programs."""
+MOST_PIXELS = 2**24
+"""How many pixels, each a token, an image has at most."""
+UNDECODABLE = (
+    *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error),
+    *(IndexError, KeyError, TypeError, OverflowError),
+)
+"""What Pillow's readers raise at damaged images."""
 
 KNOWN = ("cifar10", "digits")
 """The names that `load_pixels` knows."""
@@ -137,22 +151,22 @@ def _read_image(
         content = Path(file).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the image {os.fspath(file)}: {error.strerror or error}") from error
-    pixels, size = decoded([content], modes[channels], os.fspath(file))
-    if shape is not None and size != tuple(shape):
-        raise InputError(
-            f"the image {os.fspath(file)} is {size[1]} × {size[0]} pixels; the model reads {shape[1]} × {shape[0]}: "
-            "resize it first"
-        )
+    pixels, size = decoded([content], modes[channels], os.fspath(file), shape)
     return pixels[0], size
 
 
-def decoded(images: Sequence[Any], mode: str, place: str) -> tuple[np.ndarray, tuple[int, int]]:
+def decoded(
+    images: Sequence[Any], mode: str, place: str, shape: Sequence[int] | None = None
+) -> tuple[np.ndarray, tuple[int, int]]:
     """Encoded images (PNG or JPEG bytes) or PIL images of one size as tokens (n, height · width, channels) uint8, and
     that size (height, width).
 
+    Their headers say how large they are: what has another size than `shape` (height, width), or more than `MOST_PIXELS`
+    pixels, is not decoded.
+
     Raises:
-        InputError: no image, one that cannot be decoded, of more than 8 bits a channel, or of another size than the
-            first.
+        InputError: no image, one that cannot be decoded, of more than 8 bits a channel, too large, or of another size
+            than `shape` or the first.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -160,14 +174,24 @@ def decoded(images: Sequence[Any], mode: str, place: str) -> tuple[np.ndarray, t
         raise InputError(f"{place} holds no image")
 
     def open_image(image: Any) -> np.ndarray:
-        opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
+        opened = Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else image
+        width, height = opened.size
+        if shape is not None and (height, width) != tuple(shape):
+            raise InputError(
+                f"the image {place} is {width} × {height} pixels; the model reads {shape[1]} × {shape[0]}: resize it "
+                "first"
+            )
+        if width * height > MOST_PIXELS:
+            raise InputError(f"an image of {place} has {width} × {height} pixels; allowed are up to {MOST_PIXELS:,}")
         if opened.mode.startswith(("I", "F")):  # Pillow would cut these off at 255
             raise InputError(f"an image of {place} has more than 8 bits a channel (mode {opened.mode}): save it with 8")
         return np.asarray(opened.convert(mode), dtype=np.uint8)
 
     numbers = count(1)
     try:
-        with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
+        # Pillow decodes outside Python's lock; what it warns of is either refused or of no consequence
+        with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+            warnings.simplefilter("ignore")
             opened = pool.map(open_image, images)
             first = next(opened)
             next(numbers)
@@ -184,22 +208,17 @@ def decoded(images: Sequence[Any], mode: str, place: str) -> tuple[np.ndarray, t
         raise
     except UnidentifiedImageError as error:  # its message is the address of a buffer
         raise InputError(f"an image of {place} cannot be decoded: it is no image that Pillow can read") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (*UNDECODABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"an image of {place} cannot be decoded: {first_line(error)}") from error
     return pixels, (int(size[0]), int(size[1]))
 
 
-def _parquet_rows(file: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet
-
-    if not file.is_file():
+def _parquet_rows(file: Path) -> list[Row]:
+    if not os.path.isfile(file):
         raise InputError(
             f"there is no file {file}; put the split there, or unset SSMSCOPE_DATA to read it from the hub"
         )
-    try:
-        return pyarrow.parquet.read_table(file).to_pylist()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} could not be read as parquet: {first_line(error)}") from error
+    return read_rows(file)
 
 
 def _image_of(row: Any, number: int, place: str) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from ssmscope.errors import InputError
+from ssmscope.reading import parse_json
 from ssmscope.tasks.babi import Question, QuestionData
-from ssmscope.tasks.text import SUFFIXES, Row, checked_text, read_rows
+from ssmscope.tasks.rows import SUFFIXES, Row, checked_text, read_rows
 
 COLUMNS = ("context", "question", "answer")
 
@@ -24,7 +25,7 @@ def load_questions(path: str | Path) -> QuestionData:
             distractors that are no words or hold the answer.
     """
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
         raise InputError(
             f"there is no file of questions {path}; give one ending in {', '.join(SUFFIXES)}, with the columns "
             f"{', '.join(COLUMNS)}"
@@ -54,7 +55,7 @@ def _distractors(row: Row, answer: str, where: str) -> tuple[str, ...]:
 def _listed(given: str) -> Any:
     if given.startswith("["):
         try:
-            return json.loads(given)
+            return parse_json(given)
         except ValueError:
             return given
     return given.split(",") if given else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.limits import refuse_held
 from ssmscope.tasks.arrays import ArrayData
 
 LISTOPS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]", "[PAD]")
@@ -49,6 +50,7 @@ def majority(
     """
     if length < 1 or examples < 1:
         raise InputError(f"length {length} and examples {examples} must be whole numbers from 1 on")
+    refuse_held(length * examples, f"{examples:,} sequences of {length:,} bits", "ask for fewer or shorter ones")
     if not 0 <= flipped <= 1:
         raise InputError(f"flipped is {flipped}; a probability from 0 to 1 is allowed")
     random = np.random.RandomState(seed)

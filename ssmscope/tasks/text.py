@@ -6,30 +6,23 @@ A known name is read from `$SSMSCOPE_DATA/<name>/<split>.parquet` when that vari
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import logging
 import os
 import random
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.tasks.classes import class_ids, label_column, sorted_names
+from ssmscope.tasks.rationales import Spans, rationale_spans
+from ssmscope.tasks.rows import SUFFIXES, Row, checked_label, checked_text, first_line, read_rows
 
 PAIR_SEPARATOR = " ||| "
 """Between the two sentences of a pair. A plain string, so that every tokenizer can read it."""
-
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-
-Row = Mapping[str, Any]
-
-Spans = tuple[tuple[int, int], ...]
-"""Characters of a text: from a start to the one after the last, in order and apart from one another."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +151,13 @@ def text_data(
     return TextData(name, split, tuple(texts), tuple(labels), tuple(label_names), digest, marked)
 
 
-def load_text(data: str | Path, split: str | None = None, *, label_names: Sequence[str] | None = None) -> TextData:
+def load_text(
+    data: str | Path,
+    split: str | None = None,
+    *,
+    label_names: Sequence[str] | None = None,
+    as_written: bool = False,
+) -> TextData:
     """The labelled texts of a known data set or of a csv, tsv, jsonl or parquet file.
 
     Args:
@@ -167,19 +166,22 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
             holds what people marked in a text, in one of the forms that `rationale_spans` reads.
         split: of a known data set; by default the one to evaluate on (`test`; `validation` for wnli, whose
             test split has no labels). A file has no splits.
-        label_names: the classes of a model or of another file. A label of the file is then one of these names
-            or an index into them. Without it, labels are numbered by sorted name (whole numbers by value).
+        label_names: the classes of a model or of another file. The labels of the file are then all names of these,
+            or all indices into them. Where they could be either, its column is called `label_name` or `label_index`
+            instead of `label`. Without it, labels are numbered by sorted name (whole numbers by value).
+        as_written: whether `label_names` are another file's own labels, so that labels which can be names are names.
 
     Raises:
         InputError: an unknown name or split, a file that cannot be read, a missing column, no row, an empty
-            text, a missing or unknown label, a rationale that does not fit its text.
+            text, a missing or unknown label, labels that are names as well as indices, a rationale that does not
+            fit its text.
     """
     if isinstance(data, str) and data in SOURCES:
         return load_known(data, split)
     if data in LINE_SOURCES:
         raise InputError(f"{data} has no labels: it is data for language models; give one of {', '.join(SOURCES)}")
     path = Path(data)
-    if path.suffix.lower() not in SUFFIXES and not path.exists():
+    if path.suffix.lower() not in SUFFIXES and not os.path.exists(path):
         raise InputError(
             f"unknown data '{data}'; give one of {', '.join(SOURCES)}, or a file ending in "
             f"{', '.join(SUFFIXES)}{did_you_mean(str(data), SOURCES)}"
@@ -188,17 +190,17 @@ def load_text(data: str | Path, split: str | None = None, *, label_names: Sequen
         raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
     rows = read_rows(path)
     texts = [checked_text(row, ("text",), number, path) for number, row in enumerate(rows, 1)]
-    raw = [checked_label(row, number, path) for number, row in enumerate(rows, 1)]
-    names = tuple(label_names) if label_names is not None else sorted_names(raw)
-    ids = {name: i for i, name in enumerate(names)}
-    if label_names is not None:
-        ids = {**{str(i): i for i in range(len(names))}, **ids}
-    for number, label in enumerate(raw, 1):
-        if label not in ids:
-            allowed = ", ".join(names)
-            raise InputError(f"row {number} of {path} has the label '{label}'; allowed are {allowed}")
+    column = label_column(rows[0])
+    raw = [checked_label(row, number, path, column) for number, row in enumerate(rows, 1)]
+    if label_names is None:
+        names = sorted_names(raw)
+        numbers = {name: at for at, name in enumerate(names)}
+        ids = [numbers[label] for label in raw]
+    else:
+        names = tuple(label_names)
+        ids = class_ids(raw, names, path, column, as_written=as_written)
     rationales = [rationale_spans(row, number, path) for number, row in enumerate(rows, 1)]
-    return text_data(path.stem, "all", texts, [ids[label] for label in raw], names, rationales)
+    return text_data(path.stem, "all", texts, ids, names, rationales)
 
 
 def load_known(name: str, split: str | None) -> TextData:
@@ -214,7 +216,7 @@ def load_known(name: str, split: str | None) -> TextData:
         if not label.isdecimal() or int(label) >= len(source.labels):
             allowed = ", ".join(f"{i} ({name})" for i, name in enumerate(source.labels))
             raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
-        texts.append(checked_text(row, source.columns, number, place))
+        texts.append(checked_text(row, source.columns, number, place, PAIR_SEPARATOR))
         labels.append(int(label))
     return text_data(name, split, texts, labels, source.labels)
 
@@ -262,182 +264,3 @@ def hub_rows(source: Source, split: str) -> list[Row]:
         ) from error
     finally:
         client.setLevel(level)
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a csv, tsv, jsonl or parquet file, as column → value.
-
-    Raises:
-        InputError: no such file, another format, content that is not of its format, or no row.
-    """
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"{path} is not a data file; its name must end in {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        known = ", ".join(SOURCES)
-        raise InputError(f"there is no file {path}; give one of {known}, or the path of a data file")
-    try:
-        rows = READERS[suffix](path)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} could not be read as {suffix[1:]}: {first_line(error)}") from error
-    if not rows:
-        raise InputError(f"{path} holds no rows; give at least one text")
-    return rows
-
-
-def read_csv(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        return list(csv.DictReader(lines, delimiter=",", strict=True))
-
-
-def read_tsv(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def read_jsonl(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number}: {error.msg}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f'line {number} is not an object such as {{"text": "...", "label": 0}}')
-        rows.append(row)
-    return rows
-
-
-def read_parquet(path: Path) -> list[Row]:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()
-
-
-READERS = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
-
-
-def checked_column(row: Row, column: str, number: int, place: str | Path) -> Any:
-    if column not in row:
-        found = ", ".join(str(name) for name in row if name is not None) or "none"
-        where = place if number == 1 else f"row {number} of {place}"
-        raise InputError(f"{where} has no column '{column}'; its columns are {found}")
-    return row[column]
-
-
-def checked_text(row: Row, columns: Sequence[str], number: int, place: str | Path) -> str:
-    parts: list[str] = []
-    for column in columns:
-        value = checked_column(row, column, number, place)
-        if not isinstance(value, str) or not value.strip():
-            raise InputError(f"row {number} of {place} has an empty {column}; every row needs a text")
-        parts.append(value.strip())
-    return PAIR_SEPARATOR.join(parts)
-
-
-def checked_label(row: Row, number: int, place: str | Path) -> str:
-    """The label as a string; whole numbers without a fraction, so that 1 and 1.0 are one class."""
-    value = checked_column(row, "label", number, place)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    label = "" if value is None or value != value else str(value).strip()
-    if not label:
-        raise InputError(f"row {number} of {place} has no label; every row needs one")
-    return label
-
-
-def rationale_spans(row: Row, number: int, place: str | Path) -> Spans | None:
-    """What the column `rationale` marks in the row's text, as characters of the text without its outer spaces; None
-    where it is absent or empty.
-
-    It holds spans of characters, [[0, 4], [10, 17]] (start, and the one after the last); a 0 or 1 for every word
-    between spaces, [0, 1, 1] or "0 1 1"; or the marked words themselves, "a gripping film" or ["a", "film"], each of
-    which stands in the text once. In a csv or tsv file lists are written as JSON.
-
-    Raises:
-        InputError: another form, a span outside the text, another number of words, or words that are not in the text or
-            in it several times.
-    """
-    given = row.get("rationale")
-    whole = row["text"]
-    if isinstance(given, str):
-        given = _parsed_rationale(given, len(whole.split()))
-    if given is None or given != given or given == []:
-        return None
-    which = f"the rationale of row {number} of {place}"
-    if not isinstance(given, list):
-        raise InputError(f"{which} is {given!r}; allowed are {RATIONALES}")
-    if all(isinstance(item, str) for item in given):
-        spans = [_found(words, whole, which) for words in given]
-    elif all(isinstance(item, list) for item in given):
-        spans = [_checked_span(item, len(whole), which) for item in given]
-    elif all(item in (0, 1) for item in given):
-        words = [match.span() for match in re.finditer(r"\S+", whole)]
-        if len(given) != len(words):
-            raise InputError(f"{which} has {len(given)} numbers for {len(words)} words; give a 0 or 1 for every word")
-        spans = [span for span, marked in zip(words, given) if marked]
-    else:
-        raise InputError(f"{which} is {given!r:.60}; allowed are {RATIONALES}")
-    return _joined_spans(spans, whole)
-
-
-RATIONALES = "spans [[start, end], …], a 0 or 1 for every word, or words of the text"
-
-
-def _parsed_rationale(given: str, words: int) -> Any:
-    """A string's list, its numbers, or the string itself as the one thing that is marked."""
-    given = given.strip()
-    if not given:
-        return None
-    if re.fullmatch(r"[01](\s+[01])*", given) and len(given.split()) == words:
-        return [int(digit) for digit in given.split()]
-    try:
-        found = json.loads(given)
-    except ValueError:
-        found = None
-    return found if isinstance(found, list) else [given]
-
-
-def _found(words: str, whole: str, which: str) -> tuple[int, int]:
-    times = whole.count(words) if words else 0
-    if not times:
-        raise InputError(f"{which}, {words!r:.60}, is not in its text; rename the column if it holds something else")
-    if times > 1:
-        raise InputError(f"{which}, {words!r:.60}, is in its text {times} times; give spans [[start, end], …] instead")
-    start = whole.index(words)
-    return start, start + len(words)
-
-
-def _checked_span(span: Sequence[Any], length: int, which: str) -> tuple[int, int]:
-    whole = len(span) == 2 and all(isinstance(end, int) and not isinstance(end, bool) for end in span)
-    if not whole or not 0 <= span[0] < span[1] <= length:
-        raise InputError(f"{which} has the span {span!r:.60}; allowed are [start, end] within 0 to {length}")
-    return span[0], span[1]
-
-
-def _joined_spans(spans: Iterable[tuple[int, int]], whole: str) -> Spans | None:
-    """In order, those that overlap or touch as one, counted from the first character that is no space."""
-    before, end = len(whole) - len(whole.lstrip()), len(whole.strip())
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted((max(a - before, 0), min(b - before, end)) for a, b in spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
-        elif start < stop:
-            joined.append((start, stop))
-    return tuple(joined) or None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def sorted_names(labels: Iterable[str]) -> tuple[str, ...]:
-    distinct = set(labels)
-    try:
-        return tuple(sorted(distinct, key=int))
-    except ValueError:
-        return tuple(sorted(distinct))

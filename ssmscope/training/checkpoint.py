@@ -6,25 +6,85 @@ import json
 import os
 import pickle
 import random
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from ssmscope.errors import InputError
+from ssmscope.reading import parse_json
+from ssmscope.writing import LOCK, held, made, write_atomically
+
+PLAN = "plan.json"
+"""The file that says what a run is to do."""
+STATE = "state.pt"
+"""The checkpoint, beside the plan of its run."""
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """`path` has its old content or the new one, also if the process or the machine dies on the way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("wb") as stream:
-        write(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(unfinished, path)
+@contextmanager
+def continued(plan: Path) -> Iterator[None]:
+    """Hold the directory that a run works in, which is that of its plan, for this process alone.
+
+    A run that begins within and whose input is refused leaves nothing. One that the disk stops leaves its last
+    checkpoint, from which the same call continues, and where there is none nothing.
+
+    Raises:
+        InputError: another process works there, or something cannot be written.
+    """
+    folder = plan.parent
+    begins = not os.path.exists(plan)
+    with made(folder), held(folder):
+        try:
+            yield
+        except (InputError, OSError) as error:
+            kept = os.path.exists(folder / STATE)
+            full = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            if begins and not (full and kept):
+                finish(folder)
+            if isinstance(error, InputError):
+                raise
+            goes_on = "; make room, and the same command continues from the last checkpoint" * kept
+            raise InputError(f"cannot write to {folder.parent}: {error.strerror or error}{goes_on}") from error
+    with suppress(OSError):  # it is not empty where the run goes on another time
+        folder.rmdir()
+
+
+def finish(folder: Path) -> None:
+    """Remove what a run needed to be continued, which this process holds.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    for left in folder.iterdir():
+        if left.name != LOCK:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def clear(plan: Path) -> None:
+    """Remove what is left beside a finished run that was killed between its last two steps.
+
+    Raises:
+        InputError: another process works there, or it cannot be removed.
+    """
+    if plan.parent.is_dir():
+        with continued(plan):
+            finish(plan.parent)
+
+
+def is_new(out: Path, folder: Path) -> bool:
+    """Whether a run may begin in `out`: it is absent, empty, or has nothing but the working directory of a run that was
+    stopped before it wrote its plan."""
+    if not os.path.lexists(out):
+        return True
+    if not out.is_dir():
+        return False
+    inside = [*folder.iterdir()] if folder.is_dir() else []
+    begun = {LOCK, f".{PLAN}.unfinished"}
+    return {*out.iterdir()} <= {folder} and {place.name for place in inside} <= begun
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -40,8 +100,8 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: when it holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); remove it, or train into another directory") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no JSON object; remove it, or train into another directory")
@@ -89,7 +149,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"the checkpoint {path} cannot be read ({reason}); remove its directory to start again"

@@ -14,8 +14,9 @@ from ssmscope.tasks.arrays import ArrayData
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.listops import listops_expressions
 from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.rows import SUFFIXES, checked_label, checked_text, read_rows
 from ssmscope.tasks.sequences import SequenceData, listops, majority
-from ssmscope.tasks.text import SOURCES, SUFFIXES, TextData, load_text, read_rows
+from ssmscope.tasks.text import SOURCES, TextData, load_text
 from ssmscope.tasks.tokens import TokenData
 
 Data = TextData | SequenceData | PixelData | TokenData | InstructionData
@@ -58,7 +59,7 @@ def kind_of(data: str | Path) -> str:
     path = Path(data)
     if path.suffix.lower() in LINES:
         return "language"
-    if path.suffix.lower() not in SUFFIXES and not path.exists():
+    if path.suffix.lower() not in SUFFIXES and not os.path.exists(path):
         raise InputError(
             f"unknown data '{data}'; give one of {', '.join(known)}, or a file ending in "
             f"{', '.join((*SUFFIXES, *LINES))}{did_you_mean(str(data), known)}"
@@ -141,12 +142,18 @@ def _listops(length: int, examples: int, seed: int) -> tuple[SequenceData, Seque
     Expressions of a file are padded to its longest, random ones to `length` + 4: a model reads the padding too.
     """
     stem = Path(os.environ.get("SSMSCOPE_DATA", ""), "listops", f"T{length}_{examples}")
-    if not (os.environ.get("SSMSCOPE_DATA") and stem.with_name(f"{stem.name}_train.parquet").exists()):
+    if not (os.environ.get("SSMSCOPE_DATA") and os.path.exists(stem.with_name(f"{stem.name}_train.parquet"))):
         return listops_expressions(length, examples=examples, seed=seed)
     splits = []
     for split in ("train", "test"):
-        rows = read_rows(stem.with_name(f"{stem.name}_{split}.parquet"))
-        splits.append(listops([str(row["text"]) for row in rows], [int(row["label"]) for row in rows], split=split))
+        file = stem.with_name(f"{stem.name}_{split}.parquet")
+        rows = list(enumerate(read_rows(file), 1))
+        labels = [checked_label(row, number, file) for number, row in rows]
+        wrong = next((label for label in labels if len(label) != 1 or not label.isdecimal()), None)
+        if wrong is not None:
+            raise InputError(f"{file} has the label '{wrong:.40}'; allowed are 0 to 9")
+        texts = [checked_text(row, ("text",), number, file) for number, row in rows]
+        splits.append(listops(texts, [int(label) for label in labels], split=split))
     return splits[0], splits[1]
 
 
@@ -256,7 +263,7 @@ def _texts(options: Mapping[str, Any]) -> Parts:
                     f"{', '.join(train.label_names)}; give {which} data with the same classes"
                 )
             return part
-        return load_text(source, label_names=train.label_names)
+        return load_text(source, label_names=train.label_names, as_written=known is None)
 
     return _divided(train, other(options["validation"], "validation"), other(options["test"], "test"), options)
 

@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan
 from ssmscope.models.diff_layers import Subtraction
 from ssmscope.models.selective import SelectiveSSM
-from ssmscope.reading import fast_scan
 from ssmscope.scans.compiling import compiled_pieces
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Objective

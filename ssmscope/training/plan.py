@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ssmscope.errors import InputError
+from ssmscope.limits import refuse_beyond, refuse_held
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import TextData
@@ -60,6 +62,16 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 )
 """Options, what their values must satisfy, and that in words."""
 
+MOST = {
+    **{"width": 2**16, "layers": 1000, "state": 2**12, "head_width": 2**16, "heads": 2**12, "expand": 64, "k": 1000},
+    **{"state_groups": 2**10, "fir_taps": 2**10, "vocabulary": 2**22, "length": 2**20, "max_length": 2**20},
+    **{"examples": 2**27, "epochs": 10**6, "batch_size": 2**20},
+}
+"""Sizes beyond any use, which would only fill the memory or never end."""
+
+PARAMETERS = 4 * 10**9
+"""Of a model that is trained: with AdamW 16 bytes each."""
+
 OF_KIND = {
     "lowercase": ("text", "instructions"),
     "max_length": ("text",),
@@ -77,7 +89,7 @@ OF_KIND = {
 FINISHED = Path("training.json")
 """The file, written last, by which a run is known to have ended."""
 
-CLAIMED = Path("checkpoint") / "plan.json"
+CLAIMED = Path("checkpoint", "plan.json")
 """The plan of a run that has begun."""
 
 WITHOUT_EFFECT = (
@@ -104,6 +116,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             if options[name] is not None and not fits(options[name]):
                 raise InputError(f"{name} is {options[name]}; it must be {range_}")
     _check_kind(options)
+    refuse_beyond(MOST, options)
     recipe = defaults(options["architecture"], kind, options["recipe"])
     sizes = {name for names in SIZES.values() for name in names}
     fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
@@ -121,7 +134,18 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
         if not of_the_model and name in options and options[name] is None and _fits(name, kind):
             options[name] = value
+    _refuse_size(options)
     return options
+
+
+def _refuse_size(options: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights and their optimizer would fill any memory."""
+    width, layers, expand = (options[name] or 1 for name in ("width", "layers", "expand"))
+    inner = width * expand
+    states = 3 * width + 2 * (options["state"] or 1)
+    parameters = layers * inner * states + 2 * width * (options["vocabulary"] or 0)
+    what = f"{layers:,} layers of width {width:,} and expand {expand:,}"
+    refuse_held(parameters, what, "take a smaller model", most=PARAMETERS, unit="parameters")
 
 
 def _fits(name: str, kind: str) -> bool:
@@ -236,13 +260,13 @@ def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
     Raises:
         InputError: when `out` holds something else.
     """
-    from ssmscope.training.checkpoint import read_json
+    from ssmscope.training.checkpoint import is_new, read_json
 
     for file, finished in ((out / FINISHED, True), (out / CLAIMED, False)):
-        if file.exists():
+        if os.path.exists(file):
             compare(out, read_json(file), plan)
             return finished
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_new(out, (out / CLAIMED).parent):
         raise InputError(f"{out} exists and holds no training run; give a new or empty directory")
     return False
 
@@ -250,6 +274,8 @@ def is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
 def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     if all(found.get(key) == value for key, value in plan.items()):
         return
+    if not all(isinstance(found.get(key), Mapping) for key in ("recipe", "data")):
+        raise InputError(f"{out} holds a damaged record of a run; remove it, or give another directory")
     then, now = ({**p.get("recipe", {}), "architecture": p.get("architecture")} for p in (found, plan))
     for part in plan["data"]:
         then[f"{part} data"], now[f"{part} data"] = (_shown(p.get("data", {}).get(part)) for p in (found, plan))
@@ -261,4 +287,8 @@ def compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> Non
 
 
 def _shown(entry: Mapping[str, Any] | None) -> str:
-    return "none" if entry is None else f"{entry.get('name')} {entry.get('split')} {entry.get('fingerprint')}"
+    return (
+        "none"
+        if not isinstance(entry, Mapping)
+        else f"{entry.get('name')} {entry.get('split')} {entry.get('fingerprint')}"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,13 +191,15 @@ def train_model(
     plan = plan_of(options, parts)
     out = Path(out)
     console = _console(progress)
+    from ssmscope.training.checkpoint import clear, continued, random_states, restore_random_states, seed_everything
+    from ssmscope.training.plan import CLAIMED
+
     if is_finished(out, plan):
+        clear(out / CLAIMED)
         console.print(f"{out} holds this very run, finished: nothing to do")
         return out
 
     import torch
-
-    from ssmscope.training.checkpoint import random_states, restore_random_states, seed_everything
 
     try:
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -205,8 +208,10 @@ def train_model(
         raise InputError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
     before = random_states()
     try:
-        seed_everything(seed)
-        _train(out, options, parts, tokenizer, plan, where, command or _python_call(given), console)
+        with continued(out / CLAIMED):
+            if not is_finished(out, plan):  # another process may have ended it just now
+                seed_everything(seed)
+                _train(out, options, parts, tokenizer, plan, where, command or _python_call(given), console)
     finally:
         restore_random_states(before)
     return out
@@ -243,27 +248,32 @@ def _train(
 ) -> None:
     from ssmscope.models.quiet import quiet
     from ssmscope.training.build import build
-    from ssmscope.training.checkpoint import write_json
+    from ssmscope.training.checkpoint import STATE, finish, write_json
     from ssmscope.training.fitting import Fit
     from ssmscope.training.objectives import objective_of
-    from ssmscope.training.plan import CLAIMED
+    from ssmscope.training.plan import CLAIMED, FINISHED
 
     with quiet():
         tokenizer, module = build(options, parts["train"], tokenizer)
     module = module.to(device)
     objective = objective_of(parts, options, device, tokenizer, module)
     if not (out / CLAIMED).exists():
-        try:
-            write_json(out / CLAIMED, plan)
-        except OSError as error:
-            raise InputError(f"{out} cannot be written to: {error.strerror}") from error
-    checkpoint = out / CLAIMED.parent / "state.pt"
-    outcome = Fit(module, objective, options, checkpoint, console).run()
+        write_json(out / CLAIMED, plan)
+    working = (out / CLAIMED).parent
+    outcome = Fit(module, objective, options, working / STATE, console).run()
     module.load_state_dict(outcome.weights)
-    _save(out, module, tokenizer, options["saved_as"], outcome.extra)
-    measured = _measure(out, objective, options, device)
-    _describe(out, {**plan, **measured}, module, outcome, options, device, command)
-    shutil.rmtree((out / CLAIMED).parent)
+    ready = working / "model"  # whose files go to their places when all are there
+    try:
+        shutil.rmtree(ready, ignore_errors=True)
+        _save(ready, module, tokenizer, options["saved_as"], outcome.extra)
+        measured = _measure(ready, objective, options, device)
+        _describe(ready, {**plan, **measured}, module, outcome, options, device, command)
+    except BaseException:
+        shutil.rmtree(ready, ignore_errors=True)
+        raise
+    for file in sorted(ready.iterdir(), key=lambda file: file.name == FINISHED.name):
+        os.replace(file, out / file.name)
+    finish(working)
     for name in ("validation", "test"):
         if measured[name] is not None:
             console.print(f"{name} accuracy {measured[name]['accuracy']:.4f} of the stored weights")
@@ -271,6 +281,7 @@ def _train(
 
 def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[str, torch.Tensor]) -> None:
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
     from transformers import Mamba2ForCausalLM
 
@@ -281,21 +292,24 @@ def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[
     stored = copy.deepcopy(module).cpu().to(getattr(torch, saved_as))
     if type(stored) is Mamba2ForCausalLM:
         stored._tied_weights_keys = MAMBA2_TIED
-    with quiet():
-        stored.save_pretrained(str(out))
-    if tokenizer is not None:
-        save_tokenizer(tokenizer, out)
-    if extra:
-        half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
-        save_file(half, out / EXTRA)
+    try:
+        with quiet():
+            stored.save_pretrained(str(out))
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, out)
+        if extra:
+            half = {name: tensor.to(getattr(torch, saved_as)).contiguous() for name, tensor in extra.items()}
+            save_file(half, out / EXTRA)
+    except SafetensorError as error:  # of weights in memory: the disk is at fault
+        raise OSError(str(error).splitlines()[0]) from error
 
 
 def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Accuracies of the weights in `out`, read back, in float32."""
     from safetensors.torch import load_file
 
+    from ssmscope.mixers import fast_scan
     from ssmscope.models.load import load
-    from ssmscope.reading import fast_scan
     from ssmscope.training.card import score_record
 
     model = load(out.absolute(), dtype="float32", device=device)  # "demo/…" would name a shipped model
@@ -338,8 +352,9 @@ def _describe(
 ) -> None:
     """README.md, then training.json, whose presence says that the run is finished."""
     from ssmscope.training.card import model_card, versions
-    from ssmscope.training.checkpoint import write_atomically, write_json
+    from ssmscope.training.checkpoint import write_json
     from ssmscope.training.plan import FINISHED
+    from ssmscope.writing import write_atomically
 
     config = module.config
     classifies = options["kind"] in ("text", "sequences", "pixels")

@@ -13,8 +13,8 @@ from loud import TrueFloat64
 
 import ssmscope.models
 from ssmscope import ssm
+from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
-from ssmscope.reading import fast_scan, mixers, reader_of
 from ssmscope.trace import LayerTrace
 
 

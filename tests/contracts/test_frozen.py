@@ -13,7 +13,7 @@ from torch import nn
 
 from ssmscope import ssm
 from ssmscope.frozen import FrozenLayer, Path
-from ssmscope.reading import mixers, reader_of
+from ssmscope.mixers import mixers, reader_of
 from ssmscope.trace import LayerTrace
 
 LENGTH = 9

@@ -15,8 +15,8 @@ from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.frozen import Path
 from ssmscope.interp.attending import _find, attention_gradient, implicit_attention, row_normalised
+from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
-from ssmscope.reading import fast_scan
 from ssmscope.results import Result
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]

@@ -18,8 +18,8 @@ from ssmscope.errors import InputError
 from ssmscope.interp.methods import lrp as rules
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import Objective, objective
+from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
-from ssmscope.reading import fast_scan, mixers, reader_of
 
 SST2 = [f"demo/sst2-{name}" for name in ("baleen-b", "baleen-e", "mamba", "mamba2")]
 REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is worse", "charming"]

@@ -107,7 +107,7 @@ class TinyForSequenceClassification(nn.Module):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setitem(ssmscope.reading._READERS, Tiny, Reader)
+    monkeypatch.setitem(ssmscope.mixers._READERS, Tiny, Reader)
     return lambda target=0, linear=False, ids=(1, 2): (
         lambda model: objective(model, model.encode(ids=list(ids)), target=target)
     )(Model(TinyForSequenceClassification(linear)))

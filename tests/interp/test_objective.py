@@ -12,8 +12,8 @@ import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
 from ssmscope.interp.objective import baseline_embeddings, last_logits, objective
+from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
-from ssmscope.reading import fast_scan
 
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 

@@ -21,13 +21,13 @@ from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
 from ssmscope.interp.perturbed import fill_of
+from ssmscope.mixers import fast_scan, reader_of
 from ssmscope.model import Model
 from ssmscope.models import parts
 from ssmscope.probes.bound_norms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens import chosen_states, logit_lens
 from ssmscope.probes.stability import stability
-from ssmscope.reading import fast_scan, reader_of
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install 'ssmscope[dev]'")
 

@@ -17,9 +17,9 @@ from transformers import (
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.mixers import mixers
 from ssmscope.models import baleen, mamba, mamba2
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.reading import mixers
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
 BASES = {

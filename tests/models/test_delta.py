@@ -10,11 +10,11 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import delta
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.load import load
-from ssmscope.reading import fast_scan, mixers, reader_of
 from ssmscope.scans import delta as scans
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)

@@ -17,12 +17,12 @@ from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan, mixers
 from ssmscope.model import Model
 from ssmscope.models import diff_mamba, mamba2
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.diff_layers import DiffMambaMixer, DiffS6Mixer, lambda_init
 from ssmscope.models.load import load
-from ssmscope.reading import fast_scan, mixers
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)
 TWO = dict(**SMALL, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)

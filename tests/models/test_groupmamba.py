@@ -14,10 +14,10 @@ from transformers import AutoModel, AutoModelForCausalLM, Mamba2Config, Mamba2Fo
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import groupmamba, mamba, mamba2
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.reading import fast_scan, mixers, reader_of
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=4, expand=2, conv_kernel=3, state_size=3)
 ONE = dict(**SMALL, time_step_rank=2)

@@ -15,11 +15,11 @@ from transformers import AutoModel, AutoModelForCausalLM, MambaConfig, MambaMode
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import linear_attention as la
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.linear_layers import chunked, rotated
-from ssmscope.reading import fast_scan, mixers, reader_of
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=24)
 KINDS = {

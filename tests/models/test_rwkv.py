@@ -11,11 +11,11 @@ from transformers import RwkvConfig, RwkvForCausalLM, RwkvModel
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan, mixers
 from ssmscope.model import Model
 from ssmscope.models import rwkv
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.load import load
-from ssmscope.reading import fast_scan, mixers
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, rescale_every=0, use_cache=False)
 

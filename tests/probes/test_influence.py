@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ssmscope import reading, ssm
+from ssmscope import mixers, ssm
 from ssmscope.bootstrap import RESAMPLES
 from ssmscope.errors import InputError
 from ssmscope.model import Model
@@ -115,7 +115,7 @@ class LeakyForCausalLM(PreTrainedModel):
 @pytest.fixture
 def leaky(monkeypatch):
     reader = type("Reader", (), dict(quantities=staticmethod(_quantities), output=staticmethod(_output)))
-    monkeypatch.setitem(reading._READERS, Leaky, reader)
+    monkeypatch.setitem(mixers._READERS, Leaky, reader)
     return lambda *decays: Model(LeakyForCausalLM(*decays), name="leaky")
 
 

@@ -29,7 +29,7 @@ from ssmscope.probes.lens import chosen_states, load_lens, logit_lens  # noqa: E
 from ssmscope.probes.lens_data import Rows, divided, packed, rows_of, shuffled  # noqa: E402
 from ssmscope.probes.lens_fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens_training import LensFit, fit_lens  # noqa: E402
-from ssmscope.reading import fast_scan  # noqa: E402
+from ssmscope.mixers import fast_scan  # noqa: E402
 from ssmscope.tasks.language import language_data, word_tokenizer  # noqa: E402
 from ssmscope.tasks.pixels import PixelData  # noqa: E402
 from ssmscope.tasks.sequences import SequenceData  # noqa: E402

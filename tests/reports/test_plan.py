@@ -180,7 +180,7 @@ WRONG = [
     ({"analyses": [{"attention": {"text": "a", "skip": "maybe"}}]}, "write true or false"),
     ({"analyses": [{"heatmap": {}}]}, "no text"),
     ({"analyses": [{"heatmap": {"file": "-"}}]}, "standard input"),
-    ({"analyses": [{"heatmap": {"file": "/no/such/file"}}]}, "cannot read"),
+    ({"analyses": [{"heatmap": {"file": "/no/such/file"}}]}, "could not be read"),
     ({"analyses": [{"stability": {}, "matrix": {"sede": [0]}}]}, "did you mean 'seed'?"),
     ({"analyses": [{"stability": {}, "matrix": {"seed": 0}}]}, "give a list"),
     ({"analyses": [{"stability": {}, "matrix": {"seed": ["x"]}}]}, "no whole number"),

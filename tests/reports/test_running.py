@@ -24,8 +24,9 @@ from ssmscope.models.load import Kept, kept_loaded, load
 from ssmscope.reports import jobs as jobs_module
 from ssmscope.reports import running
 from ssmscope.reports.kinds import kind_of
-from ssmscope.reports.store import Store, held
+from ssmscope.reports.store import Store
 from ssmscope.results import Result
+from ssmscope.writing import held
 
 
 @pytest.fixture(scope="module")

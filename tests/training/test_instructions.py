@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 import ssmscope
 from ssmscope import cli
 from ssmscope.errors import InputError
+from ssmscope.mixers import fast_scan
 from ssmscope.models.baleen import convert, information_loss
-from ssmscope.reading import fast_scan
 from ssmscope.tasks.byte_pairs import train_byte_pairs
 from ssmscope.tasks.instructions import label_tokens, load_mixture, spoken
 from ssmscope.tasks.language import word_tokenizer

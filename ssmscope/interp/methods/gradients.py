@@ -18,7 +18,7 @@ from ssmscope.intercept import After, watched
 from ssmscope.interp.attribution import Scores
 from ssmscope.interp.methods.checks import drawn_from, number, whole
 from ssmscope.interp.objective import baseline_embeddings
-from ssmscope.reading import weights_constant
+from ssmscope.mixers import weights_constant
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective

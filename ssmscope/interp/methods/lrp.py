@@ -39,11 +39,11 @@ from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.attribution import Scores
 from ssmscope.interp.objective import Objective
+from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
-from ssmscope.reading import mixers, reader_of
 
 TOLERANCE = 1e-4  # of `Scores.delta`
 

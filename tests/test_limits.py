@@ -1,0 +1,95 @@
+"""What would run for months or fill the memory is refused before it begins, with an estimate and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ssmscope.errors import InputError
+from ssmscope.limits import HELD, READ, refuse_above, refuse_held, refuse_reading
+from ssmscope.models.load import Kept, kept_loaded
+
+CLASSIFIER, ASKED, PROMPTED = "demo/sst2-mamba", "demo/babi-mamba2", "demo/instruct-mamba2"
+MANY = "99999999999"
+LABELLED = (CLASSIFIER, "--data", "DATA")
+QUESTIONS = (ASKED, "--tasks", "qa1", "--lengths", "0")
+TRAIN = ("mamba2", "--data", "majority", "--no-progress")
+LENS = (PROMPTED, "--data", "TEXT", "--length", "10")
+UNBOUNDED = [
+    ("overflow", LABELLED, "--lengths", "99999999", "lengths is 99,999,999; allowed are up to 131,072"),
+    ("overflow", LABELLED, "--lengths", MANY, "allowed are up to"),
+    ("insertion", LABELLED, "--places", "3000000", "places is 3,000,000; allowed are up to 10,000"),
+    ("fidelity", LABELLED, "--steps", "3000000", "steps is 3,000,000; allowed are up to 10,000"),
+    ("fidelity", LABELLED, "--random-rankings", MANY, "random_rankings is"),
+    ("fidelity", LABELLED, "--batch-size", MANY, "batch_size is"),
+    ("position", LABELLED, "--batch-size", MANY, "batch_size is"),
+    ("words", (*LABELLED, "--recipe", "hotflip"), "--beam", MANY, "beam is"),
+    ("snr", (ASKED, "--tasks", "qa1"), "--lengths", "3000000", "lengths is 3,000,000; allowed are up to 131,072"),
+    ("snr", (ASKED, "--tasks", "qa1", "--lengths", "10"), "--examples", "3000000", "would make 90,000,000 words"),
+    ("snr", (ASKED, "--tasks", "qa1", "--lengths", "0"), "--examples", MANY, "examples is"),
+    ("retrieval", (ASKED, "--tasks", "qa1"), "--lengths", MANY, "would have the model read about 9,999,999,999,900"),
+    ("retrieval", QUESTIONS, "--examples", "3000000", "would make 90,000,000 words; allowed are up to 16,777,216"),
+    ("retrieval", QUESTIONS, "--examples", MANY, "examples is"),
+    ("stability", (CLASSIFIER,), "--length", MANY, "length is"),
+    (
+        "stability",
+        (CLASSIFIER,),
+        "--samples",
+        MANY,
+        "tokens; allowed are up to 4,194,304: ask for fewer or shorter ones",
+    ),
+    ("influence", (CLASSIFIER,), "--length", MANY, "length is"),
+    ("influence", (CLASSIFIER, "--length", "8"), "--sequences", MANY, "tokens; allowed are up to 4,194,304"),
+    ("influence", (CLASSIFIER, "--length", "8", "--estimated"), "--probes", MANY, "would have the model read about"),
+    ("lens fit", LENS, "--steps", MANY, "steps is"),
+    ("lens fit", LENS, "--batch-tokens", MANY, "batch_tokens is"),
+    ("lens fit", (*LENS, "--batch-tokens", "10000"), "--steps", "2000000", "read about 20,000,000,000 tokens"),
+    ("train", TRAIN, "--length", MANY, "length is"),
+    ("train", (*TRAIN, "--length", "1000"), "--examples", "1000000", "sequences of 1,000 bits would make"),
+    ("train", ("mamba2", "--data", "qa1", "--no-progress", "--length", "5"), "--examples", "3000000", "would make"),
+    ("train", ("mamba2", "--data", "associative-recall", "--no-progress"), "--examples", MANY, "examples is"),
+    *(
+        ("train", TRAIN, f"--{name}", MANY, f"{name.replace('-', '_')} is")
+        for name in ("width", "layers", "state", "head-width", "expand", "epochs", "batch-size")
+    ),
+    ("train", (*TRAIN, "--layers", "1000"), "--width", "8192", "parameters; allowed are up to 4,000,000,000"),
+]
+"""A verb, its other arguments, an option that asks for too much, and what is said."""
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[None]:
+    with kept_loaded(Kept(8)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "data.csv").write_text("text,label\n" + "".join(f"a {w} film,{i % 2}\n" for i, w in enumerate("ab" * 9)))
+    (folder / "text.txt").write_text("The river changes again and the wind rests .\n" * 50)
+    return {"DATA": folder / "data.csv", "TEXT": folder / "text.txt"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "base", "option", "value", "says"), UNBOUNDED, ids=[f"{v}{o}={n}" for v, _, o, n, _ in UNBOUNDED]
+)
+def test_unbounded_requests_are_refused(kept, files, refusal, verb, base, option, value, says) -> None:
+    given = [files.get(each, each) for each in base]
+    assert says in refusal(*verb.split(), *given, option, value)
+
+
+def test_what_is_within_the_limits_is_not() -> None:
+    refuse_above(5, a=5, b=None)
+    refuse_held(HELD, "it", "ask for less")
+    refuse_reading(READ, "it", "ask for less")
+    with pytest.raises(InputError, match="b is 6; allowed are up to 5"):
+        refuse_above(5, a=5, b=6)
+    with pytest.raises(
+        InputError, match="it would make 134,217,729 tokens; allowed are up to 134,217,728: ask for less"
+    ):
+        refuse_held(HELD + 1, "it", "ask for less")
+    with pytest.raises(InputError, match="it would have the model read about 20,000,000,000 tokens"):
+        refuse_reading(2.0 * READ, "it", "ask for less")

@@ -1,0 +1,270 @@
+"""Sets of files are of one generation whenever the process dies, and a directory is one run's at a time."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ssmscope import writing
+from ssmscope.errors import InputError
+from ssmscope.writing import held, made, publish, read_current, settle, settle_all, write_atomically
+
+OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "csv", "png")} for age in ("old", "new"))
+STEPS = ("os.replace", "os.unlink", "os.rmdir", "os.mkdir", "pathlib.Path.write_bytes", "shutil.rmtree")
+"""What changes a directory."""
+
+
+def dying(work: Callable[[], object], step: int) -> bool:
+    """Run in a process of its own that dies, as by SIGKILL, before its change number `step`, or within it where that
+    writes a file; whether it did."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = [step]
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object, **options: object) -> object:
+            if left[0] == 0:
+                if change is written:
+                    written(arguments[0], arguments[1][:2])  # type: ignore[index]
+                os._exit(9)
+            left[0] -= 1
+            return change(*arguments, **options)
+
+        return run
+
+    written = Path.write_bytes
+    for module, name in ((os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir"), (Path, "write_bytes")):
+        setattr(module, name, counted(getattr(module, name)))
+    work()
+    os._exit(0)
+
+
+def seen(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir() if file.is_file() and file.suffix != ".lock"}
+
+
+@pytest.mark.parametrize("before", [{}, OLD])
+def test_a_set_is_of_one_generation_whenever_the_process_dies(tmp_path, before) -> None:
+    generations = set()
+    step = 0
+    while True:
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        if before:
+            publish(directory, "a", before)
+        died = dying(lambda where=directory: publish(where, "a", NEW), step)
+        there = seen(directory).items()
+        assert there <= before.items() or there <= NEW.items()
+        current = {name: content for name in NEW if (content := found(directory / name)) is not None}
+        assert current in (before, NEW)
+        generations.add(bytes(current.get("a.json", b"")))
+        if not died:
+            break
+        publish(directory, "b", {"b.json": b"other"})  # another set minds its own
+        publish(directory, "a", {name: b"newest" for name in NEW})
+        assert seen(directory) == {**dict.fromkeys(NEW, b"newest"), "b.json": b"other"}
+        assert {file.name for file in directory.iterdir()} == {*NEW, "b.json"}
+        step += 1
+    assert step > 8 and generations == {before.get("a.json", b""), NEW["a.json"]}
+    assert {file.name for file in directory.iterdir()} == {*NEW}
+
+
+def found(path: Path) -> bytes | None:
+    try:
+        return read_current(path)
+    except FileNotFoundError:
+        return None
+
+
+def test_what_died_half_way_is_settled_without_a_new_set(tmp_path) -> None:
+    outcomes = set()
+    for step in range(60):
+        shutil.rmtree(tmp_path / "set", ignore_errors=True)
+        publish(tmp_path / "set", "a", OLD)
+        if not dying(lambda: publish(tmp_path / "set", "a", NEW), step):
+            break
+        settle(tmp_path / "set", "a")
+        now = seen(tmp_path / "set")
+        assert now in (OLD, NEW)
+        outcomes.add(now["a.csv"])
+    assert outcomes == {OLD["a.csv"], NEW["a.csv"]}
+
+
+def test_settling_may_die_too(tmp_path) -> None:
+    for first in range(2, 40):
+        for second in range(40):
+            shutil.rmtree(tmp_path / "set", ignore_errors=True)
+            publish(tmp_path / "set", "a", OLD)
+            died = dying(lambda: publish(tmp_path / "set", "a", NEW), first)
+            again = dying(lambda: settle_all(tmp_path / "set"), second)
+            there = seen(tmp_path / "set").items()
+            assert there <= OLD.items() or there <= NEW.items()
+            if not again:
+                break
+        if not died:
+            break
+    assert first > 8
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_where_a_move_fails_the_old_set_stays(tmp_path, monkeypatch, number) -> None:
+    publish(tmp_path, "a", OLD)
+    replace, calls = os.replace, []
+
+    def failing(source: object, target: object) -> None:
+        calls.append(target)
+        if len(calls) == number + 1:
+            raise OSError(errno.EACCES, "Permission denied")
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.os, "replace", failing)
+        try:
+            publish(tmp_path, "a", NEW)
+        except OSError:
+            assert {name: read_current(tmp_path / name) for name in OLD} in (OLD, NEW)
+        else:
+            assert number >= 7 and seen(tmp_path) == NEW
+    settle(tmp_path, "a")
+    assert seen(tmp_path) in (OLD, NEW) and {file.name for file in tmp_path.iterdir()} == {*OLD}
+    if number <= 3:
+        assert seen(tmp_path) == OLD
+
+
+def test_sets_of_many_threads_and_a_reader_never_mix(tmp_path) -> None:
+    names = [f"a.{i}" for i in range(4)]
+    publish(tmp_path, "a", dict.fromkeys(names, b"first"))
+    mixed, ended = [], threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            read_current(tmp_path / names[0])
+            now = {content for name in names if (content := _there(tmp_path / name)) is not None}
+            if len(now) > 1 and len({_there(tmp_path / name) for name in names} - {None}) > 1:
+                mixed.append(now)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    writers = [
+        threading.Thread(target=lambda w=w: [publish(tmp_path, "a", dict.fromkeys(names, b"%d" % w)) for _ in range(5)])
+        for w in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    ended.set()
+    reader.join()
+    assert len({(tmp_path / name).read_bytes() for name in names}) == 1
+    assert {file.name for file in tmp_path.iterdir()} == {*names}
+
+
+def _there(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def test_a_full_disk_leaves_nothing_of_a_set(tmp_path, monkeypatch) -> None:
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name == "a.csv":
+            write(path, content[:2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        publish(tmp_path / "new" / "folder", "a", NEW)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_whole_or_absent(tmp_path) -> None:
+    file = tmp_path / "new" / "file"
+
+    def fails(stream) -> None:
+        stream.write(b"half")
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_atomically(file, fails)
+    assert not list(tmp_path.iterdir())
+    write_atomically(file, lambda stream: stream.write(b"whole"))
+    with pytest.raises(RuntimeError):
+        write_atomically(file, fails)
+    assert file.read_bytes() == b"whole" and len(list(file.parent.iterdir())) == 1
+
+
+def test_the_disks_error_is_told_where_a_writer_hides_it(tmp_path) -> None:
+    with Path("/dev/full").open("wb", buffering=0) if Path("/dev/full").exists() else pytest.skip("needs /dev/full"):
+        pass
+
+    def hides(stream) -> None:
+        stream.stream = Path("/dev/full").open("wb", buffering=0)
+        try:
+            stream.write(b"much")
+        except OSError:
+            raise RuntimeError("unexpected pos 64 vs 0") from None
+        finally:
+            stream.stream.close()
+
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "file", hides)
+    assert not list(tmp_path.iterdir())
+
+
+def test_made_directories_go_again_only_where_they_are_empty_and_were_made(tmp_path) -> None:
+    (tmp_path / "old").mkdir()
+    for keep in (False, True):
+        with pytest.raises(ValueError), made(tmp_path / "old" / "new" / "newer"):
+            if keep:
+                (tmp_path / "old" / "new" / "file").touch()
+            raise ValueError
+        assert (tmp_path / "old" / "new").exists() == keep
+    assert not (tmp_path / "old" / "new" / "newer").exists()
+
+
+class TestHeld:
+    def test_by_one_process_at_a_time_and_nothing_is_left(self, tmp_path) -> None:
+        folder = tmp_path / "new" / "folder"
+        with held(folder):
+            with pytest.raises(InputError, match=f"in use by process {os.getpid()}; wait until it has ended"):
+                with held(folder):
+                    pass
+        assert not list(folder.iterdir())
+        with pytest.raises(KeyError), held(tmp_path / "other"):
+            raise KeyError
+        assert not (tmp_path / "other").exists()
+
+    def test_a_killed_process_holds_it_no_more(self, tmp_path) -> None:
+        context = multiprocessing.get_context("fork")
+        ready = context.Event()
+
+        def hold() -> None:
+            with held(tmp_path):
+                ready.set()
+                threading.Event().wait(60)
+
+        process = context.Process(target=hold)
+        process.start()
+        assert ready.wait(20)
+        with pytest.raises(InputError, match=f"process {process.pid}"), held(tmp_path):
+            pass
+        process.kill()
+        process.join()
+        with held(tmp_path):
+            pass
+
+    def test_an_error_within_is_not_taken_for_one_of_the_lock(self, tmp_path) -> None:
+        with pytest.raises(FileNotFoundError), held(tmp_path):
+            (tmp_path / "absent").read_bytes()
