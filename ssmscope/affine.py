@@ -38,9 +38,9 @@ def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], .
 
 
 def innermost(module: Any) -> Any:
-    """What adapters have been wrapped around."""
-    while isinstance(getattr(module, "base_layer", None), nn.Module):
-        module = module.base_layer
+    """What peft's adapters, or its copies that are trained, have been put around."""
+    while inside := [module._modules[name] for name in ("base_layer", "original_module") if name in module._modules]:
+        module = inside[0]
     return module
 
 
@@ -303,6 +303,9 @@ def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tens
 @contextmanager
 def _quiet(module: nn.Module) -> Iterator[None]:
     """Within, a module that draws random numbers (dropout) leaves those of everybody else as they are."""
+    if not any(part.training for part in module.modules()):
+        yield
+        return
     device = _device(module)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
