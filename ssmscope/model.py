@@ -91,8 +91,8 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     inside = innermost(module)
     if inside is not module and type_before_parametrizations(inside) in _READERS:
         raise InputError(
-            f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and adapts "
-            "its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
+            f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
+            "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
         )
     return [found for child in module.children() for found in mixers(child)]
 
