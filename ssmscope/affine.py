@@ -49,6 +49,19 @@ def is_linear(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
 
 
+def stored_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model whose every layer is in it under its own name.
+
+    Raises:
+        InputError: for a model with adapters or parametrised weights.
+    """
+    weights = module.state_dict()
+    strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
+    if strange:
+        raise InputError(f"{type(module).__name__} has adapters or parametrised weights ({strange[0]}): {REMEDY}")
+    return weights
+
+
 def applied(module: nn.Module, x: Tensor) -> Tensor:
     """What a module makes of `x` in its own dtype: that of its first floating-point weight."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), x.dtype)

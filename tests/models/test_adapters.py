@@ -23,6 +23,8 @@ from ssmscope.interp.objective import objective
 from ssmscope.interp.perturbed import fill_of
 from ssmscope.model import Model, fast_scan, reader_of
 from ssmscope.models import parts
+from ssmscope.models.baleen import convert
+from ssmscope.models.checkpoints import write_mamba_ssm
 from ssmscope.probes.bound_norms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens import chosen_states, logit_lens
@@ -403,6 +405,15 @@ def test_an_adapter_of_a_mixers_own_parameters_is_refused():
     peft.inject_adapter_in_model(config, module)
     with pytest.raises(InputError, match="a ParamWrapper of peft.* stands around a MambaMixer .*: merge it"):
         Model(module)
+
+
+def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
+    module = plain("mamba")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["in_proj"], **LORA), module)
+    for ask in (lambda: write_mamba_ssm(module, tmp_path / "out"), lambda: convert(module, "bernoulli")):
+        with pytest.raises(InputError, match=r"MambaForCausalLM has adapters .*in_proj\.base_layer.*merge_and_unload"):
+            ask()
+    assert not (tmp_path / "out").exists()
 
 
 def test_half_precision():
