@@ -38,15 +38,28 @@ def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], .
 
 
 def innermost(module: Any) -> Any:
-    """What adapters have been wrapped around."""
-    while isinstance(getattr(module, "base_layer", None), nn.Module):
-        module = module.base_layer
+    """What peft's adapters, or its copies that are trained, have been put around."""
+    while inside := [module._modules[name] for name in ("base_layer", "original_module") if name in module._modules]:
+        module = inside[0]
     return module
 
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module says that it maps `in_features` to `out_features`, as linear layers and their adapters do."""
     return all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
+
+
+def stored_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model whose every layer is in it under its own name.
+
+    Raises:
+        InputError: for a model with adapters or parametrised weights.
+    """
+    weights = module.state_dict()
+    strange = [name for name in weights if {"base_layer", "original_module", "parametrizations"} & {*name.split(".")}]
+    if strange:
+        raise InputError(f"{type(module).__name__} has adapters or parametrised weights ({strange[0]}): {REMEDY}")
+    return weights
 
 
 def applied(module: nn.Module, x: Tensor) -> Tensor:
@@ -304,6 +317,9 @@ def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tens
 @contextmanager
 def _quiet(module: nn.Module) -> Iterator[None]:
     """Within, a module that draws random numbers (dropout) leaves those of everybody else as they are."""
+    if not any(part.training for part in module.modules()):
+        yield
+        return
     device = _device(module)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ssm
+from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
@@ -82,9 +83,19 @@ def known_mixers() -> str:
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
-    """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers."""
+    """The state-space mixers of a model, first layer first; a mixer's own parts are not mixers.
+
+    Raises:
+        InputError: for a mixer in an adapter of its parameters, which are the adapted ones in a forward pass only.
+    """
     if type_before_parametrizations(module) in _READERS:
         return [module]
+    inside = innermost(module)
+    if inside is not module and type_before_parametrizations(inside) in _READERS:
+        raise InputError(
+            f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
+            "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
+        )
     return [found for child in module.children() for found in mixers(child)]
 
 

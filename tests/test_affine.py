@@ -75,7 +75,6 @@ def test_a_linear_layer_is_what_it_computes(name, bias):
     v = torch.zeros_like(u, requires_grad=True)
     (transposed,) = torch.autograd.grad(project(v, False), v, w)
     torch.testing.assert_close(transposed, w @ W, **EXACT)
-    assert name == "parametrised" or (u @ module.weight.mT - (own - zero)).abs().max() > 0.1 or name == "weight norm"
 
 
 def test_half_precision_is_mapped_in_its_own_dtype_and_returned_in_the_inputs():
@@ -134,9 +133,8 @@ class Failing(nn.Linear):
 )
 @pytest.mark.parametrize("read", [linear_map, offset, matrix])
 def test_what_is_no_linear_map_is_refused(kind, why, read: Callable):
-    before = torch.random.get_rng_state()
     module = linear(kind).float()
-    torch.random.set_rng_state(before)
+    before = torch.random.get_rng_state()
     with pytest.raises(InputError, match=why) as error:
         read(module, "Mixer.in_proj")
     assert str(error.value).startswith(f"Mixer.in_proj, a {kind.__name__} of ") and "\n" not in str(error.value)

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.affine import offset
+from ssmscope.affine import offset, stored_weights
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.models import mamba, mamba2
@@ -355,7 +355,7 @@ def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedMod
     ):
         fields.pop(name, None)
     converted = target(target.config_class(**fields, gate=gate, **options))
-    converted.load_state_dict(module.state_dict())
+    converted.load_state_dict(stored_weights(module))
     converted = converted.to(next(module.parameters()).dtype)
     if gate == "exponential" and options.get("prior") is None:
         fix_prior(converted)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
+from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 
@@ -156,7 +157,7 @@ def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetenso
     )
     weights = {
         name.replace("backbone.embeddings.weight", "backbone.embedding.weight"): t.detach().clone().contiguous()
-        for name, t in module.state_dict().items()
+        for name, t in stored_weights(module).items()
     }
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

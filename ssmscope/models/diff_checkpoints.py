@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Mamba2Config, PretrainedConfig, PreTrainedModel
 
+from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.checkpoints import read_tensors
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
@@ -135,7 +136,7 @@ def write_diff_mamba2(module: PreTrainedModel, directory: str | Path) -> Path:
     fields.update(diffmamba=True, diffmamba_settings=setting)
     weights: dict[str, Tensor] = {
         their_name(name): tensor.detach().clone().contiguous()
-        for name, tensor in module.state_dict().items()
+        for name, tensor in stored_weights(module).items()
         if not (config.tie_word_embeddings and name == "lm_head.weight")
     }
     directory = Path(directory)

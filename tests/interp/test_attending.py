@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def each_channel(path: Path) -> torch.Tensor:
     for head in range(path.recurrence.shape[2]):
         one = path.recurrence.of_heads(head, head + 1)
         for p in range(path.recurrence.shape[3]):
-            of_channel = {"left": left[:, :, head : head + 1, p : p + 1]}
+            of_channel: dict[str, Any] = {"skip": True, "left": left[:, :, head : head + 1, p : p + 1]}
             if taps is not None:
                 of_channel["taps"] = taps[..., head : head + 1, p : p + 1]
             found.append(ssm.attention(replace(one, x=one.x[..., p : p + 1]), **of_channel)[0, 0].double())

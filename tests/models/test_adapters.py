@@ -24,6 +24,8 @@ from ssmscope.interp.perturbed import fill_of
 from ssmscope.mixers import fast_scan, reader_of
 from ssmscope.model import Model
 from ssmscope.models import parts
+from ssmscope.models.baleen import convert
+from ssmscope.models.checkpoints import write_mamba_ssm
 from ssmscope.probes.bound_norms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens import chosen_states, logit_lens
@@ -39,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": LORA,
     "lora with dropout": {**LORA, "lora_dropout": 0.3},
     "dora": {**LORA, "use_dora": True},
+    "copies that are trained": {**LORA, "modules_to_save": ["lm_head", "norm_f"]},
 }
 
 
@@ -73,11 +76,14 @@ def pair(name: str, kind: str = "lora") -> tuple[Model, Model]:
         config = peft.LoHaConfig(r=2, target_modules=[*chosen, "out_proj"], init_weights=False)
         config.target_modules -= {"embeddings", "lm_head"}
     else:
-        config = peft.LoraConfig(target_modules=chosen, **options)
+        config = peft.LoraConfig(target_modules=sorted({*chosen} - {*options.get("modules_to_save", ())}), **options)
     adapted = peft.get_peft_model(module, config)
     if kind == "two":
         adapted.add_adapter("second", peft.LoraConfig(target_modules=chosen, **{**LORA, "r": 2}))
         adapted.base_model.set_adapter(["default", "second"])
+    for part in adapted.modules():
+        if type(part).__name__ == "ModulesToSaveWrapper":
+            part.modules_to_save["default"].weight.data.mul_(1.5)
     adapted = adapted.double().eval()
     merged = copy.deepcopy(adapted).merge_and_unload(adapter_names=["default", "second"] if kind == "two" else None)
     own = copy.deepcopy(adapted).unload()  # the adapter matters
@@ -160,7 +166,7 @@ def test_relevance_and_gradients_are_those_of_the_merged_model(name):
     assert not any("forward" in vars(part) for part in adapted.module.modules())
 
 
-@pytest.mark.parametrize("kind", ["lora with dropout", "dora", "two", "loha"])
+@pytest.mark.parametrize("kind", ["lora with dropout", "dora", "copies that are trained", "two", "loha"])
 def test_every_kind_of_adapter(kind):
     adapted, merged = pair("mamba2", kind)
     of = [objective(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]
@@ -397,6 +403,34 @@ def test_an_adapter_on_weights_that_are_rescaled_is_refused():
     model = Model(module.double())
     with pytest.raises(InputError, match="powers of two, but not what an adapter"):
         model.logits(model.encode(ids=IDS))
+
+
+def test_an_adapter_of_a_mixers_own_parameters_is_refused():
+    module = plain("mamba").float()
+    config = peft.LoraConfig(target_modules=[], target_parameters=["mixer.A_log"], **LORA)
+    peft.inject_adapter_in_model(config, module)
+    with pytest.raises(InputError, match="a ParamWrapper of peft.* stands around a MambaMixer .*: merge it"):
+        Model(module)
+
+
+def test_what_saves_or_converts_weights_refuses_adapters(tmp_path):
+    module = plain("mamba")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["in_proj"], **LORA), module)
+    for ask in (lambda: write_mamba_ssm(module, tmp_path / "out"), lambda: convert(module, "bernoulli")):
+        with pytest.raises(InputError, match=r"MambaForCausalLM has adapters .*in_proj\.base_layer.*merge_and_unload"):
+            ask()
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_precision():
+    """A layer's map is its output to the digits that there are."""
+    model, _ = pair("mamba2")
+    module = copy.deepcopy(model.module).bfloat16()
+    trace = Model(module).trace(ids=IDS)
+    for mixer, one in zip(Model(module).mixers, trace.frozen, strict=True):
+        with torch.no_grad():
+            own = reader_of(mixer).output(mixer, reader_of(mixer).quantities(mixer, one.u.bfloat16(), trace.mask))
+        assert apart((one.matvec(one.u) + one.bias)[trace.mask], own[trace.mask]) < 0.05
 
 
 def test_offloaded_weights_are_refused_by_lrp():

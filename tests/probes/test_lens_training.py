@@ -22,6 +22,7 @@ pytest.importorskip("tuned_lens")
 import ssmscope  # noqa: E402
 import ssmscope.probes.lens as lenses  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.mixers import fast_scan  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes import lens_training  # noqa: E402
@@ -29,7 +30,6 @@ from ssmscope.probes.lens import chosen_states, load_lens, logit_lens  # noqa: E
 from ssmscope.probes.lens_data import Rows, divided, packed, rows_of, shuffled  # noqa: E402
 from ssmscope.probes.lens_fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens_training import LensFit, fit_lens  # noqa: E402
-from ssmscope.mixers import fast_scan  # noqa: E402
 from ssmscope.tasks.language import language_data, word_tokenizer  # noqa: E402
 from ssmscope.tasks.pixels import PixelData  # noqa: E402
 from ssmscope.tasks.sequences import SequenceData  # noqa: E402
