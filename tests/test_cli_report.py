@@ -169,7 +169,9 @@ class TestRefusals:
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else found(name, *rest)
         )
-        assert "pip install 'ssmscope[ray]'" in refusal(analyze, plan, "--out", out, "--engine", "ray")
+        assert "install it in ssmscope's checkout, with pip install '.[ray]'" in refusal(
+            analyze, plan, "--out", out, "--engine", "ray"
+        )
 
 
 class TestQuick:
@@ -256,7 +258,7 @@ class TestWhatIsCheckedFirst:
             ("{", "is no JSON"),
             ("[" * 10**5, "is no JSON"),
             ("[]", "a JSON object was expected"),
-            ('{"model_type": "mambo"}', "model type 'mambo' is unknown; did you mean 'mamba'?"),
+            ('{"model_type": "mambo"}', "model type 'mambo' is unknown; did you mean 'mamba'"),
             ('{"model_type": ["mamba"]}', "is unknown"),
             ("{}", "model type None is unknown"),
         ],

@@ -15,7 +15,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, extra
 from ssmscope.frozen import LEVELS
 from ssmscope.interp.selection import SCORES
 from ssmscope.interp.views.tokens import visible
@@ -133,7 +133,7 @@ def import_gradio() -> Any:
             if isinstance(error, ModuleNotFoundError) and error.name == "gradio"
             else f"fails: {error}"
         )
-        raise InputError(f"serve needs Gradio, which {why}: pip install 'ssmscope[serve]'") from error
+        raise InputError(f"serve needs Gradio, which {why}; install it {extra('serve')}") from error
 
 
 def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:

@@ -65,7 +65,7 @@ def _place(name: str) -> Path | None:
 def _trained_on(place: Path) -> str | None:
     try:
         return str(json.loads((place / "training.json").read_bytes())["data"]["train"]["name"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -75,8 +75,6 @@ def check_model(name: str, place: Path) -> None:
     Raises:
         InputError: the configuration is no JSON object or of a type that nobody knows, or there are no weights.
     """
-    from transformers import CONFIG_MAPPING
-
     from ssmscope.models.checkpoints import is_mamba_ssm
     from ssmscope.models.diff_checkpoints import is_diff_mamba2
     from ssmscope.models.load import readable_types
@@ -93,8 +91,14 @@ def check_model(name: str, place: Path) -> None:
     if not any(each.suffix in WEIGHTS for each in place.iterdir()):
         raise InputError(f"{name} has no weights: a model's directory holds config.json and {' or '.join(WEIGHTS)}")
     kind = config.get("model_type")
-    if not is_mamba_ssm(config) and not is_diff_mamba2(config, place) and kind not in CONFIG_MAPPING:
+    if not is_mamba_ssm(config) and not is_diff_mamba2(config, place) and not _is_type(kind):
         raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
+
+
+def _is_type(kind: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return isinstance(kind, str) and kind in CONFIG_MAPPING
 
 
 def check_files(options: Mapping[str, Any]) -> None:

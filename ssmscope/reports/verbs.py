@@ -109,7 +109,8 @@ class Verb:
             context = self.command.make_context(self.name, [*arguments, "--out", NOWHERE])
             with context:
                 given = dict(context.params)
-            self.command.callback.check(given)
+            if (check := getattr(self.command.callback, "check", None)) is not None:
+                check(given)
         except CLICK_ERROR as error:
             message = str(error.format_message()).strip()
             raise InputError(f"{message[:1].lower()}{message[1:].rstrip('.')}") from error

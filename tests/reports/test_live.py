@@ -288,7 +288,10 @@ class TestVerb:
     @pytest.mark.parametrize(
         ("arguments", "line"),
         [
-            (("demo/sst2-mamba2",), "serve needs Gradio, which is not installed: pip install 'ssmscope[serve]'"),
+            (
+                ("demo/sst2-mamba2",),
+                "serve needs Gradio, which is not installed; install it in ssmscope's checkout, with pip install '.[serve]'",
+            ),
             (("demo/sst2-mamba2", "--port", "0"), "--port is 0; allowed are 1 to 65535"),
             (("demo/sst2-mamba2", "--port", "65536"), "--port is 65536; allowed are 1 to 65535"),
             (

@@ -424,7 +424,7 @@ WRONG_VALUES = [
     ("effect", {"before": "a"}, "after"),
     ("lens fit", {"optimizer": "sdg"}, "did you mean 'sgd'?"),
     ("lens fit", {"held_out": "1"}, "a share between 0 and 1"),
-    ("lens show", {"text": "a", "statistic": "entrpy"}, "did you mean 'entropy'?"),
+    ("lens show", {"text": "a", "statistic": "entrpy"}, "did you mean 'entropy'"),
     ("snr", {"tasks": "qa9"}, "allowed are qa1"),
     ("snr", {"lens": ["a", "b"]}, "2 lenses were given for 1 models"),
     ("retrieval", {"tasks": "qa0"}, "allowed are qa1"),
