@@ -290,7 +290,8 @@ class TestVerb:
         [
             (
                 ("demo/sst2-mamba2",),
-                "serve needs Gradio, which is not installed; install it in ssmscope's checkout, with pip install '.[serve]'",
+                "serve needs Gradio, which is not installed; install it in ssmscope's checkout, with pip install "
+                "'.[serve]'",
             ),
             (("demo/sst2-mamba2", "--port", "0"), "--port is 0; allowed are 1 to 65535"),
             (("demo/sst2-mamba2", "--port", "65536"), "--port is 65536; allowed are 1 to 65535"),
