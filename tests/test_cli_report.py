@@ -169,9 +169,8 @@ class TestRefusals:
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else found(name, *rest)
         )
-        assert "install it in ssmscope's checkout, with pip install '.[ray]'" in refusal(
-            analyze, plan, "--out", out, "--engine", "ray"
-        )
+        told = refusal(analyze, plan, "--out", out, "--engine", "ray")
+        assert "install it in ssmscope's checkout, with pip install '.[ray]'" in told
 
 
 class TestQuick:

@@ -192,7 +192,8 @@ def _texts(options: Options, *, needed: bool = True) -> bool:
         return False
     if not needed and options["length"] is not None:
         raise InputError("--length is that of random sequences; leave it out beside --text, --file, --ids and --image")
-    Given(*(options[kind] for kind in kinds), options["max_tokens"])
+    text, file, ids, image = (options[kind] for kind in kinds)
+    Given(text, file, ids, image, options["max_tokens"])
     return True
 
 

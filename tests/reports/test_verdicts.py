@@ -515,8 +515,8 @@ class TestOverflow:
 
     def test_verdict(self) -> None:
         assert said(self.result()) == (
-            "accuracy 0.900; with 1,024 tokens of filler 0.500 [0.400, 0.600] after and 0.625 [0.525, 0.725] before the "
-            "text"
+            "accuracy 0.900; with 1,024 tokens of filler 0.500 [0.400, 0.600] after and 0.625 [0.525, 0.725] before "
+            "the text"
         )
 
     def test_table(self) -> None:
