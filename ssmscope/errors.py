@@ -20,3 +20,8 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """A tail for an error message, `"; did you mean 'a' or 'b'?"`, empty when nothing resembles `name`."""
     hits = nearest(name, options)
     return "; did you mean " + " or ".join(repr(hit) for hit in hits) + "?" if hits else ""
+
+
+def extra(name: str) -> str:
+    """How what an optional part of this package needs is installed, as the end of "install it …"."""
+    return f"in ssmscope's checkout, with pip install '.[{name}]'"

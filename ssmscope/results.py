@@ -27,6 +27,7 @@ import io
 import json
 import math
 import os
+import re
 import types
 import typing
 import zlib
@@ -60,6 +61,33 @@ LARGEST = 2**30
 
 INFLATION = 1040
 """How many bytes zlib makes at most of one: its longest match, 258 bytes, takes two bits at the least, 1032 : 1."""
+
+DTYPE = re.compile(r"bool|(?:int|uint|float)\d{1,3}|U\d{1,9}", re.ASCII)
+
+HOMES = {
+    "attention": "interp.attention",
+    "bound": "probes.generalization",
+    "effect": "attacks.effect",
+    "explain": "interp.attribution",
+    "fidelity": "interp.fidelity_result",
+    "heatmap": "interp.selection",
+    "influence": "probes.influence",
+    "insertion": "attacks.insertion",
+    "lens-fit": "probes.lens_training",
+    "loss": "probes.token_loss",
+    "overflow": "attacks.overflow",
+    "plausibility": "interp.plausibility",
+    "position": "attacks.position",
+    "prompts": "attacks.prompt_result",
+    "retrieval": "probes.retrieval",
+    "sanity": "interp.sanity",
+    "snr": "probes.snr_result",
+    "stability": "probes.stability",
+    "stability-table": "probes.stability_table",
+    "trajectory": "probes.trajectory",
+    "words": "attacks.words_result",
+}
+"""The module below `ssmscope` that defines each kind of result: all that reading a result can import."""
 
 
 @dataclass(frozen=True)
@@ -214,20 +242,24 @@ class Result(ABC):
         if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
             raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
         kind = document["kind"]
-        _import_ours(document.get("class"))
+        if kind not in Result._kinds and kind in HOMES:
+            importlib.import_module(f"ssmscope.{HOMES[kind]}")
         found = Result._kinds.get(kind)
         if found is None:
-            known = ", ".join(sorted(Result._kinds)) or "none"
+            known = sorted({*HOMES, *Result._kinds})
             raise InputError(
-                f"unknown kind of result {kind!r}; known are {known}; import the module that defines it"
-                f"{did_you_mean(kind, Result._kinds)}"
+                f"unknown kind of result {kind!r:.80}; known are {', '.join(known)}; import the module that defines it"
+                f"{did_you_mean(kind, known)}"
             )
         if not issubclass(found, cls):
             raise InputError(f"a result of kind {kind!r} is no {cls.__name__}; Result.load reads every kind")
         try:
-            return _decode_fields(document, found)
-        except (TypeError, ValueError, KeyError) as error:
-            raise InputError(f"a damaged result of kind {kind!r}: {error}") from error
+            made = _decode_fields(document, found)
+            _flatten(_encode(made.provenance))
+            return made
+        except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+            told = "nested too deeply" if isinstance(error, RecursionError) else error
+            raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
     def _png(self) -> bytes:
         buffer = io.BytesIO()
@@ -285,19 +317,6 @@ def _version(package: str) -> str:
 
 def _class_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _import_ours(path: Any) -> None:
-    """Import the module of ours that a file names, so that its kind is known; never anybody else's module."""
-    module = path.rpartition(".")[0] if isinstance(path, str) else ""
-    parts = module.split(".")
-    if parts[0] != "ssmscope" or not all(part.isidentifier() for part in parts):
-        return
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("ssmscope"):
-            raise
 
 
 def _encode(value: Any) -> Any:
@@ -361,12 +380,22 @@ def _decode(value: Any, hint: Any) -> Any:
     return value
 
 
-def _decode_array(dtype: str, shape: list[int], values: Any) -> np.ndarray:
-    kind = np.dtype(dtype)
-    if kind.kind not in "biufU":
-        raise ValueError(f"expected an array of numbers or text, not of {dtype}")
+def _decode_array(dtype: Any, shape: Any, values: Any) -> np.ndarray:
+    kind = _decode_dtype(dtype)
+    if kind.kind == "U":
+        flat = np.array(values, dtype=object)
+        written = sum(map(len, flat.ravel()))
+        if kind.itemsize * flat.size > INFLATION * (written + flat.size):
+            raise ValueError(f"{written} characters cannot be read as an array of {dtype}")
+        return flat.astype(kind).reshape(shape)
     flat = np.array(values, dtype=object if kind.kind == "f" else kind)
     return flat.astype(np.float64 if kind.kind == "f" else kind).astype(kind).reshape(shape)
+
+
+def _decode_dtype(dtype: Any) -> np.dtype:
+    if isinstance(dtype, str) and DTYPE.fullmatch(dtype):
+        return np.dtype(dtype)
+    raise ValueError(f"expected the name of a dtype of numbers or text, not {dtype!r:.60}")
 
 
 def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as in the document
@@ -375,8 +404,8 @@ def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as 
     Raises:
         ValueError: the shape, the dtype or the bytes are no array's, or do not belong together.
     """
-    kind = np.dtype(dtype)
-    if kind.kind not in "biuf":
+    kind = _decode_dtype(dtype)
+    if kind.kind == "U":
         raise ValueError(f"expected a compressed array of numbers, not of {dtype}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"expected the sizes of an array, not {shape!r:.60}")

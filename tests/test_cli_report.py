@@ -169,7 +169,8 @@ class TestRefusals:
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else found(name, *rest)
         )
-        assert "pip install 'ssmscope[ray]'" in refusal(analyze, plan, "--out", out, "--engine", "ray")
+        told = refusal(analyze, plan, "--out", out, "--engine", "ray")
+        assert "install it in ssmscope's checkout, with pip install '.[ray]'" in told
 
 
 class TestQuick:
@@ -186,17 +187,88 @@ class TestQuick:
         assert [row["command"].split()[1] for row in rows] == verbs.split()
 
     def test_data_adds_what_needs_it(self, analyze, out) -> None:
-        def verbs(model: str) -> set[str]:
-            arguments = ("quick", "--model", model, "--out", out, "--data", "sst2", "--dry-run", "--json")
+        def verbs(model: str, data: str = "sst2") -> set[str]:
+            arguments = ("quick", "--model", model, "--out", out, "--data", data, "--dry-run", "--json")
             return {row["verb"] for row in json.loads(analyze(*arguments).out)["jobs"]}
 
         assert {"fidelity", "position", "words"} <= verbs("demo/sst2-mamba") and "loss" not in verbs("demo/sst2-mamba")
-        assert "loss" in verbs("demo/babi-mamba2") and "words" not in verbs("demo/babi-mamba2")
-        assert verbs("demo/cifar10-mamba") == {"stability", "influence", "position"}
+        language = verbs("demo/babi-mamba2", "wikitext2")
+        assert "loss" in language and "words" not in language
+        assert verbs("demo/cifar10-mamba", "cifar10") == {"stability", "influence", "position"}
 
-    def test_data_that_cannot_be_had_is_a_failed_job(self, analyze, out, monkeypatch) -> None:
-        monkeypatch.setattr(running, "_write", lambda report, root: None)
+    @pytest.mark.parametrize(
+        ("model", "data", "line"),
+        [
+            ("demo/sst2-mamba", "zz", "analysis 8 (fidelity): unknown data 'zz'; give one of sst2, imdb"),
+            ("demo/sst2-mamba", "sst", "unknown data 'sst'; "),
+            ("demo/sst2-mamba", "no.csv", "analysis 8 (fidelity): there is no file 'no.csv'"),
+            ("demo/sst2-mamba", "wikitext2", "unknown data 'wikitext2'; give one of sst2, imdb"),
+            ("demo/cifar10-mamba", "sst2", "analysis 9 (position): unknown data 'sst2'; give one of cifar10, digits"),
+            ("demo/babi-mamba2", "sst2", "analysis 11 (loss): unknown data 'sst2'; give one of wikitext2, or a file"),
+            ("demo/sst2-mamba", "imdb", "analysis 8 (fidelity): imdb has no split 'test' in "),
+        ],
+    )
+    def test_data_that_cannot_be_had_is_refused_before_anything_runs(
+        self, analyze, out, monkeypatch, model, data, line
+    ) -> None:
+        monkeypatch.setattr("ssmscope.models.load.load", None)
         monkeypatch.setenv("SSMSCOPE_DATA", str(out.parent))
-        answer = analyze("quick", "--model", "demo/cifar10-mamba", "--data", "cifar10", "--out", out)
-        assert answer.code == 1 and "2 of 3 jobs done" in answer.out
-        assert "analyze: failed: analyze position demo/cifar10-mamba --data cifar10 --limit 50: " in answer.err
+        assert line in refusal(analyze, "quick", "--model", model, "--data", data, "--out", out)
+        assert not out.exists()
+
+
+class TestWhatIsCheckedFirst:
+    @pytest.fixture(autouse=True)
+    def nothing_is_loaded(self, monkeypatch) -> None:
+        monkeypatch.setattr("ssmscope.models.load.load", None)
+
+    def refused(self, analyze: Answer, tmp_path: Path, item: Any, *models: object) -> str:
+        file = tmp_path / "plan.yaml"
+        file.write_text(yaml.safe_dump({"models": list(map(str, models)), "analyses": ["stability", item]}))
+        line = refusal(analyze, file, "--out", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        return line
+
+    def test_files(self, analyze, tmp_path) -> None:
+        (tmp_path / "bad.csv").write_text("text,class\na,0\n")
+        (tmp_path / "lines.txt").write_text("a\n")
+        model = "demo/sst2-mamba"
+        for options, line in (
+            ({"data": str(tmp_path / "bad.csv")}, "has no column 'label'"),
+            ({"data": str(tmp_path / "lines.txt")}, "unknown data '"),
+            ({"data": str(tmp_path)}, "unknown data '"),
+            ({"data": "sst2", "split": "tset"}, "no split 'tset'"),
+            ({"synonyms": str(tmp_path / "no.json")}, "there is no such file"),
+            ({"embeddings": str(tmp_path)}, "there is no such file"),
+        ):
+            told = self.refused(analyze, tmp_path, {"words": options}, model)
+            assert "analysis 2 (words): " in told and line in told
+        shown = {"lens show": {"text": "a", "lens": str(tmp_path / "lens")}}
+        assert "there is no such directory" in self.refused(analyze, tmp_path, shown, model)
+
+    def test_a_model_that_learnt_from_unknown_data_needs_some(self, analyze, model, tmp_path) -> None:
+        assert "analysis 2 (words): no data; give data, one of sst2" in self.refused(
+            analyze, tmp_path, {"words": {}}, model
+        )
+
+    @pytest.mark.parametrize(
+        ("config", "line"),
+        [
+            ("{", "is no JSON"),
+            ("[" * 10**5, "is no JSON"),
+            ("[]", "a JSON object was expected"),
+            ('{"model_type": "mambo"}', "model type 'mambo' is unknown; did you mean 'mamba'"),
+            ('{"model_type": ["mamba"]}', "is unknown"),
+            ("{}", "model type None is unknown"),
+        ],
+    )
+    def test_models_that_cannot_be_loaded(self, analyze, tmp_path, config, line) -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.json").write_text(config)
+        (tmp_path / "m" / "model.safetensors").write_bytes(b"")
+        assert line in self.refused(analyze, tmp_path, "stability", tmp_path / "m")
+
+    def test_a_model_without_weights(self, analyze, tmp_path) -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.json").write_text('{"model_type": "mamba"}')
+        assert "has no weights" in self.refused(analyze, tmp_path, "stability", tmp_path / "m")

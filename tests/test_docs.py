@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 EDITS = {
     "ssmscope/__init__.py": ('    "retrieval": "probes.retrieval",\n', '    "remaining": "interp.remaining",\n'),
+    "ssmscope/results.py": ('    "retrieval": "probes.retrieval",\n', '    "remaining": "interp.remaining",\n'),
     "ssmscope/cli/__init__.py": (
         "from ssmscope.cli.training import",
         "from ssmscope.cli.remaining import remaining as remaining\n",
@@ -33,7 +34,7 @@ EDITS = {
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    pytest.importorskip("mkdocs", reason="the documentation needs mkdocs: pip install 'ssmscope[docs]'")
+    pytest.importorskip("mkdocs", reason="the documentation needs mkdocs: pip install '.[docs]'")
     spec = importlib.util.spec_from_file_location("docs_verbs", DOCS / "verbs.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -120,3 +121,17 @@ def run(root: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def test_extras_are_installed_from_the_checkout() -> None:
+    """There is no package index that has this project: the project's name with an extra would find nothing."""
+    folders = ("ssmscope", "docs", "notebooks", "tests", "benchmarks")
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+    texts += [path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".md", ".ipynb")]
+    named = "ssmscope" + "["
+    assert not [path for path in texts if named in path.read_text(encoding="utf-8")]
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
+    known = re.findall(r"^(\w+) = \[", declared.partition("\n[project.scripts]")[0], re.MULTILINE)
+    for path in texts:
+        for found in re.findall(r"pip install '\.\[(\w+)\]'", path.read_text(encoding="utf-8")):
+            assert found in known, path

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="notebooks need nbformat: pip install 'ssmscope[docs]'")
-nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient: pip install 'ssmscope[docs]'")
-pytest.importorskip("ipykernel", reason="notebooks need ipykernel: pip install 'ssmscope[docs]'")
+nbformat = pytest.importorskip("nbformat", reason="notebooks need nbformat: pip install '.[docs]'")
+nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient: pip install '.[docs]'")
+pytest.importorskip("ipykernel", reason="notebooks need ipykernel: pip install '.[docs]'")
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}

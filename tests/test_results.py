@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import math
@@ -312,6 +313,93 @@ def test_load_imports_no_foreign_module(provenance):
     with pytest.raises(InputError, match="unknown kind"):
         Result.from_dict({"kind": "evil", "class": "antigravity.Thing", "provenance": {}})
     assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("path", ["ssmscope.__main__.X", "ssmscope.cli.app.X", "ssmscope.training.run.X"])
+def test_load_imports_nothing_that_a_file_names(tmp_path, provenance, path):
+    """`ssmscope.__main__` is the command line: importing it runs whatever sys.argv says, and ends the process."""
+    file = tmp_path / "x.json"
+    nested = {"class": path, "kind": "evil"}
+    document = {**sample(provenance).to_dict(), "class": path, "provenance": {"model": "m", "inner": nested}}
+    file.write_text(json.dumps({"own": document, "other": {"kind": "evil", **nested}}))
+    code = (
+        "import json, sys; sys.argv = ['analyze', 'models']\n"
+        "from ssmscope.errors import InputError\n"
+        "from ssmscope.results import Result\n"
+        "before = set(sys.modules)\n"
+        f"for name, document in json.load(open({str(file)!r})).items():\n"
+        "    try: Result.from_dict(document)\n"
+        "    except InputError as error: print(name, str(error)[:22])\n"
+        "print(sorted(name for name in set(sys.modules) - before if name.startswith('ssmscope')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["own unknown kind of result", "other unknown kind of result", "[]"]
+
+
+def test_every_kind_is_read_from_the_module_that_defines_it():
+    """The closed table of what reading can import names every result of the package, and nothing else."""
+    defined = {}
+    for file in Path(results.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                for keyword in node.keywords:
+                    if keyword.arg == "kind":
+                        place = file.relative_to(Path(results.__file__).parent).with_suffix("")
+                        defined[ast.literal_eval(keyword.value)] = ".".join(place.parts)
+    assert defined == results.HOMES
+    code = (
+        "from ssmscope.errors import InputError\nfrom ssmscope.results import HOMES, Result\n"
+        "for kind in HOMES:\n"
+        "    try: Result.from_dict({'kind': kind})\n"
+        "    except InputError as error: assert f'damaged result of kind {kind!r}' in str(error), error"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "U500000000", "shape": [1], "values": [""]},
+        {"dtype": "U50000", "shape": [999], "values": ["a"] * 999},
+        {"dtype": "U3", "shape": [1], "values": [7]},
+        {"dtype": "int64", "shape": [0, 10**30], "values": []},
+        {"dtype": "int64", "shape": [1], "values": [10**30]},
+        {"dtype": "float64", "shape": [1], "values": [10**400]},
+        {"dtype": ["i4", "i4"], "shape": [1], "values": [7]},
+        {"dtype": {"names": ["a"], "formats": ["i4"]}, "shape": [1], "values": [7]},
+        {"dtype": None, "shape": [1], "values": [7]},
+        {"dtype": "(9999999,)i4", "shape": [1], "values": [7]},
+    ],
+)
+def test_arrays_that_ask_for_all_memory_or_are_none_are_refused(provenance, values):
+    document = json.loads(sample(provenance).to_json())
+    document["parts"][0]["values"] = values
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="damaged result of kind 'test-sample'"):
+            Result.from_dict(document)
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+    finally:
+        tracemalloc.stop()
+
+
+def test_numbers_beyond_any_float_and_nesting_without_end_are_refused(tmp_path, provenance):
+    document = json.loads(sample(provenance).to_json())
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**document, "mean": 10**400}))
+    with pytest.raises(InputError, match="damaged"):
+        Result.load(path)
+    path.write_text("[" * 200_000)
+    with pytest.raises(InputError, match="is no result"):
+        Result.load(path)
+    refused = []
+    for depth in range(100, 1600, 100):
+        path.write_text(json.dumps(document).replace('"seed": 7', f'"seed": {"[" * depth}{"]" * depth}'))
+        try:
+            assert Result.load(path).to_html()
+        except InputError:
+            refused.append(depth)
+    assert refused and refused == list(range(refused[0], 1600, 100))
 
 
 def test_pages_escape_what_users_write(provenance):

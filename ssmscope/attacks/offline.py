@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, extra
 
 FUNCTION_WORDS = frozenset(
     """
@@ -67,7 +67,7 @@ def textattack() -> ModuleType:
         if found is None or found.origin is None:
             raise InputError(
                 "attacks that search through words need the package textattack, which is not installed; "
-                "install it with: pip install 'ssmscope[attacks]'"
+                f"install it {extra('attacks')}"
             )
         with _process_kept(), _stopwords_there():
             _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ssmscope.cli import checks
 from ssmscope.cli.app import app
 from ssmscope.command import (
     DEVICE,
@@ -110,6 +111,7 @@ def _texts(loaded: Model, model: str, data: str | None, split: str | None) -> Te
 
 
 @app.command()
+@checks.checked(checks.position)
 def position(
     model: MODEL,
     data: Annotated[
@@ -173,6 +175,7 @@ def position(
 
 
 @app.command()
+@checks.checked(checks.insertion)
 def insertion(
     model: MODEL,
     data: DATA = None,
@@ -219,6 +222,7 @@ def insertion(
 
 
 @app.command()
+@checks.checked(checks.overflow)
 def overflow(
     model: MODEL,
     data: DATA = None,
@@ -264,6 +268,7 @@ def overflow(
 
 
 @app.command()
+@checks.checked(checks.prompts)
 def prompts(
     model: MODEL,
     data: DATA = None,
@@ -328,6 +333,7 @@ def prompts(
 
 
 @app.command()
+@checks.checked(checks.words)
 def words(
     model: MODEL,
     data: DATA = None,
@@ -394,6 +400,7 @@ def words(
 
 
 @app.command()
+@checks.checked(checks.effect)
 def effect(
     model: MODEL,
     before: Annotated[str, typer.Option("--before", metavar="TEXT", help="The text as it was.")],

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ssmscope.cli import checks
 from ssmscope.cli.app import app
 from ssmscope.command import DEVICE, JSON, OUT, SPLIT, TOKENIZER, answer, names
 from ssmscope.errors import InputError
@@ -23,6 +24,7 @@ PROGRESS = Annotated[bool, typer.Option("--progress/--no-progress", help="Say on
 
 
 @app.command()
+@checks.checked(checks.retrieval)
 def retrieval(
     models: MODELS,
     tasks: Annotated[str, typer.Option("--tasks", metavar="A,B,…", help="Of qa1 to qa5.")] = "qa1,qa2,qa3,qa4,qa5",
@@ -76,6 +78,7 @@ def retrieval(
 
 
 @app.command()
+@checks.checked(checks.loss)
 def loss(
     models: MODELS,
     data: Annotated[

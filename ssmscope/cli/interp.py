@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ssmscope.cli import checks
 from ssmscope.cli.app import app
 from ssmscope.command import (
     DEVICE,
@@ -33,6 +34,7 @@ from ssmscope.options import number, whole
 
 
 @app.command()
+@checks.checked(checks.heatmap)
 def heatmap(
     model: MODEL,
     text: TEXT = None,
@@ -69,6 +71,7 @@ def heatmap(
 
 
 @app.command()
+@checks.checked(checks.attention)
 def attention(
     model: MODEL,
     text: TEXT = None,
@@ -149,6 +152,7 @@ def attention(
 
 
 @app.command()
+@checks.checked(checks.explain)
 def explain(
     model: MODEL,
     text: TEXT = None,
@@ -202,6 +206,7 @@ def explain(
 
 
 @app.command()
+@checks.checked(checks.fidelity)
 def fidelity(
     model: MODEL,
     data: Annotated[

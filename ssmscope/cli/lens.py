@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ssmscope.cli import checks
 from ssmscope.cli.app import app
 from ssmscope.command import (
     DEVICE,
@@ -51,6 +52,7 @@ app.add_typer(lens, name="lens")
 
 
 @lens.command("fit")
+@checks.checked(checks.lens_fit)
 def lens_fit(
     model: MODEL,
     out: Annotated[Path, typer.Option("--out", metavar="LENS", help="The directory of the lens.")],
@@ -154,6 +156,7 @@ def lens_fit(
 
 
 @lens.command("show")
+@checks.checked(checks.lens_show)
 def lens_show(
     model: MODEL,
     lens: LENS = None,
@@ -194,6 +197,7 @@ def lens_show(
 
 
 @app.command()
+@checks.checked(checks.snr)
 def snr(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL", help="Language models: demo/NAME, directories, or hub ids.")

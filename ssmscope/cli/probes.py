@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ssmscope.cli import checks
 from ssmscope.cli.app import app
 from ssmscope.command import (
     DEVICE,
@@ -75,6 +76,7 @@ def _given(
 
 
 @app.command()
+@checks.checked(checks.stability)
 def stability(
     model: Annotated[
         list[str],
@@ -230,6 +232,7 @@ def _answer_both(found: Result, bound: Result | None, hint: str, out: Path | Non
 
 
 @app.command()
+@checks.checked(checks.influence)
 def influence(
     model: MODEL,
     text: TEXT = None,

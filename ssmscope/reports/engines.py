@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, extra
 from ssmscope.reports.jobs import Job
 from ssmscope.reports.running import Commands, Engine, Outcome, execute
 from ssmscope.reports.store import Store
@@ -57,7 +57,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
         InputError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise InputError("--engine ray needs the package ray, which is not installed: pip install 'ssmscope[ray]'")
+        raise InputError(f"--engine ray needs the package ray, which is not installed; install it {extra('ray')}")
 
     def run(jobs: Sequence[Job], store: Store, commands: Commands) -> Iterator[tuple[Job, Outcome]]:
         with _connected(address, workers) as ray:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmscope import __version__
 from ssmscope.errors import InputError
+from ssmscope.reports.code import code_of
 from ssmscope.reports.fingerprints import Fingerprints
 from ssmscope.reports.kinds import ONLY, kind_of
 from ssmscope.reports.plan import Line, Plan, PlannedModel
+from ssmscope.reports.sources import check_model, check_sources
 
 READ = (
     "data", "validation", "file", "filler", "image", "lens", "questions", "embeddings", "masked_lm", "encoder",
@@ -71,12 +72,14 @@ class Jobs:
 
 
 def make_jobs(plan: Plan) -> Jobs:
-    """The jobs of a plan; its models are looked at but not loaded.
+    """The jobs of a plan; its models, data and files are looked at, nothing is loaded and nothing runs.
 
     Raises:
-        InputError: a model that cannot be found, a verb that cannot do a model and is not restricted by `for`, or
-            nothing that is left to do.
+        InputError: a model, data or a file that cannot be found or read, a verb that cannot do a model and is not
+            restricted by `for`, or nothing that is left to do.
     """
+    check_sources(plan)
+
     from ssmscope.models.load import locate, trained_on
 
     prints = Fingerprints()
@@ -97,6 +100,7 @@ def make_jobs(plan: Plan) -> Jobs:
 
 
 def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, Any]:
+    check_model(model.model, place)
     try:
         files = prints.of_model(place)
     except OSError as error:
@@ -145,7 +149,7 @@ def _key(line: Line, models: Iterable[Mapping[str, Any]], contents: Mapping[str,
         "options": {name: value for name, value in line.options.items() if name not in WITHOUT_EFFECT},
         "models": [[model["model"], model["files"]] for model in models],
         "contents": contents,
-        "version": __version__,
+        "code": code_of(line.function),
     }
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 

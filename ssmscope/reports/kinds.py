@@ -51,7 +51,7 @@ def kind_of(where: Path, *, tokenizer: bool = False) -> str | None:
         return TEXT_CLASSIFIER if tokenizer else TOKEN_CLASSIFIER  # a selective SSM, which classifies
     try:
         config = json.loads((where / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(config, dict):
         return None

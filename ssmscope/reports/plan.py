@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class Line:
         kinds: of which kinds of models alone it is made; None for all.
         arguments: what is typed after `analyze`.
         options: the verb's options with their defaults, as it reads them.
+        function: what the verb calls.
     """
 
     where: str
@@ -64,6 +65,7 @@ class Line:
     arguments: tuple[str, ...]
     options: Mapping[str, Any]
     resources: Mapping[str, float]
+    function: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,17 @@ class _Reader:
             raise InputError(f"{where}: {error}") from error
         full = self.parsed[(verb.name, *arguments)]
         needs = {**(models[0].resources if len(models) == 1 else _most(models)), **resources}
-        return Line(where, verb.name, heading, models, kinds, (*verb.name.split(), *arguments), full, needs)
+        return Line(
+            where,
+            verb.name,
+            heading,
+            models,
+            kinds,
+            (*verb.name.split(), *arguments),
+            full,
+            needs,
+            verb.command.callback,
+        )
 
     def _verb(self, fields: Mapping[str, Any], where: str) -> Verb:
         named = [key for key in fields if key not in OF_ANALYSIS]

@@ -6,19 +6,21 @@ import importlib
 import inspect
 import ipaddress
 import os
-import re
 import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, extra
 from ssmscope.frozen import LEVELS
 from ssmscope.interp.selection import SCORES
 from ssmscope.interp.views.tokens import visible
+from ssmscope.reports.guard import LARGEST, Argument, OwnPage
+from ssmscope.reports.live import CHARACTERS
 
 if TYPE_CHECKING:
     from ssmscope.reports.live import Live
@@ -27,15 +29,10 @@ SIDES = ("given", "edited")
 """The text, and the text after an edit, as the page's parts are called."""
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "sans-serif")
 MONO = ("ui-monospace", "Consolas", "monospace")
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'self'"
-)
-"""Nothing of another host is loaded, whatever Gradio's page may name."""
-OUTSIDE = re.compile(
-    rb"""<script[^>]*\bsrc="https?://[^>]*>\s*</script>|<link[^>]*\bhref="https?://[^>]*>""", re.IGNORECASE
-)
-"""What Gradio's page loads from other hosts: fonts, and a script for pages within frames."""
+WAITING = 32
+"""How many calls may wait for those before them."""
+SESSIONS = 64
+"""Of how many opened pages the texts are kept."""
 
 
 def serve(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> None:
@@ -48,6 +45,12 @@ def serve(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> No
     Raises:
         InputError: Gradio is not installed, or the address cannot be listened on.
     """
+    with tempfile.TemporaryDirectory(prefix="ssmscope-serve-") as files:
+        os.environ["GRADIO_TEMP_DIR"] = files  # else what it writes would stay
+        _serve_until_interrupted(live, host, port)
+
+
+def _serve_until_interrupted(live: Live, host: str, port: int | None) -> None:
     page, url = start(live, host=host, port=port)
     print(f"Serving {', '.join(model.name for model in live.models)} at {url} (Ctrl+C ends it)", flush=True)
     if not _is_loopback(host):
@@ -69,8 +72,14 @@ def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tu
     check_address(host, port)
     gradio = import_gradio()
     page, launch = build(live, gradio)
-    hosts = {"localhost", "127.0.0.1", "[::1]", host} if _is_loopback(host) else None
-    middleware = importlib.import_module("starlette.middleware").Middleware
+    page.queue(max_size=WAITING, **_known(page.queue, api_open=False))
+    guard = importlib.import_module("starlette.middleware").Middleware(
+        OwnPage,
+        hosts={"localhost", "127.0.0.1", "[::1]", host} if _is_loopback(host) else None,
+        calls=_calls(page, gradio),
+        # In JSON a character may take 12 bytes; one that is too long for the model is still told so.
+        largest=LARGEST + len(SIDES) * 12 * CHARACTERS * live.max_tokens,
+    )
     try:
         _, url, _ = page.launch(
             **launch,
@@ -80,7 +89,8 @@ def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tu
             quiet=True,
             prevent_thread_lock=True,
             ssr_mode=False,
-            app_kwargs={"middleware": [middleware(OwnPage, hosts=hosts)]},
+            state_session_capacity=SESSIONS,
+            app_kwargs={"middleware": [guard]},
         )
     except OSError as error:
         raise _refused(host, port, error) from error
@@ -123,7 +133,7 @@ def import_gradio() -> Any:
             if isinstance(error, ModuleNotFoundError) and error.name == "gradio"
             else f"fails: {error}"
         )
-        raise InputError(f"serve needs Gradio, which {why}: pip install 'ssmscope[serve]'") from error
+        raise InputError(f"serve needs Gradio, which {why}; install it {extra('serve')}") from error
 
 
 def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:
@@ -196,7 +206,8 @@ def _column(
         gradio.HTML('<p class="ssmscope-side">What the edit changes</p>')
         change = gradio.HTML(elem_id=f"ssmscope-change-{number}")
 
-    def analyze(texts: tuple[str, str], score: str, layer: str, of: str, level: str) -> list[Any]:
+    def analyze(texts: tuple[str, str] | None, score: str, layer: str, of: str, level: str) -> list[Any]:
+        texts = texts or ("", "")
         answer = live.answer(number, *texts, score=score, layer=layer)
         unfold = gradio.update(visible=bool(answer.change))
         hints = [live.row(number, text, "", layer=int(of), level=level) if answer.given else "" for text in texts]
@@ -226,6 +237,18 @@ def _heading(model: Any) -> str:
     return f'<style>{STYLE}</style><h2 class="ssmscope-model">{name} <small>{what}</small></h2>'
 
 
+def _calls(page: Any, gradio: Any) -> dict[int, list[Argument]]:
+    """What each call of the page may give, by its number."""
+    return {number: [_argument(each, gradio) for each in call.inputs] for number, call in page.fns.items() if call.fn}
+
+
+def _argument(component: Any, gradio: Any) -> Argument:
+    if isinstance(component, gradio.State):
+        return None
+    choices = getattr(component, "choices", None)
+    return str if choices is None else tuple(value for _, value in choices)
+
+
 def _known(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """Those of the options that this release of Gradio has."""
     parameters = inspect.signature(function).parameters
@@ -237,57 +260,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-class OwnPage:
-    """An ASGI middleware: pages without what they would load from other hosts, and a policy that forbids the rest.
-
-    With `hosts` it answers only who calls the server by one of these names, so that no page of another host can make
-    its own name stand for this address and read along.
-    """
-
-    def __init__(self, app: Any, hosts: Collection[str] | None = None) -> None:
-        self.app, self.hosts = app, hosts
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        if self.hosts is not None and _host(scope["headers"]) not in self.hosts:
-            headers = [(b"content-type", b"text/plain")]
-            await send({"type": "http.response.start", "status": 400, "headers": headers})
-            await send({"type": "http.response.body", "body": b"call this server by its own name"})
-            return
-        start: dict[str, Any] = {}
-        body = bytearray()
-
-        async def answer(message: Any) -> None:
-            if message["type"] == "http.response.start" and _is_html(message):
-                start.update(message)
-            elif start and message["type"] == "http.response.body":
-                body.extend(message.get("body", b""))
-                if not message.get("more_body", False):
-                    own = OUTSIDE.sub(b"", bytes(body))
-                    await send({**start, "headers": _headers(start["headers"], len(own))})
-                    await send({"type": "http.response.body", "body": own})
-            else:
-                await send(message)
-
-        await self.app(scope, receive, answer)
-
-
-def _host(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The name in the header Host, without the port."""
-    return re.sub(r":\d+$", "", dict(headers).get(b"host", b"").decode("latin-1")).lower()
-
-
-def _is_html(message: Any) -> bool:
-    return dict(message.get("headers", [])).get(b"content-type", b"").startswith(b"text/html")
-
-
-def _headers(given: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in given if name.lower() != b"content-length"]
-    return [*kept, (b"content-length", str(length).encode()), (b"content-security-policy", POLICY.encode())]
 
 
 STYLE = """

@@ -17,7 +17,7 @@ OWN = ("out", "json")
 """Options that the report sets itself."""
 
 NOWHERE = os.devnull
-"""An --out that is no directory: a verb refuses it after it has checked everything else, and before it works."""
+"""An --out, for a verb that must have one to be parsed; nothing runs, so that nothing is written."""
 
 # What typer raises for a wrong option; it comes from click or from typer itself, depending on its version.
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
@@ -97,7 +97,7 @@ class Verb:
         return [part for text in (texts if option.multiple else [",".join(texts)]) for part in (long, text)]
 
     def parsed(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """The options of a command line with their defaults filled in, after all that the verb checks itself.
+        """The options of a command line with their defaults filled in, checked without running the verb.
 
         Args:
             arguments: the models and options, without the verb.
@@ -105,18 +105,18 @@ class Verb:
         Raises:
             InputError: what the command line would refuse.
         """
-        line = [*arguments, "--out", NOWHERE]
         try:
-            with self.command.make_context(self.name, line) as context:
-                options = {name: context.params[name] for name in self.options}
-                self.command.invoke(context)
+            context = self.command.make_context(self.name, [*arguments, "--out", NOWHERE])
+            with context:
+                given = dict(context.params)
+            if (check := getattr(self.command.callback, "check", None)) is not None:
+                check(given)
         except CLICK_ERROR as error:
             message = str(error.format_message()).strip()
             raise InputError(f"{message[:1].lower()}{message[1:].rstrip('.')}") from error
-        except InputError as error:
-            if not str(error).startswith(f"--out {NOWHERE} "):
-                raise
-        return {name: _plain(value) for name, value in options.items()}
+        except typer.Exit as error:  # --help and the like, which end a command line before it runs
+            raise InputError(f"{self.name} would end without a result; leave out what asks for help") from error
+        return {name: _plain(given[name]) for name in self.options}
 
 
 def _plain(value: Any) -> Any:

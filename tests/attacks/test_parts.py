@@ -104,7 +104,7 @@ class TestImport:
     def test_without_the_package(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "textattack")
         monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(InputError, match=r"need the package textattack, .*pip install 'ssmscope\[attacks\]'"):
+        with pytest.raises(InputError, match=r"need the package textattack, .*pip install '\.\[attacks\]'"):
             textattack()
         with pytest.raises(InputError, match="textattack"):
             recipe("deepwordbug", flavour="prompt")

@@ -22,8 +22,9 @@ from ssmscope.interp.selection import selection_heatmap
 from ssmscope.models.load import load
 from ssmscope.reports import live as module
 from ssmscope.reports import serving
+from ssmscope.reports.guard import POLICY, OwnPage
 from ssmscope.reports.live import KEPT, LIKELIEST, Live, predictions
-from ssmscope.reports.serving import POLICY, OwnPage, _heading, _is_loopback
+from ssmscope.reports.serving import _heading, _is_loopback
 
 TEXT = "A gripping film , beautifully acted ."
 EDITED = "A boring film , beautifully acted ."
@@ -287,7 +288,11 @@ class TestVerb:
     @pytest.mark.parametrize(
         ("arguments", "line"),
         [
-            (("demo/sst2-mamba2",), "serve needs Gradio, which is not installed: pip install 'ssmscope[serve]'"),
+            (
+                ("demo/sst2-mamba2",),
+                "serve needs Gradio, which is not installed; install it in ssmscope's checkout, with pip install "
+                "'.[serve]'",
+            ),
             (("demo/sst2-mamba2", "--port", "0"), "--port is 0; allowed are 1 to 65535"),
             (("demo/sst2-mamba2", "--port", "65536"), "--port is 65536; allowed are 1 to 65535"),
             (
@@ -342,7 +347,7 @@ class TestOwnPage:
         async def send(message):
             sent.append(message)
 
-        scope = {"type": "http", "headers": [(b"host", host.encode())]}
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", host.encode())]}
         asyncio.run(OwnPage(app, hosts)(scope, None, send))
         return sent
 
@@ -368,7 +373,8 @@ class TestOwnPage:
             ("evil.example.org:7860", {"localhost"}, 400),
             ("localhost.example.org", {"localhost"}, 400),
             ("", {"localhost"}, 400),
-            ("evil.example.org", None, 200),
+            ("evil.example.org", None, 400),
+            ("192.168.0.7:7860", None, 200),
         ],
     )
     def test_who_calls_by_another_name_is_not_answered(self, host, hosts, status):

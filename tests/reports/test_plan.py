@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planned import APPLICATION, planned
 
+import ssmscope
 import ssmscope.models.load
+from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.reports import plan as plan_module
-from ssmscope.reports.jobs import READ, WITHOUT_EFFECT
+from ssmscope.reports.jobs import READ, WITHOUT_EFFECT, make_jobs
 from ssmscope.reports.kinds import KINDS, ONLY
 from ssmscope.reports.plan import Plan, read_plan
 from ssmscope.reports.plan_yaml import MOST_NODES, read_yaml
@@ -324,14 +328,123 @@ class TestAnyYamlIsAPlanOrRefused:
 # ---- what plans know of the verbs
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_every_verb_is_checked_without_running(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever would run a verb, load a model or analyse it raises."""
+
     def never(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a model was loaded")
+        raise AssertionError("a plan ran something")
 
     monkeypatch.setattr(ssmscope.models.load, "load", never)
-    (found,) = lines({name: MINIMAL.get(name, {})})
-    assert found[: len(name.split()) + 1] == (*name.split(), "m")
+    for name, home in ssmscope._HOMES.items():
+        if name[0].islower() and name not in ("fast_scan", "load"):
+            monkeypatch.setattr(importlib.import_module(f"ssmscope.{home}"), name, never)
+    for verb in VERBS.values():
+        verb_never = functools.wraps(verb.command.callback)(lambda *args, **kwargs: never())
+        monkeypatch.setattr(verb.command, "callback", verb_never)
+        monkeypatch.setattr(type(verb.command), "invoke", never)
+    with pytest.raises(AssertionError, match="ran something"):
+        cli.run(["heatmap", "demo/sst2-mamba2", "--text", "a"])
+
+
+@pytest.mark.usefixtures("nothing_runs")
+class TestNothingRuns:
+    def read(self, document: Any, **options: Any) -> Plan:
+        text = document if isinstance(document, str) else yaml.safe_dump(document)
+        return read_plan(text, APPLICATION, **options)
+
+    @pytest.mark.parametrize("name", VERBS)
+    def test_while_a_verb_is_checked(self, name: str) -> None:
+        item = {name: MINIMAL.get(name, {})}
+        (line,) = self.read({"models": ["m"], "analyses": [item]}).lines
+        assert line.arguments[: len(name.split()) + 1] == (*name.split(), "m")
+
+    @pytest.mark.parametrize("name", shipped())
+    def test_while_shipped_plans_are_checked_and_their_jobs_made(self, name: str) -> None:
+        chosen = self.read(shipped()[name].read_text(encoding="utf-8"), variables={})
+        if all(place.is_dir() for place in ssmscope.models.load.demos().values()):
+            assert make_jobs(chosen).every
+
+    def test_even_where_the_place_that_is_no_directory_is_one(self, monkeypatch, tmp_path) -> None:
+        """Options were checked by a run that stopped at an --out that cannot be written to."""
+        monkeypatch.setattr("ssmscope.reports.verbs.NOWHERE", str(tmp_path / "free"))
+        assert self.read({"models": ["m"], "analyses": [{"heatmap": {"text": "a"}}]}).lines
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("option", ["--help", "-h", "--version", "--install-completion", "--show-completion"])
+    def test_what_ends_a_command_line_is_no_part_of_a_plan(self, option: str, capsys) -> None:
+        ends = option.strip("-")
+        for document in (
+            {"models": [option], "analyses": ["stability"]},
+            {"models": ["m"], "analyses": [option]},
+            {"models": ["m"], "analyses": [{"stability": {ends: True}}]},
+            {"models": ["m"], "analyses": [{"stability": {option: True}}]},
+            {"models": ["m"], "analyses": [{"stability": {}, "matrix": {ends: [True]}}]},
+        ):
+            with pytest.raises(InputError):
+                self.read(document)
+        (line,) = self.read({"models": ["m"], "analyses": [{"heatmap": {"text": [option]}}]}).lines
+        assert line.options["text"] == [option]
+        with pytest.raises(InputError, match="leave out what asks for help"):
+            VERBS["stability"].parsed(["m", "--help"])
+        assert capsys.readouterr().err == ""
+
+
+WRONG_VALUES = [
+    ("heatmap", {"text": "a", "score": "retenton"}, "did you mean 'retention'?"),
+    ("heatmap", {"text": "a", "layers": "some"}, "allowed are mean, all"),
+    ("heatmap", {"text": "a", "top": "0"}, "top is 0; allowed is a whole number from 1 on"),
+    ("heatmap", {"text": "a", "ids": "1"}, "--ids cannot be combined"),
+    ("attention", {"text": "a", "level": "blocks"}, "did you mean 'block'?"),
+    ("attention", {"text": "a", "heads": "none"}, "allowed are mean, abs, all"),
+    ("attention", {"text": "a", "rows": "first"}, "allowed are all, last"),
+    ("attention", {"text": "a", "residual": "1.5"}, "a share from 0 to 1"),
+    ("attention", {"text": "a", "residual": "nan"}, "a share from 0 to 1"),
+    ("attention", {"text": "a", "target": "x"}, "--gradient"),
+    ("attention", {"text": "a", "pool": "-1"}, "pool is -1"),
+    ("explain", {"text": "a", "methods": "ig,lpr"}, "did you mean 'lrp'?"),
+    ("explain", {"text": "a", "methods": "ig", "option": "ig.stpes=4"}, "did you mean 'steps'?"),
+    ("explain", {"text": "a", "methods": "ig", "option": "lrp.x=4"}, "not among the methods"),
+    ("fidelity", {"mode": "remove"}, "allowed are replace, delete"),
+    ("fidelity", {"value": "probabilty"}, "did you mean 'probability'?"),
+    ("fidelity", {"random_rankings": "3"}, "from 20 on"),
+    ("position", {"replacement": "nose"}, "did you mean 'noise'?"),
+    ("position", {"stride": "3"}, "without a window"),
+    ("position", {"limit": "0"}, "limit is 0"),
+    ("insertion", {"places": "1"}, "from 2 on"),
+    ("insertion", {"scoring": "x"}, "allowed are likelihood, generated"),
+    ("overflow", {"lengths": "0,-4"}, "lengths is -4"),
+    ("overflow", {"template": "no place"}, "{content}"),
+    ("prompts", {"attacks": "stresstst"}, "did you mean 'stresstest'?"),
+    ("prompts", {"suffix": "middle"}, "allowed are end, before"),
+    ("words", {"recipe": "deepwordbugs"}, "did you mean 'deepwordbug'?"),
+    ("words", {"budget": "0"}, "budget is 0"),
+    ("words", {"words": "a,,b"}, "label word"),
+    ("effect", {"before": " ", "after": "a"}, "--before is empty"),
+    ("effect", {"before": "a"}, "after"),
+    ("lens fit", {"optimizer": "sdg"}, "did you mean 'sgd'?"),
+    ("lens fit", {"held_out": "1"}, "a share between 0 and 1"),
+    ("lens show", {"text": "a", "statistic": "entrpy"}, "did you mean 'entropy'"),
+    ("snr", {"tasks": "qa9"}, "allowed are qa1"),
+    ("snr", {"lens": ["a", "b"]}, "2 lenses were given for 1 models"),
+    ("retrieval", {"tasks": "qa0"}, "allowed are qa1"),
+    ("retrieval", {"lengths": "many"}, "--lengths"),
+    ("loss", {"unit": "bit"}, "did you mean 'bits'?"),
+    ("loss", {"smooth": "4"}, "an odd number"),
+    ("loss", {"data": "a", "file": "b.txt"}, "cannot be combined"),
+    ("stability", {"delta": "1"}, "between 0 and 1"),
+    ("stability", {"tolerance": "-1"}, "tolerance is -1.0"),
+    ("stability", {"text": "a", "length": "9"}, "--length is that of random sequences"),
+    ("influence", {}, "no text"),
+    ("influence", {"text": "a", "at": "layer"}, "did you mean 'layers'?"),
+    ("influence", {"text": "a", "probes": "1"}, "from 2 on"),
+]
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(("verb", "options", "said"), WRONG_VALUES)
+def test_values_that_no_model_can_take_are_refused_by_the_plan(verb: str, options: dict[str, Any], said: str) -> None:
+    assert said in refusal({"models": ["m"], "analyses": [{verb: options}]})
 
 
 def test_the_verbs_of_plans() -> None:

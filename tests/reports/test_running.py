@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from planned import TEXT, jobs_of, numbers, run, tables, tiny_model
 
+import ssmscope
 import ssmscope.models.load
 from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.models.load import Kept, kept_loaded, load
-from ssmscope.reports import jobs as jobs_module
-from ssmscope.reports import running
+from ssmscope.reports import code, running
 from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.store import Store
 from ssmscope.results import Result
@@ -95,10 +95,53 @@ class TestKeys:
         ]
         assert len({key for (key,) in found}) == len(found)
 
-    def test_the_version_matters(self, models, monkeypatch) -> None:
+    def test_the_code_matters_that_computes_the_result_and_no_other(self, models, monkeypatch, tmp_path) -> None:
+        root = tmp_path / "ssmscope"
+        shutil.copytree(code.ROOT, root, ignore=shutil.ignore_patterns("demo", "__pycache__"))
+        asked = {"heatmap": {"text": "a"}, "stability": {}, "words": {"data": str(tmp_path / "d.csv")}}
+        (tmp_path / "d.csv").write_text("text,label\na,0\n")
+
+        def keys() -> dict[str, str]:
+            for cached in (code.code_of, code._module_digest, code._imports_of, code._tree, code._text):
+                cached.cache_clear()
+            return {verb: self.keys(models[0], options, verb)[0] for verb, options in asked.items()}
+
+        def changed(file: str, put: str) -> set[str]:
+            """The verbs whose keys another text of a file changes; it is changed back."""
+            place = root / file
+            before = place.read_bytes()
+            place.write_bytes(before + put.encode())
+            found = {verb for verb, key in keys().items() if key != first[verb]}
+            place.write_bytes(before)
+            return found
+
+        here = keys()
+        monkeypatch.setattr(code, "ROOT", root)
+        first = keys()
+        assert first == here, "the same code elsewhere is the same"
+        assert changed("interp/selection.py", "\nX = 1\n") == {"heatmap"}
+        assert changed("probes/stability_layers.py", "\nX = 1\n") == {"stability"}
+        assert changed("attacks/words_search.py", "\nX = 1\n") == {"words"}
+        every = set(asked)
+        assert changed("scans/native.c", "\n/* x */\n") == every, "the kernels belong to it"
+        assert changed("scans/vectors.h", "\n/* x */\n") == every
+        assert changed("matrices/native.c", "\n/* x */\n") == every
+        assert changed("models/mamba.py", "\nX = 1\n") == every, "architectures are imported by name"
+        assert changed("command.py", "\nX = 1\n") == every
+        for other in ("reports/page.py", "cli/interp.py", "cli/serve.py", "training/run.py", "__init__.py"):
+            assert changed(other, "\nX = 1\n") == set(), other
+        line = "    answer(selection_heatmap(trace, "
+        text = (root / "cli/interp.py").read_text()
+        assert line in text
+        (root / "cli/interp.py").write_text(text.replace(line, "    trace = trace\n" + line))
+        assert {verb for verb, key in keys().items() if key != first[verb]} == {"heatmap"}
+        (root / "cli/interp.py").write_bytes(text.replace("\n", "\r\n").encode())
+        assert keys() == first, "line ends of Windows are the same code"
+
+    def test_the_version_alone_does_not_matter(self, models, monkeypatch) -> None:
         before = self.keys(models[0], {"text": "a"})
-        monkeypatch.setattr(jobs_module, "__version__", "0.0.0")
-        assert self.keys(models[0], {"text": "a"}) != before
+        monkeypatch.setattr(ssmscope, "__version__", "0.0.0")
+        assert self.keys(models[0], {"text": "a"}) == before
 
     def test_a_models_weights_and_tokenizer_matter_its_card_does_not(self, tmp_path) -> None:
         model = tiny_model(tmp_path / "m")
@@ -128,6 +171,8 @@ class TestKeys:
     def test_the_content_of_a_known_data_set_matters_given_or_learnt_from(self, tmp_path, monkeypatch) -> None:
         monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
         (tmp_path / "sst2").mkdir()
+        (tmp_path / "imdb").mkdir()
+        (tmp_path / "imdb" / "test.parquet").write_bytes(b"other")
         (tmp_path / "sst2" / "test.parquet").write_bytes(b"one")
         model, verb = "demo/sst2-mamba", "fidelity"
         given, default, other = (self.keys(model, o, verb) for o in ({"data": "sst2"}, {}, {"data": "imdb"}))

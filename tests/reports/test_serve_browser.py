@@ -20,7 +20,7 @@ from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import start
 
 sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the served page in a browser")
-pytest.importorskip("gradio", reason="install ssmscope[serve] to test the served page", exc_type=ImportError)
+pytest.importorskip("gradio", reason="install the extra serve to test the served page", exc_type=ImportError)
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("install chromium to test the served page in a browser", allow_module_level=True)

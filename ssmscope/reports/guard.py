@@ -1,0 +1,280 @@
+"""What the served page answers, and to whom: an ASGI middleware that stands before Gradio.
+
+Gradio has routes for uploads, files, foreign addresses and code, which the page does not use, and takes whatever values
+a call holds. Here only the page's own requests pass: by the server's own name, from no other page, to a route that the
+page needs, with values of the right types and of bounded size.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import socket
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Argument = type[str] | tuple[str, ...] | None
+"""What a call may give: any text, one of these words, or nothing, where the server keeps the value itself."""
+
+ROUTES = re.compile(
+    r"/|/theme\.css|/favicon\.ico|/robots\.txt|/manifest\.json|/(?:assets|static|svelte)/[\w.@/-]+"
+    r"|/gradio_api/heartbeat/\w{1,64}|/gradio_api/startup-events",
+    re.ASCII,
+)
+"""What the page reads besides its answers: itself, its scripts and styles."""
+CALL, ANSWERS = "/gradio_api/queue/join", "/gradio_api/queue/data"
+"""Where the page sends its calls, and reads their answers."""
+OPEN = 1024
+"""How many sessions may have answers that they have not read."""
+SESSION = re.compile(r"\w{1,64}", re.ASCII)
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'self'; "
+    "frame-ancestors 'self'"
+)
+"""Nothing of another host is loaded, whatever Gradio's page may name, and no other page shows this one within it."""
+OUTSIDE = re.compile(
+    rb"""<script[^>]*\bsrc="https?://[^>]*>\s*</script>|<link[^>]*\bhref="https?://[^>]*>""", re.IGNORECASE
+)
+"""What Gradio's page loads from other hosts: fonts, and a script for pages within frames."""
+LARGEST = 2**20
+"""How many bytes a call has at most, unless its texts may be longer."""
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Refused(Exception):
+    """A request that is not answered, with its status and a line that says why."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+class OwnPage:
+    """The page's own requests, and its pages without what they would load from other hosts.
+
+    Args:
+        app: the application behind it.
+        hosts: the names by which it may be called, so that no page of another host can make its own name stand for
+            this address and read along; None for any address in numbers and this machine's names.
+        calls: the arguments of each call that the page makes, by its number.
+        largest: how many bytes a call has at most.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        hosts: Collection[str] | None = None,
+        calls: Mapping[int, Sequence[Argument]] | None = None,
+        largest: int = LARGEST,
+    ) -> None:
+        self.app, self.hosts, self.calls, self.largest = app, hosts, calls or {}, largest
+        self._number = 0
+        self._called: OrderedDict[str, int] = OrderedDict()
+        """The number of the last call of each session whose answers are not all read."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            check_origin(scope["headers"], self.hosts, page=scope["path"] == "/")
+            if (scope["method"], scope["path"]) == ("POST", CALL):
+                call = checked_call(await whole_body(scope["headers"], receive, self.largest), self.calls)
+                self._remember(call["session_hash"])
+                body = json.dumps(call).encode()
+                scope = {**scope, "headers": _sized(scope["headers"], len(body))}
+                receive = _given(body, receive)
+            elif (scope["method"], scope["path"]) == ("GET", ANSWERS):
+                await self._answers(scope, receive, send)
+                return
+            elif scope["method"] not in ("GET", "HEAD") or not _is_read(scope["path"]):
+                raise Refused(404, "this page has no such route")
+        except Refused as refusal:
+            await _refuse(send, refusal)
+            return
+        await self.app(scope, receive, _own(send))
+
+    async def _answers(self, scope: Any, receive: Any, send: Any) -> None:
+        """The answers of a session that waits for some: Gradio fails at another."""
+        session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
+        last = self._called.get(session)
+        if last is None:
+            raise Refused(404, "this session has made no call")
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if self._called.get(session) == last:
+                del self._called[session]
+
+    def _remember(self, session: str) -> None:
+        self._number += 1
+        self._called[session] = self._number
+        self._called.move_to_end(session)
+        while len(self._called) > OPEN:
+            self._called.popitem(last=False)
+
+
+# ---- who asks
+
+
+def check_origin(headers: Headers, hosts: Collection[str] | None, *, page: bool = False) -> None:
+    """Refuse a request that calls the server by another name than its own, or comes from another page.
+
+    Args:
+        page: whether the page itself is asked for, to which any other may link.
+
+    Raises:
+        Refused: with status 400 for the name, 403 for the other page.
+    """
+    given = _decoded(headers)
+    host = given.get("host", "").lower()
+    name = re.sub(r":\d+$", "", host)
+    if not (name in hosts if hosts is not None else _is_own(name)):
+        raise Refused(400, "call this server by its own name")
+    origin = given.get("origin")
+    if origin is not None:
+        try:
+            parts = urlsplit(origin.lower())
+        except ValueError:  # brackets that hold no address
+            parts = urlsplit("")
+        if parts.scheme not in ("http", "https") or parts.netloc != host:
+            raise Refused(403, "another page may not use this server")
+    elif not page and given.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        raise Refused(403, "another page may not use this server")
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is an address in numbers, which no other host can make its own, or one of this machine's."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        return True
+    except ValueError:
+        return name in {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+# ---- what is asked
+
+
+def _is_read(path: str) -> bool:
+    return ROUTES.fullmatch(path) is not None and ".." not in path.split("/")
+
+
+async def whole_body(headers: Headers, receive: Any, largest: int) -> bytes:
+    """The body of a request, of which no more than `largest` bytes are read.
+
+    Raises:
+        Refused: it is larger, or no JSON by its type.
+    """
+    given = _decoded(headers)
+    if given.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "a call is JSON")
+    size = given.get("content-length", "0")
+    if not size.isdecimal() or len(size) > 18 or int(size) > largest:
+        raise Refused(413, f"a call has at most {largest:,} bytes")
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Refused(400, "the call was broken off")
+        body += message.get("body", b"")
+        if len(body) > largest:
+            raise Refused(413, f"a call has at most {largest:,} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def checked_call(body: bytes, calls: Mapping[int, Sequence[Argument]]) -> dict[str, Any]:
+    """The call, with nothing in it but what the page's own calls have.
+
+    Raises:
+        Refused: it is no call of the page, or has values of other types.
+    """
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(400, "the call is no JSON") from None
+    if not isinstance(call, dict):
+        raise Refused(422, "a call is an object with fn_index, data and session_hash")
+    number, data, session = (call.get(key) for key in ("fn_index", "data", "session_hash"))
+    if type(number) is not int or number not in calls:
+        raise Refused(422, "fn_index is no call of this page")
+    if not isinstance(session, str) or not SESSION.fullmatch(session):
+        raise Refused(422, "session_hash is up to 64 letters and digits")
+    wanted = calls[number]
+    if not isinstance(data, list) or len(data) != len(wanted):
+        raise Refused(422, f"data is a list of {len(wanted)} values")
+    for at, (value, argument) in enumerate(zip(data, wanted)):
+        if not _fits(value, argument):
+            words = "null" if argument is None else "a text" if isinstance(argument, type) else ", ".join(argument)
+            raise Refused(422, f"data[{at}] is not {words}")
+    trigger = call.get("trigger_id")
+    known = {"data": data, "fn_index": number, "session_hash": session}
+    return {**known, "trigger_id": trigger if type(trigger) is int else None, "event_data": None}
+
+
+def _fits(value: Any, argument: Argument) -> bool:
+    if argument is None:
+        return value is None
+    return isinstance(value, str) and (isinstance(argument, type) or value in argument)
+
+
+# ---- what is answered
+
+
+def _own(send: Any) -> Any:
+    """`send`, with pages as they are answered here."""
+    start: dict[str, Any] = {}
+    body = bytearray()
+
+    async def answer(message: Any) -> None:
+        if message["type"] == "http.response.start" and _is_html(message):
+            start.update(message)
+        elif start and message["type"] == "http.response.body":
+            body.extend(message.get("body", b""))
+            if not message.get("more_body", False):
+                own = OUTSIDE.sub(b"", bytes(body))
+                policy = (b"content-security-policy", POLICY.encode())
+                await send({**start, "headers": [*_sized(start["headers"], len(own)), policy]})
+                await send({"type": "http.response.body", "body": own})
+        else:
+            await send(message)
+
+    return answer
+
+
+async def _refuse(send: Any, refusal: Refused) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": str(refusal).encode()})
+
+
+def _given(body: bytes, receive: Any) -> Any:
+    """`receive` of a body that has been read, then of what comes after it."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again
+
+
+def _decoded(headers: Headers) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+
+
+def _is_html(message: Any) -> bool:
+    return _decoded(message.get("headers", [])).get("content-type", "").startswith("text/html")
+
+
+def _sized(headers: Headers, length: int) -> list[tuple[bytes, bytes]]:
+    """The headers with the length of another body."""
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(length).encode())]

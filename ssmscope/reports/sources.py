@@ -1,0 +1,179 @@
+"""Whether the models, data and files of a plan are there and can be read, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import ssmscope
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.reports.kinds import KINDS, LANGUAGE_MODEL, ONLY, PIXEL_CLASSIFIER, TOKEN_MODEL, kind_of
+from ssmscope.reports.plan import Line, Plan, PlannedModel
+
+FILES = ("file", "image", "embeddings", "synonyms", "questions", "validation")
+"""The options that are the names of files."""
+LARGEST = 64 * 2**20
+"""Data files of up to so many bytes are read to the end beforehand; of larger ones only that they are there."""
+WEIGHTS = (".safetensors", ".bin")
+DEMOS = Path(ssmscope.__file__).parent
+"""Where `demo/NAME` is."""
+LANGUAGE = "wikitext2"
+"""What a language model's loss is measured on where no data is given."""
+
+
+def check_sources(plan: Plan) -> None:
+    """Refuse data and files that the analyses of a plan cannot have. Nothing heavy is imported for it.
+
+    Raises:
+        InputError: naming the analysis.
+    """
+    for line in plan.lines:
+        kinds = []
+        for model in line.models:
+            place = _place(model.model)
+            kinds.append(None if place is None else kind_of(place, tokenizer=model.tokenizer is not None))
+        able = ONLY.get(line.verb, KINDS) if line.kinds is None else line.kinds
+        if any(kind is not None and kind not in able for kind in kinds):
+            continue
+        try:
+            check_files(line.options)
+            if "data" in line.options and line.options.get("file") is None:
+                for model, kind in zip(line.models, kinds):
+                    _check_data_of(model, kind, line)
+        except InputError as error:
+            raise InputError(f"{line.where}: {error}") from error
+
+
+def _check_data_of(model: PlannedModel, kind: str | None, line: Line) -> None:
+    """Of a model of the hub the data that it learnt from is known once it is here."""
+    data, place = line.options["data"], _place(model.model)
+    if data is None:
+        data = LANGUAGE if line.verb == "loss" else None if place is None else _trained_on(place)
+    if data is not None or place is not None:
+        check_data(line.verb, data, line.options.get("split"), kind)
+
+
+def _place(name: str) -> Path | None:
+    """Where a model's files are on this machine; None for the id of a hub, and for what is nowhere."""
+    place = DEMOS / name if name.startswith("demo/") else Path(name)
+    return place if place.exists() else None
+
+
+def _trained_on(place: Path) -> str | None:
+    try:
+        return str(json.loads((place / "training.json").read_bytes())["data"]["train"]["name"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def check_model(name: str, place: Path) -> None:
+    """Refuse a model's directory that cannot be loaded, by its configuration and file names alone.
+
+    Raises:
+        InputError: the configuration is no JSON object or of a type that nobody knows, or there are no weights.
+    """
+    from ssmscope.models.checkpoints import is_mamba_ssm
+    from ssmscope.models.diff_checkpoints import is_diff_mamba2
+    from ssmscope.models.load import readable_types
+
+    file = place / "config.json"
+    if place.is_file() or not file.is_file():  # a state dict, or a directory of checkpoints
+        return
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{name}: {file} is no JSON: {' '.join(str(error).split()):.80}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{name}: {file} is no model configuration: a JSON object was expected")
+    if not any(each.suffix in WEIGHTS for each in place.iterdir()):
+        raise InputError(f"{name} has no weights: a model's directory holds config.json and {' or '.join(WEIGHTS)}")
+    kind = config.get("model_type")
+    if not is_mamba_ssm(config) and not is_diff_mamba2(config, place) and not _is_type(kind):
+        raise InputError(f"{name}: model type {kind!r:.60} is unknown{did_you_mean(str(kind), readable_types())}")
+
+
+def _is_type(kind: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return isinstance(kind, str) and kind in CONFIG_MAPPING
+
+
+def check_files(options: Mapping[str, Any]) -> None:
+    """Refuse files that are not there.
+
+    Raises:
+        InputError: naming the option and the file.
+    """
+    for option in FILES:
+        value = options.get(option)
+        for name in value if isinstance(value, list) else [] if value is None else [value]:
+            if not os.path.isfile(name) or not os.access(name, os.R_OK):
+                raise InputError(f"{option} {name!r:.200}: there is no such file that can be read")
+    value = options.get("lens")
+    for name in value if isinstance(value, list) else [] if value is None else [value]:
+        if name != "logit" and not os.path.isdir(name):
+            raise InputError(f"lens {name!r:.200}: there is no such directory; fit one with analyze lens fit")
+
+
+def check_data(verb: str, data: str | None, split: str | None, kind: str | None) -> None:
+    """Refuse data that a verb cannot have of a model of a kind: an unknown name, a split that is not there, a file that
+    cannot be read.
+
+    What a known data set holds in `$SSMSCOPE_DATA` is not read; without that variable it comes from the hub, which is
+    not asked.
+
+    Raises:
+        InputError: with the names that it can have.
+    """
+    from ssmscope.tasks import pixels
+    from ssmscope.tasks.text import LINE_SOURCES, SOURCES, SUFFIXES
+
+    lines = verb == "loss" or (verb == "lens fit" and kind in (LANGUAGE_MODEL, TOKEN_MODEL))
+    known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
+    if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
+        known = dict.fromkeys(pixels.KNOWN, pixels.CIFAR10)
+    suffixes = () if kind == PIXEL_CLASSIFIER else (".txt", *SUFFIXES) if lines else SUFFIXES
+    files = f", or a file ending in {', '.join(suffixes)}" if suffixes else ""
+    if data is None:
+        raise InputError(f"no data; give data, one of {', '.join(known)}{files}")
+    if data in known:
+        if data != "digits":
+            _check_split(data, split or known[data].default_split, known[data].splits)
+        return
+    path = Path(data)
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"unknown data {data!r:.80}; give one of {', '.join(known)}{files}{did_you_mean(data, known)}")
+    if not path.is_file():
+        raise InputError(f"there is no file {data!r:.200}; give one of {', '.join(known)}{files}")
+    if split is not None:
+        raise InputError(f"split '{split}' was asked for, but file {path} has none; give a file each")
+    if path.stat().st_size <= LARGEST:
+        _read(path, lines)
+
+
+def _check_split(data: str, split: str, splits: Collection[str]) -> None:
+    root = os.environ.get("SSMSCOPE_DATA")
+    if root:
+        folder = Path(root, data)
+        present = sorted(path.stem for path in folder.glob("*.parquet"))
+        if split not in present:
+            there = f"there are {', '.join(present)}" if present else "it holds no parquet file"
+            raise InputError(f"{data} has no split {split!r:.80} in {folder}; {there}{did_you_mean(split, present)}")
+    elif split not in splits:
+        raise InputError(
+            f"{data} has no split {split!r:.80}; there are {', '.join(splits)}{did_you_mean(split, splits)}"
+        )
+
+
+def _read(path: Path, lines: bool) -> None:
+    if lines:
+        from ssmscope.tasks.language import load_lines
+
+        load_lines(path)
+    else:
+        from ssmscope.tasks.text import load_text
+
+        load_text(path)

@@ -1,0 +1,841 @@
+"""What a report says of every kind of result, number by number: the line of the summary, and the table beside others.
+
+The results are stand-ins whose numbers can be checked by eye; a stand-in holds nothing that the kind's class lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import reported
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.reports import compared as compared_module
+from ssmscope.reports import verdicts
+from ssmscope.reports.compared import ROWS, compared
+from ssmscope.reports.grouping import Found, Group
+from ssmscope.reports.page_items import _origin, flat, queries, shortened, took
+from ssmscope.reports.tables import Cell, Table, folded, to_latex, to_markdown
+from ssmscope.reports.verdicts import verdict
+from ssmscope.results import HOMES, Result
+
+NAN = math.nan
+
+
+def e(value: float, low: float = NAN, high: float = NAN) -> Estimate:
+    return Estimate(value, low, high)
+
+
+class Stand:
+    """Stands for a result of a kind, with some of what its class has."""
+
+    def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
+        importlib.import_module(f"ssmscope.{HOMES[kind]}")
+        real = Result._kinds[kind]
+        known = {field.name for field in dataclasses.fields(real)} | set(dir(real))
+        assert set(values) <= known, f"{real.__name__} has no {sorted(set(values) - known)}"
+        assert not items or hasattr(real, "__getitem__") or hasattr(real, "__iter__")
+        self.kind, self.items = kind, items
+        self.provenance = {"model": model, "fingerprint": "f"}
+        self.headline = headline or f"Something of {model}: its own words"
+        vars(self).update(values)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self):
+        return iter(self.items)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.items[at]
+
+
+def found(result: Any, models: tuple[str, ...] = ("m",), **options: Any) -> Found:
+    entry = reported.entry(result.kind, result, models=models, options=options)
+    return Found(", ".join(models), entry, result)
+
+
+def said(result: Any, model: str = "m", models: tuple[str, ...] = ("m",)) -> str:
+    return verdict(found(result, models), model)
+
+
+def beside(*results: Any, models: tuple[str, ...] | None = None, kind: str | None = None) -> Table:
+    """The table of results of the models a, b, …, or of models that are taken together."""
+    entries = tuple(
+        reported.entry("verb", result, models=models or ("abcdef"[at],), options={})
+        for at, result in enumerate(results)
+    )
+    return compared(Group("group", "Group", "verb", entries), kind or results[0].kind)
+
+
+def shown(table: Table) -> list[tuple[str, ...]]:
+    """Every row as it is read: labels, then cells with their marks and intervals."""
+    rows = []
+    for labels, cells in table.rows:
+        texts = [
+            " ".join(filter(None, (cell.value, "*" * cell.best, "!" * cell.worst, cell.interval))) for cell in cells
+        ]
+        rows.append((*labels, *texts))
+    return rows
+
+
+INTERVALS = "In brackets: the 95 % interval."
+BEST = "★ and bold: the best mean of those compared."
+WORST = "▼ and underlined: the worst of its row."
+
+
+# ---- the kinds, one after another
+
+
+class TestFidelity:
+    def result(self, shift: float = 0.0) -> Stand:
+        numbers = {
+            ("ig", "delta"): e(0.31, 0.29, 0.33), ("self-retention", "delta"): e(0.42 + shift, 0.4, 0.44),
+            ("random", "delta"): e(0.01, -0.02, 0.04),
+            ("ig", "morf"): e(0.2, 0.1, 0.3), ("self-retention", "morf"): e(0.25, 0.2, 0.3),
+            ("random", "morf"): e(0.5, 0.4, 0.6),
+        }  # fmt: skip
+        return Stand(
+            "fidelity",
+            methods=("ig", "self-retention"),
+            rows=("ig", "self-retention", "random"),
+            measures=("delta", "morf"),
+            data="sst2",
+            best=lambda measure: ("self-retention",),
+            estimate=lambda method, measure="delta": numbers[method, measure],
+        )
+
+    def test_verdict(self) -> None:
+        assert said(self.result()) == "ΔA 0.420 [0.400, 0.440] of self-retention, the best of 2"
+        both = self.result()
+        both.best = lambda measure: ("ig", "self-retention") if measure == "delta" else ()
+        assert said(both) == "ΔA 0.310 [0.290, 0.330] of ig and self-retention, the best of 2"
+
+    def test_table(self) -> None:
+        table = beside(self.result(), self.result(-0.2))
+        assert table.heads == ("model", "data", "method")
+        at = {name.rstrip(" ↑↓"): number for number, name in enumerate(table.columns)}
+        assert sorted(name[-1] for name in table.columns) == ["↑", "↓"]
+        delta = at["ΔA"]
+        rows = [(*row[:3], row[3 + delta]) for row in shown(table)]
+        assert rows == [
+            ("a", "sst2", "ig", "0.310 [0.290, 0.330]"),
+            ("a", "sst2", "self-retention", "0.420 * [0.400, 0.440]"),
+            ("a", "sst2", "random", "0.010 [−0.020, 0.040]"),
+            ("b", "sst2", "ig", "0.310 * [0.290, 0.330]"),
+            ("b", "sst2", "self-retention", "0.220 [0.400, 0.440]"),
+            ("b", "sst2", "random", "0.010 [−0.020, 0.040]"),
+        ]
+        less = [row[3 + (1 - delta)] for row in shown(table)]
+        assert less[:3] == ["0.200 * [0.100, 0.300]", "0.250 [0.200, 0.300]", "0.500 [0.400, 0.600]"]
+        assert table.note == f"{BEST} {INTERVALS}"
+
+
+class TestPlausibility:
+    def result(self) -> Stand:
+        numbers = tuple(e(value, value - 0.05, value + 0.05) for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.25))
+        return Stand("plausibility", methods=("ig", "lrp"), estimates=numbers, chance=0.1875)
+
+    def test_verdict(self) -> None:
+        assert said(self.result()) == "AUPRC 0.300 [0.250, 0.350] of ig, the best of 2; chance 0.188"
+
+    def test_table(self) -> None:
+        table = beside(self.result())
+        assert (table.heads, table.columns) == (("model", "method"), ("token F1 ↑", "IOU F1 ↑", "AUPRC ↑"))
+        assert shown(table) == [
+            ("a", "ig", "0.100 [0.050, 0.150]", "0.200 [0.150, 0.250]", "0.300 * [0.250, 0.350]"),
+            ("a", "lrp", "0.400 * [0.350, 0.450]", "0.500 * [0.450, 0.550]", "0.250 [0.200, 0.300]"),
+        ]
+
+
+class TestSanity:
+    def test_verdict(self) -> None:
+        numbers = {
+            ("ig", "head"): e(0.9),
+            ("ig", "layer 0"): e(-0.125, -0.25, 0.0),
+            ("lrp", "layer 0"): e(0.5, 0.4, 0.6),
+        }
+        result = Stand(
+            "sanity",
+            methods=("ig", "lrp"),
+            parts=("head", "layer 0"),
+            estimate=lambda method, part: numbers[method, part],
+        )
+        assert said(result) == (
+            "correlation with all parts randomised: ig −0.125 [−0.250, 0.000], lrp 0.500 [0.400, 0.600]"
+        )
+
+    def test_table_is_that_of_its_own(self) -> None:
+        frame = pd.DataFrame({"method": ["ig"], "part": ["head"], "value": [0.25], "low": [0.1], "high": [0.4]})
+        table = beside(Stand("sanity", to_frame=lambda: frame))
+        assert (table.heads, table.columns) == ((), ("method", "part", "value"))
+        assert shown(table) == [("ig", "head", "0.25 [0.1, 0.4]")] and table.note == INTERVALS
+
+
+class TestPosition:
+    def result(self, first: float, last: float, clean: float = 0.8) -> Stand:
+        regions = tuple(
+            SimpleNamespace(region=name, drop=e(drop, drop - 0.05, drop + 0.05))
+            for name, drop in (("0:32", first), ("992:1024", last))
+        )
+        return Stand(
+            "position", regions=regions, average_drop=e((first + last) / 2, 0.1, 0.3), clean=e(clean, 0.7, 0.9)
+        )
+
+    def test_verdict(self) -> None:
+        assert said(self.result(0.1, 0.35)) == "average drop 22.5 % [10.0, 30.0], worst 35.0 % at 992:1024"
+        assert said(self.result(0.35, 0.1)) == "average drop 22.5 % [10.0, 30.0], worst 35.0 % at 0:32"
+        assert said(self.result(-0.2, -0.4)) == "average drop −30.0 % [10.0, 30.0], worst −20.0 % at 0:32"
+        one = self.result(0.1, NAN)
+        one.average_drop = e(0.1, 0.05, 0.15)
+        assert said(one) == "average drop 10.0 % [5.0, 15.0]"
+        assert said(self.result(NAN, NAN)) == "accuracy 0.800 [0.700, 0.900], no drop defined"
+
+    def test_table(self) -> None:
+        table = beside(self.result(0.25, 0.5), self.result(0.375, 0.375, 0.75))
+        assert table.columns == (
+            "clean accuracy ↑", "drop at 0:32, % ↓", "drop at 992:1024, % ↓", "average drop, % ↓",
+        )  # fmt: skip
+        assert shown(table) == [
+            ("a", "0.800 * [0.700, 0.900]", "25.0 * [20.0, 30.0]", "50.0 [45.0, 55.0]", "37.5 [10.0, 30.0]"),
+            ("b", "0.750 [0.700, 0.900]", "37.5 [32.5, 42.5]", "37.5 * [32.5, 42.5]", "37.5 [10.0, 30.0]"),
+        ]
+        assert table.note == f"Drop: 1 − accuracy with the region replaced / clean accuracy. {BEST} {INTERVALS}"
+
+
+class TestPrompts:
+    def result(self, *drops: tuple[str, float], clean: float = 0.9) -> Stand:
+        attacks = tuple(SimpleNamespace(name=name, drop=e(drop, drop - 0.1, drop + 0.1)) for name, drop in drops)
+        return Stand(
+            "prompts",
+            attacks=attacks,
+            average_clean=e(clean, 0.85, 0.95),
+            cost=SimpleNamespace(asked=12_000, run=345),
+        )
+
+    def test_verdict(self) -> None:
+        three = self.result(("stresstest", 0.1), ("checklist", 0.4), ("deepwordbug", 0.25))
+        assert (
+            said(three)
+            == "PDR 40.0 % [30.0, 50.0] under checklist (▼ the worst), deepwordbug 25.0 %, stresstest 10.0 %"
+        )
+        assert said(self.result(("stresstest", -0.05))) == "PDR −5.0 % [−15.0, 5.0] under stresstest"
+        assert said(self.result(("stresstest", NAN))) == "accuracy 0.900 [0.850, 0.950], no PDR defined"
+        assert said(self.result(("stresstest", NAN), ("checklist", 0.2))) == "PDR 20.0 % [10.0, 30.0] under checklist"
+
+    def test_table(self) -> None:
+        table = beside(
+            self.result(("stresstest", 0.1), ("checklist", 0.4)),
+            self.result(("stresstest", 0.3), ("checklist", 0.2), clean=0.95),
+        )
+        assert table.columns == ("clean accuracy ↑", "PDR of stresstest, % ↓", "PDR of checklist, % ↓")
+        assert shown(table) == [
+            ("a", "0.900 [0.850, 0.950]", "10.0 * [0.0, 20.0]", "40.0 ! [30.0, 50.0]"),
+            ("b", "0.950 * [0.850, 0.950]", "30.0 ! [20.0, 40.0]", "20.0 * [10.0, 30.0]"),
+        ]
+        assert table.note == (
+            f"PDR: 1 − accuracy under the attack / clean accuracy, mean over templates. {BEST} {WORST} {INTERVALS}"
+        )
+        alone = beside(self.result(("stresstest", 0.1)))
+        assert shown(alone) == [("a", "0.900 [0.850, 0.950]", "10.0 [0.0, 20.0]")]
+
+    def test_queries(self) -> None:
+        assert queries(self.result()) == "12,000 filled prompts, of which 345 were run"
+
+
+class TestWords:
+    def result(self, attacked: float, recipe: str = "deepwordbug") -> Stand:
+        numbers = {
+            "accuracy": e(0.9, 0.8, 1.0), "attacked": e(attacked, attacked - 0.1, attacked + 0.1),
+            "success": e(1 - attacked / 0.9, 0.0, 1.0), "share": e(0.123, 0.1, 0.2), "queries": e(31.26, 30.0, 32.0),
+        }  # fmt: skip
+        examples = tuple(SimpleNamespace(queries=queries, gradients=2) for queries in (1_000, 234))
+        return Stand(
+            "words",
+            accuracy=numbers["accuracy"],
+            attacked=numbers["attacked"],
+            recipe=recipe,
+            summary=numbers,
+            examples=examples,
+        )
+
+    def test_verdict(self) -> None:
+        assert said(self.result(0.45)) == "accuracy 0.900, 0.450 [0.350, 0.550] under deepwordbug"
+
+    def test_table(self) -> None:
+        table = beside(self.result(0.45), self.result(0.18), self.result(0.3, "pwws"))
+        assert table.columns == (
+            "clean accuracy ↑", "accuracy under attack ↑", "success rate ↓", "share of words changed",
+            "queries per example",
+        )  # fmt: skip
+        assert [row[:5] for row in shown(table)] == [
+            ("a", "deepwordbug", "0.900 [0.800, 1.000]", "0.450 * [0.350, 0.550]", "0.500 * [0.000, 1.000]"),
+            ("b", "deepwordbug", "0.900 [0.800, 1.000]", "0.180 [0.080, 0.280]", "0.800 [0.000, 1.000]"),
+            ("c", "pwws", "0.900 [0.800, 1.000]", "0.300 [0.200, 0.400]", "0.667 [0.000, 1.000]"),
+        ]
+        assert shown(table)[0][5:] == ("0.123 [0.100, 0.200]", "31.3 [30.0, 32.0]")
+
+    def test_queries(self) -> None:
+        assert queries(self.result(0.1)) == "1,234 texts and 4 gradients"
+        assert queries(Stand("heatmap")) == ""
+
+
+class TestStability:
+    def result(self, verdict: str, counts: dict[str, int], **largest: float) -> Stand:
+        columns = {"spectral_abscissa": -0.5, "largest_gain": 0.25, "possible_gain": 1.5, "growth": -2.0, **largest}
+        frame = pd.DataFrame({name: [value - 1, value] for name, value in columns.items()})
+        number = sum(counts.values())
+        return Stand(
+            "stability",
+            (None,) * number,
+            verdict=verdict,
+            unit="layers",
+            counts=lambda: counts,
+            to_frame=lambda: frame,
+        )
+
+    def test_verdict(self) -> None:
+        assert said(self.result("stable", {"stable": 3, "unstable": 0})) == "stable in all 3 layers"
+        assert said(self.result("stable", {"stable": 1})) == "stable in its one layer"
+        mixed = self.result("unstable", {"stable": 3, "marginal": 0, "unstable": 1})
+        assert said(mixed) == "unstable: 3 stable, 1 unstable of 4 layers"
+
+    def test_table(self) -> None:
+        mixed = self.result("unstable", {"stable": 3, "marginal": 0, "unstable": 1}, growth=math.inf)
+        table = beside(mixed, self.result("stable", {"stable": 2}, possible_gain=NAN))
+        assert table.columns == (
+            "verdict", "layers", "largest spectral abscissa", "largest gain", "largest possible gain", "largest growth",
+        )  # fmt: skip
+        assert shown(table) == [
+            ("a", "unstable", "3 stable, 1 unstable", "−0.5", "0.25", "1.5", "∞"),
+            ("b", "stable", "2 stable", "−0.5", "0.25", "–", "−2"),
+        ]
+        assert table.note == (
+            "Gains and growth are natural logarithms per token, the spectral abscissa is per unit of Δ."
+        )
+
+
+class TestStabilityTable:
+    def result(self) -> Stand:
+        def row(**values: Any) -> SimpleNamespace:
+            return SimpleNamespace(
+                **{"reason": "", "verdict": "stable", "abscissa": -0.0123, "vacuous": None, **values}
+            )
+
+        rows = (
+            row(), row(verdict="unstable", abscissa=0.5, vacuous=False, bound=0.71234), row(vacuous=True),
+            row(reason="no such file"),
+        )  # fmt: skip
+        frame = pd.DataFrame({"model": ["x"], "abscissa": [-0.0123]})
+        return Stand("stability-table", rows=rows, headline="Stability of own: 4 models", to_frame=lambda: frame)
+
+    def test_verdict(self) -> None:
+        models = ("a", "b", "c", "d")
+        assert [said(self.result(), model, models) for model in models] == [
+            "stable, s_A −0.0123", "unstable, s_A 0.5, bound 0.712", "stable, s_A −0.0123, bound vacuous",
+            "unreadable: no such file",
+        ]  # fmt: skip
+        assert said(self.result(), "a", ("a", "b")) == "4 models"
+
+    def test_table_is_that_of_its_own(self) -> None:
+        assert shown(beside(self.result())) == [("x", "−0.0123")]
+
+
+class TestBound:
+    def result(self, gap: Any, capacity: Any) -> Stand:
+        return Stand(
+            "bound", gap=gap, capacity=capacity, examples=6_920, length=1_024, headline="Bound of own: none at T = 5"
+        )
+
+    def test_verdict_is_its_headline(self) -> None:
+        assert said(self.result(None, None)) == "none at T = 5"
+
+    def test_table(self) -> None:
+        holds = self.result(SimpleNamespace(vacuous=False, bound=0.43217), SimpleNamespace(log=12.5))
+        vacuous = self.result(SimpleNamespace(vacuous=True, bound=7.0), SimpleNamespace(log=900.25))
+        table = beside(holds, vacuous, self.result(None, None))
+        assert table.columns == ("bound", "m", "T", "losses differ by at most", "ln C")
+        assert shown(table) == [
+            ("a", "holds", "6,920", "1,024", "0.4322", "12.5"),
+            ("b", "vacuous", "6,920", "1,024", "–", "900.2"),
+            ("c", "outside the assumptions", "6,920", "1,024", "–", "–"),
+        ]
+
+
+class TestSnr:
+    def result(self) -> Stand:
+        def curve(
+            model: str, task: str, average: float, accuracy: float, length: int | None = 1_000
+        ) -> SimpleNamespace:
+            means = (e(average, average - 0.1, average + 0.1), e(accuracy, accuracy - 0.1, accuracy + 0.1))
+            return SimpleNamespace(model=model, task=task, average=means[0], accuracy=means[1], length=length)
+
+        curves = (
+            curve("x", "qa1", 0.2, 0.9), curve("y", "qa1", 0.4, 0.8), curve("x", "qa2", 0.1, 0.3),
+            curve("y", "qa2", 0.1, 0.5), curve("x", "own", 0.7, 0.6, None),
+        )  # fmt: skip
+        first = {one.model: one for one in reversed(curves)}
+        models = tuple(SimpleNamespace(name=name) for name in ("x", "y"))
+        return Stand("snr", models=models, curves=curves, unit="words", curve=lambda name: first[name])
+
+    def test_verdict(self) -> None:
+        both = ("m", "n")
+        assert said(self.result(), "m", both) == (
+            "needle probability 0.200 [0.100, 0.300], mean of layers; accuracy 0.900 [0.800, 1.000] at 1,000 words"
+        )
+        assert said(self.result(), "n", both) == (
+            "needle probability 0.400 [0.300, 0.500], mean of layers; accuracy 0.800 [0.700, 0.900] at 1,000 words"
+        )
+        alone = self.result()
+        alone.curve = lambda name: alone.curves[-1]
+        assert said(alone, "m", both).endswith("accuracy 0.600 [0.500, 0.700]")
+
+    def test_table(self) -> None:
+        table = beside(self.result(), models=("m", "n"))
+        assert table.heads == ("model", "task", "context")
+        assert table.columns == ("needle probability, mean of layers ↑", "accuracy ↑")
+        assert shown(table) == [
+            ("m", "qa1", "1,000 words", "0.200 [0.100, 0.300]", "0.900 * [0.800, 1.000]"),
+            ("n", "qa1", "1,000 words", "0.400 * [0.300, 0.500]", "0.800 [0.700, 0.900]"),
+            ("m", "qa2", "1,000 words", "0.100 [0.000, 0.200]", "0.300 [0.200, 0.400]"),
+            ("n", "qa2", "1,000 words", "0.100 [0.000, 0.200]", "0.500 * [0.400, 0.600]"),
+            ("m", "own", "–", "0.700 [0.600, 0.800]", "0.600 [0.500, 0.700]"),
+        ]
+
+
+class TestRetrieval:
+    def result(self, tasks: tuple[str, ...] = ("qa1", "qa2"), lengths: tuple[int, ...] = (0, 1_000, 16_000)) -> Stand:
+        values = {(0, "qa1"): (0.9, 0.8, 0.3), (0, "qa2"): (0.7, 0.5, 0.2), (1, "qa1"): (0.9, 0.6, 0.4),
+                  (1, "qa2"): (0.6, 0.6, 0.1)}  # fmt: skip
+        cells = tuple(
+            tuple(
+                tuple(SimpleNamespace(accuracy=e(v, v - 0.1, v + 0.1)) for v in values[at, task][: len(lengths)])
+                for task in tasks
+            )
+            for at in (0, 1)
+        )
+        means = {
+            (at, length): np.mean([values[at, task][place] for task in tasks])
+            for at in (0, 1)
+            for place, length in enumerate(lengths)
+        }
+        return Stand(
+            "retrieval",
+            models=("x", "y"),
+            tasks=tasks,
+            lengths=lengths,
+            cells=cells,
+            mean=lambda at, length: means[at, length],
+        )
+
+    def test_verdict(self) -> None:
+        both = ("m", "n")
+        assert said(self.result(), "m", both) == (
+            "accuracy 0.800 at 0 tokens and 0.250 at 16,000 tokens, mean of 2 tasks"
+        )
+        assert said(self.result(), "n", both) == (
+            "accuracy 0.750 at 0 tokens and 0.250 at 16,000 tokens, mean of 2 tasks"
+        )
+        assert said(self.result(("qa2",), (0,)), "n", both) == "accuracy 0.600 at 0 tokens, 1 task"
+
+    def test_table(self) -> None:
+        table = beside(self.result(), models=("m", "n"))
+        assert (table.heads, table.note.partition(".")[0]) == (("model", "task"), "Lengths are in tokens of context")
+        assert table.columns == ("accuracy at 0 ↑", "accuracy at 1,000 ↑", "accuracy at 16,000 ↑")
+        assert shown(table) == [
+            ("m", "qa1", "0.900 [0.800, 1.000]", "0.800 * [0.700, 0.900]", "0.300 [0.200, 0.400]"),
+            ("m", "qa2", "0.700 * [0.600, 0.800]", "0.500 [0.400, 0.600]", "0.200 * [0.100, 0.300]"),
+            ("n", "qa1", "0.900 [0.800, 1.000]", "0.600 [0.500, 0.700]", "0.400 * [0.300, 0.500]"),
+            ("n", "qa2", "0.600 [0.500, 0.700]", "0.600 * [0.500, 0.700]", "0.100 [0.000, 0.200]"),
+        ]
+
+
+class TestLoss:
+    def result(self) -> Stand:
+        def summary(mean: float, *parts: float) -> SimpleNamespace:
+            return SimpleNamespace(
+                mean=e(mean, mean - 0.5, mean + 0.5), bins=tuple(e(part, part, part) for part in parts)
+            )
+
+        made = Stand(
+            "loss",
+            models=("x", "y"),
+            summaries=(summary(3.5, 4.0, 3.0), summary(3.25, 4.25, 2.5)),
+            unit="bits",
+            bins=((0, 16), (16, 2_048)),
+        )
+        made.provenance["data"] = {"name": "wikitext2"}
+        return made
+
+    def test_verdict(self) -> None:
+        assert said(self.result(), "m", ("m", "n")) == "3.500 [3.000, 4.000] bits a token"
+        assert said(self.result(), "n", ("m", "n")) == "3.250 [2.750, 3.750] bits a token"
+
+    def test_table(self) -> None:
+        table = beside(self.result(), models=("m", "n"))
+        assert table.columns == ("bits a token ↓", "after 0 to 16 ↓", "after 16 to 2,048 ↓")
+        assert shown(table) == [
+            ("m", "3.500 [3.000, 4.000]", "4.000 * [4.000, 4.000]", "3.000 [3.000, 3.000]"),
+            ("n", "3.250 * [2.750, 3.750]", "4.250 [4.250, 4.250]", "2.500 * [2.500, 2.500]"),
+        ]
+
+
+class TestLensFit:
+    def result(self) -> Stand:
+        return Stand("lens-fit", tuned=e(0.125, 0.1, 0.15), logit=e(2.5, 2.25, 2.75))
+
+    def test_both(self) -> None:
+        assert said(self.result()) == (
+            "KL 0.125 [0.100, 0.150] nats with the tuned lens, 2.500 [2.250, 2.750] with the logit lens"
+        )
+        table = beside(self.result())
+        assert table.columns == ("tuned lens", "logit lens")
+        assert shown(table) == [("a", "0.125 [0.100, 0.150]", "2.500 [2.250, 2.750]")]
+        assert table.note == f"KL to the model's own answers in nats, mean over layers. {INTERVALS}"
+
+
+class TestOverflow:
+    def result(self, shift: float = 0.0) -> Stand:
+        def curve(where: str, *accuracies: float) -> SimpleNamespace:
+            steps = zip((0, 64, 1_024), accuracies)
+            return SimpleNamespace(
+                where=where,
+                points=tuple(SimpleNamespace(tokens=t, accuracy=e(a + shift, a - 0.1, a + 0.1)) for t, a in steps),
+            )
+
+        curves = (curve("after", 0.9, 0.7, 0.5), curve("before", 0.9, 0.85, 0.625))
+        return Stand("overflow", clean=e(0.9, 0.8, 1.0), curves=curves)
+
+    def test_verdict(self) -> None:
+        assert said(self.result()) == (
+            "accuracy 0.900; with 1,024 tokens of filler 0.500 [0.400, 0.600] after and 0.625 [0.525, 0.725] before "
+            "the text"
+        )
+
+    def test_table(self) -> None:
+        table = beside(self.result(), self.result(0.25))
+        assert (table.heads, table.columns) == (
+            ("model", "filler"),
+            ("without filler ↑", "64 tokens ↑", "1,024 tokens ↑"),
+        )
+        assert shown(table) == [
+            ("a", "after", "0.900 [0.800, 1.000]", "0.700 [0.600, 0.800]", "0.500 [0.400, 0.600]"),
+            ("a", "before", "0.900 [0.800, 1.000]", "0.850 [0.750, 0.950]", "0.625 [0.525, 0.725]"),
+            ("b", "after", "0.900 [0.800, 1.000]", "0.950 * [0.600, 0.800]", "0.750 * [0.400, 0.600]"),
+            ("b", "before", "0.900 [0.800, 1.000]", "1.100 * [0.750, 0.950]", "0.875 * [0.525, 0.725]"),
+        ]
+
+
+class TestInsertion:
+    def result(self, worst: float) -> Stand:
+        curves = tuple(
+            SimpleNamespace(
+                phrase=phrase,
+                hardest=SimpleNamespace(accuracy=e(hard, hard - 0.1, hard + 0.1)),
+                worst=e(worst, worst - 0.1, worst + 0.1),
+            )
+            for phrase, hard in (("and true", 0.7), ("not so", 0.6))
+        )
+        return Stand("insertion", clean=e(0.9, 0.8, 1.0), worst=e(worst, worst - 0.1, worst + 0.1), curves=curves)
+
+    def test_verdict(self) -> None:
+        assert said(self.result(0.4)) == (
+            "accuracy 0.900, 0.400 [0.300, 0.500] with a phrase at each example’s worst place"
+        )
+
+    def test_table(self) -> None:
+        table = beside(self.result(0.4), self.result(0.5))
+        assert table.columns == ("clean accuracy ↑", "at the hardest place ↑", "worst of each example ↑")
+        assert shown(table) == [
+            ("a", "and true", "0.900 [0.800, 1.000]", "0.700 [0.600, 0.800]", "0.400 [0.300, 0.500]"),
+            ("a", "not so", "0.900 [0.800, 1.000]", "0.600 [0.500, 0.700]", "0.400 [0.300, 0.500]"),
+            ("b", "and true", "0.900 [0.800, 1.000]", "0.700 [0.600, 0.800]", "0.500 * [0.400, 0.600]"),
+            ("b", "not so", "0.900 [0.800, 1.000]", "0.600 [0.500, 0.700]", "0.500 * [0.400, 0.600]"),
+        ]
+
+
+class TestInfluence:
+    def test_both(self) -> None:
+        shares = {8: e(0.625, 0.5, 0.75), 4: e(0.1)}
+        contexts = {0.9: 37.0, 0.5: 3.0}
+        reach = SimpleNamespace(
+            place="output",
+            decay=SimpleNamespace(rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0)),
+            recent=lambda tokens: shares[tokens],
+            effective_context=lambda share: contexts[share],
+        )
+        result = Stand("influence", output=reach, recent=8, found="90 % from the last 37 tokens")
+        assert said(result) == "90 % from the last 37 tokens"
+        table = beside(result)
+        assert table.heads == ("model", "of")
+        assert table.columns == ("rate λ", "decay length", "share of the last 8", "90 % held within")
+        assert shown(table) == [("a", "output", "0.01235 [0.01, 0.015]", "81 [70, 90]", "0.625 [0.500, 0.750]", "37")]
+
+
+class TestEffect:
+    def test_both(self) -> None:
+        result = Stand(
+            "effect",
+            answer_name="positive 0.9 → negative 0.6",
+            changed_name="2 tokens changed",
+            kept=0.4,
+            layers=(0, 3),
+            state_cosine=np.array([0.5, -0.25]),
+        )
+        assert said(result) == "positive 0.9 → negative 0.6; 2 tokens changed"
+        table = beside(result)
+        assert table.columns == (
+            "answer", "change", "p kept", "final states alike, layer 0", "final states alike, layer 3",
+        )  # fmt: skip
+        assert shown(table) == [("a", "positive 0.9 → negative 0.6", "2 tokens changed", "0.4", "0.5", "−0.25")]
+        assert table.note == "Alike: the cosine of the states before and after the change."
+
+
+class TestTrajectory:
+    def test_verdict(self) -> None:
+        texts = (SimpleNamespace(settled=np.array([1, 2])), SimpleNamespace(settled=np.array([4])))
+        result = Stand("trajectory", texts=texts, layers=6, lens="logit lens")
+        assert said(result) == "the answer leads from layer 2.3 of 6 on, mean of 3 positions, logit lens"
+        one = Stand("trajectory", texts=texts[1:], layers=6, lens="tuned lens")
+        assert said(one) == "the answer leads from layer 4.0 of 6 on, mean of one position, tuned lens"
+
+    def test_table_is_that_of_its_own(self) -> None:
+        frame = pd.DataFrame({"layer": [0, 1], "kl": [0.5, 0.125]})
+        assert shown(beside(Stand("trajectory", to_frame=lambda: frame))) == [("0", "0.5"), ("1", "0.125")]
+
+
+class TestHeatmap:
+    def text(self, *tops: tuple[int, str, float], answer: str = "positive", probability: float = 0.75) -> Any:
+        return SimpleNamespace(answer=answer, probability=probability, top=lambda size: list(tops[:size]))
+
+    def result(self, *texts: Any, of_images: bool = False) -> Stand:
+        return Stand("heatmap", texts, score="retention", of_images=of_images, layers_name="mean of 2 layers", size=2)
+
+    def test_verdict(self) -> None:
+        tops = ((3, " good", 0.98765), (1, " film", 0.9), (0, "a", 0.8), (2, "b", 0.7))
+        assert said(self.result(self.text(*tops))) == "highest retention: “good” 0.988, “film” 0.900, “a” 0.800"
+        assert said(self.result(self.text())) == "highest retention: no tokens"
+        two = self.result(self.text(*tops), self.text(*tops))
+        assert said(two) == "retention of 2 texts, mean of 2 layers"
+        assert said(self.result(self.text(*tops), of_images=True)) == "retention of 1 images, mean of 2 layers"
+
+    def test_table(self) -> None:
+        tops = ((3, " good", 0.98765), (1, " film", 0.9), (0, "a", 0.8))
+        table = beside(self.result(self.text(*tops), self.text((0, "x", 0.5), answer="negative", probability=0.6)))
+        assert (table.heads, table.columns) == (("model", "text"), ("answer", "p", "score", "highest tokens"))
+        assert shown(table) == [
+            ("a", "1", "positive", "0.750", "retention", "good 0.988 · film 0.900"),
+            ("a", "2", "negative", "0.600", "retention", "x 0.500"),
+        ]
+        assert table.note == ""
+        many = beside(self.result(*[self.text()] * (ROWS + 1)))
+        assert len(many.rows) == ROWS and many.note == f"{ROWS} of {ROWS + 1} texts."
+
+
+class TestAttention:
+    def text(self, *distances: float) -> Any:
+        return SimpleNamespace(maps=[SimpleNamespace(readouts=SimpleNamespace(distance=one)) for one in distances])
+
+    def test_verdict(self) -> None:
+        def result(*texts: Any) -> Stand:
+            return Stand("attention", texts, level_name="block level")
+
+        assert said(result(self.text(1.0, 2.0), self.text(NAN, 6.0))) == (
+            "attends 3.0 tokens back on average, block level, 3 maps"
+        )
+        assert said(result(self.text(2.25, NAN))) == "attends 2.2 tokens back on average, block level, one map"
+        assert said(result(self.text(NAN, NAN))) == "block level, 2 maps without mass"
+
+    def test_table(self) -> None:
+        def result(distance: float, outside: Any = NAN) -> Stand:
+            frame = pd.DataFrame(
+                {
+                    "text": [0, 1],
+                    "layer": ["0", "0"],
+                    "part": ["", ""],
+                    "distance": [distance, 2.0],
+                    "outside": [NAN, outside],
+                }
+            )
+            return Stand("attention", summary=lambda: frame)
+
+        table = beside(result(1.5), result(2.5))
+        assert (table.heads, table.columns) == (("model",), ("text", "layer", "distance"))
+        assert shown(table) == [
+            ("a", "1", "0", "1.5"), ("a", "2", "0", "2"), ("b", "1", "0", "2.5"), ("b", "2", "0", "2"),
+        ]  # fmt: skip
+        assert beside(result(1.5), result(2.5, 0.25)).columns == ("text", "layer", "distance", "outside")
+
+
+class TestExplain:
+    def result(self, converged: list[Any], texts: int = 2) -> Stand:
+        tokens = ("a", " good", " film")
+        attributions = (
+            SimpleNamespace(method="ig", scores=np.array([0.25, -1.5, 0.125]), delta=0.0123),
+            SimpleNamespace(method="self-retention", scores=np.array([1.0, 2.0, 3.0]), delta=None),
+        )
+
+        def text(number: int) -> Any:
+            return SimpleNamespace(
+                tokens=tokens,
+                attributions=attributions,
+                target="positive",
+                value=0.5 + number,
+                top=lambda each, size: np.argsort(-abs(each.scores))[:size].tolist(),
+            )
+
+        return Stand(
+            "explain",
+            tuple(map(text, range(texts))),
+            methods=("ig", "self-retention"),
+            summary=lambda: pd.DataFrame({"converged": pd.array(converged, dtype="boolean")}),
+            top=2,
+        )
+
+    def test_verdict(self) -> None:
+        assert said(self.result([True, None, True, None])) == "ig, self-retention on 2 texts"
+        assert said(self.result([True, None, False, None])) == (
+            "ig, self-retention on 2 texts; 1 of 4 attributions incomplete"
+        )
+        assert said(self.result([True], texts=1)) == "ig, self-retention on 1 text"
+
+    def test_table(self) -> None:
+        table = beside(self.result([True], texts=1))
+        assert table.heads == ("model", "text", "method")
+        assert table.columns == ("of", "f", "highest scores", "relative error of the sum")
+        assert shown(table) == [
+            ("a", "1", "ig", "positive", "0.5", "good -1.5 · a 0.25", "0.0123"),
+            ("a", "1", "self-retention", "positive", "0.5", "film 3 · good 2", "–"),
+        ]
+        many = beside(self.result([True], texts=ROWS // 2 + 1))
+        assert len(many.rows) == ROWS and many.note == f"{ROWS} of {ROWS + 2} rows."
+
+
+# ---- what all kinds have
+
+
+def test_every_kind_has_its_test_here() -> None:
+    tested = {
+        "TestFidelity", "TestPlausibility", "TestSanity", "TestPosition", "TestPrompts", "TestWords", "TestStability",
+        "TestStabilityTable", "TestBound", "TestSnr", "TestRetrieval", "TestLoss", "TestLensFit", "TestOverflow",
+        "TestInsertion", "TestInfluence", "TestEffect", "TestTrajectory", "TestHeatmap", "TestAttention", "TestExplain",
+    }  # fmt: skip
+    assert tested <= set(globals())
+    assert {"Test" + kind.title().replace("-", "") for kind in HOMES} == tested
+    assert set(verdicts._KINDS) | {"bound"} == set(HOMES)
+    assert set(compared_module._KINDS) | {"sanity", "stability-table", "trajectory"} == set(HOMES)
+
+
+class TestVerdicts:
+    def test_a_line_is_no_longer_than_it_may_be_and_shows_no_control_character(self) -> None:
+        long = Stand("influence", found="x" * 500)
+        assert len(said(long)) == verdicts.LONGEST and "…" in said(long)
+        assert "\x1b" not in said(Stand("influence", found="a\x1b[31mb"))
+
+    def test_a_headline_loses_the_model_alone(self) -> None:
+        for headline, line in (
+            ("Bound of own: none", "none"),
+            ("Bound on own: a: b", "a: b"),
+            ("Bound of another: none", "Bound of another: none"),
+        ):
+            assert said(Stand("bound", headline=headline)) == line
+
+    def test_numbers_that_are_not_defined(self) -> None:
+        assert verdicts._percent(e(NAN)) == "not defined" and verdicts._number(e(NAN)) == "not defined"
+
+
+class TestTablesOfAnyKind:
+    FRAME = pd.DataFrame(
+        {
+            "name": ["a", "b"], "count": [3, 12_000], "share": [0.123456, NAN], "share_low": [0.1, NAN],
+            "share_high": [0.2, NAN], "value": [1.0, -math.inf], "low": [0.5, NAN], "high": [1.5, NAN],
+            "right": [True, False],
+        }
+    )  # fmt: skip
+
+    def test_folded(self) -> None:
+        table = folded(self.FRAME, heads=["name"])
+        assert (table.heads, table.columns) == (("name",), ("count", "share", "value", "right"))
+        assert shown(table) == [
+            ("a", "3", "0.1235 [0.1, 0.2]", "1 [0.5, 1.5]", "yes"),
+            ("b", "12000", "–", "−∞", "no"),
+        ]
+        assert table.numbers == (True, True, True, False) and table.note == INTERVALS
+        cut = folded(self.FRAME, limit=1)
+        assert len(cut.rows) == 1 and cut.note == f"1 of 2 rows. {INTERVALS}"
+
+    def test_several_frames_stand_below_each_other_and_share_the_rows(self) -> None:
+        def result(rows: int, value: float) -> Stand:
+            return Stand("trajectory", to_frame=lambda: pd.DataFrame({"kl": [value] * rows}))
+
+        table = beside(result(2, 0.5), result(1, 0.25))
+        assert (table.heads, shown(table)) == (("model",), [("a", "0.5"), ("a", "0.5"), ("b", "0.25")])
+        many = beside(result(ROWS, 0.5), result(3, 0.25))
+        assert len(many.rows) == ROWS // 2 + 3 and many.note == f"{ROWS // 2 + 3} of {ROWS + 3} rows."
+
+    @pytest.mark.parametrize(
+        ("cell", "value", "interval"),
+        [
+            (Cell(e(0.12345, 0.1, 0.2)), "0.123", "[0.100, 0.200]"),
+            (Cell(e(0.12345), digits=1), "0.1", ""),
+            (Cell(e(123456.7), digits=None), "1.235e+05", ""),
+            (Cell(e(-0.0001)), "0.000", ""),
+            (Cell(e(-0.5, -1.0, 0.0)), "−0.500", "[−1.000, 0.000]"),
+            (Cell(e(NAN, 0.1, 0.2)), "–", "[0.100, 0.200]"),
+            (Cell(e(math.inf)), "∞", ""),
+            (Cell(e(0.1, 0.0, NAN)), "0.100", ""),
+            (Cell(text="words"), "words", ""),
+        ],
+    )
+    def test_cells(self, cell: Cell, value: str, interval: str) -> None:
+        assert (cell.value, cell.interval) == (value, interval)
+
+    def test_written(self) -> None:
+        cells = (Cell(e(0.5, 0.4, 0.6), best=True), Cell(e(0.25), worst=True), Cell(text="a_b"))
+        table = Table(("model",), ("x ↑", "y", "z"), ((("m|1",), cells),), "A note.")
+        assert to_markdown(table) == (
+            "| model | x ↑ | y | z |\n| --- | ---: | ---: | --- |\n"
+            "| m\\|1 | **0.500** [0.400, 0.600] | 0.250 ▼ | a\\_b |\n\nA note.\n"
+        )
+        assert (
+            "m\\textbar{}1 & \\textbf{0.500} {\\scriptsize [0.400, 0.600]} & \\underline{0.250} & a\\_b \\\\\n"
+        ) in to_latex(table)
+        assert "\\begin{tabular}{lrrl}\n" in to_latex(table) and "% A note.\n" in to_latex(table)
+
+
+class TestItems:
+    def test_where_numbers_come_from(self) -> None:
+        result = TestWords().result(0.4)
+        entry = dataclasses.replace(
+            reported.entry("words", result, options={"limit": 4, "beam": None, "merge": False, "layers": [0, 3]}),
+            key="0123456789abcdef",
+            seconds=119.96,
+        )
+        assert _origin(entry) == [
+            ("key", "0123456789abcdef"), ("took", "120.0 s"), ("option limit", "4"), ("option beam", "none"),
+            ("option merge", "no"), ("option layers", "0, 3"), ("model", "own"), ("fingerprint", "f"),
+            ("queries", "1,234 texts and 4 gradients"),
+        ]  # fmt: skip
+        both = dataclasses.replace(entry, results=(result, Stand("heatmap")), seconds=None)
+        names = [name for name, _ in _origin(both)]
+        assert names[5:] == [
+            "words model", "words fingerprint", "words queries", "heatmap model", "heatmap fingerprint",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [(0.04, "0.0 s"), (119.9, "119.9 s"), (120, "2 min 0 s"), (3_725.4, "62 min 5 s"), (7_260, "2 h 1 min")],
+    )
+    def test_durations(self, seconds: float, words: str) -> None:
+        assert took(seconds) == words
+
+    def test_values_are_cut(self) -> None:
+        assert flat({"a": {"b": "x" * 301}})[0][0] == "a b"
+        assert shortened("x" * 300) == "x" * 300 and shortened("x" * 301).endswith("(301 characters)")
