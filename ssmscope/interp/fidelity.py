@@ -92,7 +92,8 @@ def fidelity_auc(
         max_tokens: leave out the longer ones among them.
         mode: replace (hidden tokens' embeddings become one fixed vector, and the length is kept) or delete (the tokens
             that are left close up).
-        replacement: the vector, which should not be a method's own baseline: mean (the mean of the embedding table), zero, pad (the padding token's embedding), or
+        replacement: the vector, which should not be a method's own baseline: mean (the mean of the embedding table),
+            zero, pad (the padding token's embedding), or
             any other token. When everything is deleted it is the one token that is left.
         value: probability, or logit: what f is.
         steps: into how many parts the shares of hidden tokens divide [0, 1].
@@ -355,9 +356,9 @@ def _circular(
     """Of every method of ours whose baseline is the vector that tokens are replaced by: that this is circular."""
     from ssmscope.interp.methods import METHODS
 
-    for name in (
-        () if isinstance(methods, Mapping) else dict.fromkeys([methods] if isinstance(methods, str) else methods)
-    ):
+    if isinstance(methods, Mapping):
+        return
+    for name in dict.fromkeys([methods] if isinstance(methods, str) else methods):
         known = inspect.signature(METHODS[name]).parameters.get("baseline")
         if known is None:
             continue

@@ -202,8 +202,10 @@ def test_integrated_gradients_are_complete(name, target):
     result = run("ig", found, steps=12, cap=2048)
     gap = found.values() - found.values(baseline_embeddings(found))
     assert result.converged.all()
-    missed = (result.scores.sum(1) - gap).abs() / gap.abs()
-    assert (missed < 0.0101).all()
+    missed = (result.scores.sum(1) - gap).abs()
+    # of the largest score: f may hardly differ where scores of both signs cancel
+    assert (missed <= 0.0101 * result.scores.abs().amax(1)).all() and (result.error <= 0.01).all()
+    missed /= gap.abs()
     close(result.delta, missed, 0.05 if missed.max() > 1e-3 else 1)
 
 
