@@ -12,7 +12,7 @@ The columns: texts called converged; the largest error of a score of those texts
 texts of those whose rankings are right, in that no pair of tokens whose true scores differ by more than the tolerance
 stands in the wrong order, and how many equal the true ranking outright (the others differ in pairs that the reference
 scores alike to within 1 %); of the texts that are not called converged, how many are indeed off by more than the
-tolerance; gradients a text; seconds of both.
+tolerance; gradients a text; seconds of CPU of both.
 """
 
 from __future__ import annotations
@@ -187,13 +187,11 @@ def main() -> None:
     print(machine())
     names = options.models or [name for name in sorted(demos()) if name.split("/")[1].startswith(DATA)]
     texts = list(load_text("sst2", "test").sample(options.texts, seed=0).texts)
-    print(
-        f"{len(texts)} texts of SST-2, baseline {options.baseline}, special tokens {'move' if options.special else 'stay'}"
-    )
-    print(
-        "| model | converged | largest error % | no inversion | exact ranking | doubted, and off | gradients: median (most) | ig s | reference s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    special = "move" if options.special else "stay"
+    print(f"{len(texts)} texts of SST-2, baseline {options.baseline}, special tokens {special}\n")
+    heads = ("model", "converged", "largest error %", "no inversion", "exact ranking", "doubted, and off")
+    heads += ("gradients: median (most)", "ig s", "reference s")
+    print("|" + "|".join(f" {head} " for head in heads) + "|\n" + "|---" * len(heads) + "|", flush=True)
     for name in names:
         model = ssmscope.load(name, dtype="float32")
         found = objective(model, model.encode(texts))
@@ -211,12 +209,13 @@ def main() -> None:
             print(f"  the reference of text 1 is scipy's to {off:.1e}")
         seen = judged(found, scores, true)
         doubted = seen.texts - seen.converged
-        print(
-            f"| {name.split('/')[1]} | {seen.converged} of {seen.texts} | {100 * seen.error:.3f} | {seen.ordered} | {seen.exact} "
-            f"| {doubted}, {seen.rightly_doubted} | {np.median(seen.spent):.0f} ({max(seen.spent)}) "
-            f"| {between - begun:.1f} | {ended - between:.1f} |",
-            flush=True,
+        cells = (
+            *(name.split("/")[-1], f"{seen.converged} of {seen.texts}", f"{100 * seen.error:.3f}", seen.ordered),
+            *(seen.exact, f"{doubted}, {seen.rightly_doubted}"),
+            f"{np.median(seen.spent):.0f} ({max(seen.spent)})",
+            *(f"{between - begun:.1f}", f"{ended - between:.1f}"),
         )
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":

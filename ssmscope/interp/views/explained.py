@@ -53,7 +53,7 @@ def doubt(each: Attribution) -> str:
 
 def baselines(result: Explanation) -> list[str]:
     """Per method with a baseline, what it compares every text with, and what has to be said of that."""
-    found = {}
+    found: dict[str, None] = {}
     for text in result:
         for each in text.attributions:
             if each.baseline:
