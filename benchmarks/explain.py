@@ -18,8 +18,9 @@ import torch
 from timing import THREADS, machine, mamba_130m, relative
 
 import ssmscope
-from ssmscope.interp.methods.gradients import ig
-from ssmscope.interp.objective import Objective, baseline_embeddings, objective
+from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.methods.integrated import ig
+from ssmscope.interp.objective import Objective, objective
 
 
 def ours(found: Objective, steps: int) -> tuple[float, torch.Tensor]:

@@ -23,20 +23,23 @@ from textattack.shared import AttackedText  # noqa: E402
 class PromptAccuracy(GoalFunction):
     """A prompt's score is how much accuracy it costs, clean − attacked; the goal is reached at accuracy 0.
 
-    (PromptBench scores the prompt that it starts from as −1 − accuracy, so that its searches always take a change of
-    the first word, whether it costs accuracy or not. Here it scores 0, and a change is taken if it costs some.)
+    PromptBench scores the prompt that a search starts from as −1 − accuracy, so that it always takes a change of the
+    first word, whether it costs accuracy or not. Here it scores 0, and a change is taken if it costs some, unless
+    `as_promptbench` asks for the other.
 
     Args:
         accuracy: the accuracies under several prompts, which are judged together.
+        as_promptbench: score the first prompt as PromptBench does.
     """
 
-    def __init__(self, accuracy: Callable[[Sequence[str]], np.ndarray]):
+    def __init__(self, accuracy: Callable[[Sequence[str]], np.ndarray], *, as_promptbench: bool = False):
         with warnings.catch_warnings():  # it warns, in a deprecated way, of goals and models that it does not know
             warnings.simplefilter("ignore", DeprecationWarning)
             super().__init__(SimpleNamespace(model=accuracy), use_cache=False)
         self.accuracy = accuracy
         self.clean: float | None = None
         self.tried: set[str] = set()
+        self._starts_low = as_promptbench
 
     def _call_model(self, attacked_text_list: Sequence[AttackedText]) -> list[float]:
         prompts = [attacked.text for attacked in attacked_text_list]
@@ -51,6 +54,9 @@ class PromptAccuracy(GoalFunction):
 
     def _get_score(self, model_output: float, attacked_text: AttackedText) -> float:
         assert self.clean is not None
+        if self._starts_low:
+            self._starts_low = False
+            return -1 - model_output
         return self.clean - model_output
 
     def _goal_function_result_type(self) -> type:

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 UNDEFINED = Estimate(math.nan, math.nan, math.nan)
 
 
+MEASURED = {
+    False: "Measured as ssmscope does: a search takes a change only if it costs accuracy, and suffixes stand at the "
+    "prompt's end or before its content; not comparable with PromptBench's own drops.",
+    True: "Measured as PromptBench does: a search always takes a change of the first word, and suffixes stand before "
+    "the prompt's last punctuation; not comparable with ssmscope's own drops.",
+}
+"""What stands beside every drop, by `as_promptbench`."""
+
+
 @dataclass(frozen=True)
 class AttackedPrompt:
     """What an attack makes of one template."""
@@ -87,13 +96,23 @@ class PromptAttack(Result, kind="prompts"):
         most = max(defined, key=lambda one: one.drop.value)
         return f"{start}, {most.accuracy.value:.3f} under {most.name}, the worst on average"
 
+    @property
+    def as_promptbench(self) -> bool:
+        """Whether searches start and suffixes stand as PromptBench's do."""
+        return bool(self.provenance.get("options", {}).get("as_promptbench", False))
+
+    @property
+    def measured(self) -> str:
+        """In a sentence, whose drops these are: ours or PromptBench's."""
+        return MEASURED[self.as_promptbench]
+
     def to_frame(self) -> DataFrame:
         """A row for each attack and template, and for each attack its average over templates and its worst template.
 
         Columns: part (template, average, worst), attack, template (1, 2, …; none for an average), clean and accuracy
         (shares of the examples), drop (PDR in percent), each with its 95 % interval in columns ending in _low and
-        _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found) and
-        clean_prompt.
+        _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found), clean_prompt,
+        and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence.
         """
         import pandas as pd
 
@@ -108,7 +127,10 @@ class PromptAttack(Result, kind="prompts"):
                 rows.append(_row("worst", one.name, at, self.clean[at], one.prompts[at], self.templates[at]))
         names = [name + end for name in ("clean", "accuracy", "drop") for end in ("", "_low", "_high")]
         columns = ["part", "attack", "template", *names, "tried", "prompt", "clean_prompt"]
-        return pd.DataFrame(rows, columns=columns).astype({"template": "Int64", "tried": "Int64"})
+        frame = pd.DataFrame(rows, columns=columns).astype({"template": "Int64", "tried": "Int64"})
+        frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
+        frame.attrs["caption"] = self.measured
+        return frame
 
     def figure(self) -> Figure:
         """For every attack and template the clean and the attacked accuracy with their intervals."""

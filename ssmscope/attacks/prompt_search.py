@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool
 
-from ssmscope.attacks.parts import Recipe, protect
+from ssmscope.attacks.parts import Recipe, protect, textattack
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.reading import read_text
@@ -61,19 +61,35 @@ def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[s
 
 
 def with_suffix(template: str, suffix: str, where: str) -> str:
-    """The suffix behind the whole template, or before its content.
+    """The suffix behind the whole template, before its content, or where PromptBench puts it.
 
     At the end there is a space before the suffix, and none behind it: what is asked for follows with its own. Before
-    the content there is white space on both sides.
+    the content there is white space on both sides. PromptBench's place is behind the template's last word as TextAttack
+    parts words, before the punctuation there, and the suffix keeps its own spaces; a placeholder is not broken up, as
+    it is by PromptBench, but counts for a word.
     """
     if where == "end":
         return f"{template} {suffix}".rstrip()
+    if where == PROMPTBENCH:
+        at = _end_of_the_last_word(template)
+        return f"{template[:at]} {suffix}{template[at:]}".rstrip()
     before, _, after = template.partition(CONTENT)
     gap = " " if before and not before[-1].isspace() else ""
     return f"{before}{gap}{suffix.strip()} {CONTENT}{after}"
 
 
-def searched(recipe: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int) -> tuple[str, int]:
+def _end_of_the_last_word(template: str) -> int:
+    attacked = textattack().shared.AttackedText(template)
+    from ssmscope.attacks.swaps import word_spans  # imports TextAttack
+
+    behind = template.index(CONTENT) + len(CONTENT)
+    spans = word_spans(attacked)
+    return max(spans[-1][1], behind) if spans else behind
+
+
+def searched(
+    recipe: Recipe, template: str, judge: Judge, *, words: Sequence[str], seed: int, as_promptbench: bool = False
+) -> tuple[str, int]:
     """The prompt that the recipe's search ends at, and how many other prompts than the template it tried.
 
     The placeholder and `words` stay as they are. What the search draws depends on seed, template and attack alone.
@@ -82,7 +98,7 @@ def searched(recipe: Recipe, template: str, judge: Judge, *, words: Sequence[str
 
     from ssmscope.attacks.prompt_goal import PromptAccuracy
 
-    goal = PromptAccuracy(lambda prompts: judge.right(prompts).mean(1))
+    goal = PromptAccuracy(lambda prompts: judge.right(prompts).mean(1), as_promptbench=as_promptbench)
     with drawn_from(seed, template, recipe.name):
         found = recipe.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
     worst: AttackedText = found.perturbed_result.attacked_text

@@ -42,14 +42,15 @@ def draw(result: PromptAttack) -> Figure:
     height = HEADER + panel + FOOTER
     figure = Figure(figsize=(WIDTH, height), facecolor="white")
     data = result.provenance["data"]
-    name = shorten(visible(f"{data['name']} ({data['split']})"), SMALL - 60)
+    name = shorten(visible(f"{data['name']} ({data['split']})"), SMALL - 85)
     style: dict[str, Any] = dict(va="center", parse_math=False)  # names are the user's: a $ in them starts no formula
     model = visible(str(result.provenance.get("model", "a model")))
     figure.text(
         0.2 / WIDTH, 1 - 0.3 / height, f"Prompt attacks on {shorten(model, TITLE - 18)}", size=11, color=INK, **style
     )
     templates = f"{number} templates" if number > 1 else "one template"
-    small = f"{templates}, {data['examples']:,} examples of {name}, 95 % bootstrap intervals"
+    way = "as PromptBench" if result.as_promptbench else "not as PromptBench"
+    small = f"{templates}, {data['examples']:,} examples of {name}, 95 % bootstrap intervals, measured {way}"
     figure.text(0.2 / WIDTH, 1 - 0.56 / height, small, size=8.5, color=SOFT, **style)
     inner = (LEFT / WIDTH, FOOTER / height, 1 - (LEFT + RIGHT) / WIDTH, panel / height)
     _rows(figure.add_axes(inner), result, row, panel)
@@ -118,7 +119,7 @@ def terminal(result: PromptAttack) -> Iterable[RenderableType]:
     templates = f"{len(result.templates)} templates" if several else "one template"
     yield Text(
         f"\n{data['examples']:,} examples of {data['name']} ({data['split']}), {templates}"
-        f"{' (averages over them)' if several else ''}; 95 % bootstrap intervals."
+        f"{' (averages over them)' if several else ''}; 95 % bootstrap intervals. {result.measured}"
     )
     yield from (_worst_prompt(result, one) for one in result.attacks if one.worst is not None)
     left = [f"{one.name} ran without {part}" for one in result.attacks for part in one.left_out]
@@ -157,7 +158,7 @@ def page(result: PromptAttack, picture: bytes) -> str:
         "<p>Accuracy, and below it the drop (PDR) in %, with 95 % bootstrap intervals over "
         f"{result.provenance['data']['examples']:,} examples, on which the worst prompts were also chosen. Of each "
         'attack the template that holds best is <b class="best">bold</b>, the one that breaks most '
-        '<span class="worst">underlined</span>.</p>'
+        f'<span class="worst">underlined</span>. {html.escape(result.measured)}</p>'
         f"{_prompts(result)}{_templates(result)}{_parts(result)}{_notes(result)}</div>"
     )
 

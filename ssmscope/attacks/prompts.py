@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ssmscope.attacks.parts import RECIPES, Recipe, recipe
 from ssmscope.attacks.position import class_ids
 from ssmscope.attacks.prompt_result import Cost, PromptAttack, measured
-from ssmscope.attacks.prompt_search import Judge, rewritten, searched, tried_all, with_suffix
+from ssmscope.attacks.prompt_search import PROMPTBENCH, Judge, rewritten, searched, tried_all, with_suffix
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.results import record_provenance
@@ -48,6 +48,7 @@ def prompt_attack(
     scoring: str = "likelihood",
     normalise: bool = False,
     suffix: str = "end",
+    as_promptbench: bool = False,
     limit: int | None = None,
     embeddings: str | Path | None = None,
     masked_lm: str | Path | None = None,
@@ -61,9 +62,13 @@ def prompt_attack(
     An attack changes a template around its `{content}`, measures every candidate on all examples, and ends at the one
     of least accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy. The placeholder and the words for
     the classes stay as they are. stresstest and checklist append fixed suffixes and try them all; semantic tries
-    rewritten prompts; the others change words and search, greedily, as PromptBench defines them. (PromptBench places
-    suffixes before the template's last punctuation, with a space behind them; here they stand at its very end, or
-    before `{content}`, and the answer follows with its own space.)
+    rewritten prompts; the others change words and search, greedily, as PromptBench defines them.
+
+    In two points PromptBench itself does otherwise, and its drops are not comparable with those of the default. Its
+    searches score the prompt that they start from as −1 − accuracy and so always take a change of the first word, where
+    here a change is taken only if it costs accuracy. And it places suffixes before the template's last punctuation,
+    where here they stand at its very end, or before `{content}`. With `as_promptbench` both are done its way. (At a
+    prompt's end no space follows a suffix in either: the answer follows with its own.)
 
     Every number has a 95 % bootstrap interval over examples; clean and attacked accuracy come from the same resamples,
     and so do averages over templates. The worst prompt is chosen on the same examples that it is measured on, which
@@ -83,6 +88,8 @@ def prompt_attack(
         scoring: likelihood (the likeliest of the words), or generated (the word that the model says).
         normalise: divide log-likelihoods by the number of a word's tokens.
         suffix: end, behind the template's last character, or before, directly before `{content}`.
+        as_promptbench: start searches and place suffixes as PromptBench does; `suffix` then has no effect and has to
+            be left out. Needs TextAttack for suffixes too.
         limit: only so many examples, drawn by the seed.
         embeddings: a file of word vectors, for the neighbours of textfooler and textbugger.
         masked_lm: a directory or hub id of a masked language model, for bertattack.
@@ -97,7 +104,7 @@ def prompt_attack(
             have none of their own, words that do not fit the classes, or a resource that is missing.
     """
     named = _checked_attacks(attacks, semantic)
-    _check_options(suffix, seed, data)
+    _check_options(suffix, as_promptbench, seed, data)
     known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
     if limit is not None:
         data = data.sample(limit, seed=seed)
@@ -119,7 +126,9 @@ def prompt_attack(
         for each in recipes:
             for number, template in enumerate(shown):
                 bar.update(task, description=f"{each.name}, template {number + 1}")
-                place = _attacked(each, template, judge, protected, suffix, seed) if clean[number].any() else None
+                place = None
+                if clean[number].any():
+                    place = _attacked(each, template, judge, protected, suffix, seed, as_promptbench)
                 found[each.name].append(place)
                 bar.advance(task)
     options: dict[str, Any] = {
@@ -129,6 +138,7 @@ def prompt_attack(
         "scoring": scoring,
         "normalise": normalise,
         "suffix": suffix,
+        "as_promptbench": as_promptbench,
         "limit": limit,
         **{name: str(value) if value is not None else None for name, value in resources.items()},
         "semantic": str(semantic) if semantic is not None else None,
@@ -151,14 +161,23 @@ def prompt_attack(
 
 
 def _attacked(
-    each: Recipe, template: str, judge: Judge, protected: Sequence[str], suffix: str, seed: int
+    each: Recipe,
+    template: str,
+    judge: Judge,
+    protected: Sequence[str],
+    suffix: str,
+    seed: int,
+    as_promptbench: bool,
 ) -> tuple[str, int]:
     """The worst prompt that an attack finds for a template, and how many it tried."""
     if each.name == SEMANTIC:
         return tried_all(template, each.suffixes, judge)
     if each.suffixes:
-        return tried_all(template, [with_suffix(template, text, suffix) for text in each.suffixes], judge)
-    return searched(each, template, judge, words=protected, seed=seed)
+        where = PROMPTBENCH if as_promptbench else suffix
+        candidates = [with_suffix(template, text, where) for text in each.suffixes]
+        # of several that are as bad PromptBench takes the first in the alphabet: TextAttack sorts candidates
+        return tried_all(template, sorted(candidates) if as_promptbench else candidates, judge)
+    return searched(each, template, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
 
 
 def _recipe(name: str, candidates: Sequence[str], resources: dict[str, Any]) -> Recipe:
@@ -184,9 +203,13 @@ def _checked_attacks(attacks: Sequence[str], semantic: str | Path | None) -> tup
     return named
 
 
-def _check_options(suffix: str, seed: int, data: TextData) -> None:
+def _check_options(suffix: str, as_promptbench: bool, seed: int, data: TextData) -> None:
     if suffix not in PLACES:
         raise InputError(f"suffix is {suffix!r}; allowed are {', '.join(PLACES)}{did_you_mean(str(suffix), PLACES)}")
+    if not isinstance(as_promptbench, bool):
+        raise InputError(f"as_promptbench is {as_promptbench!r}; allowed is true or false")
+    if as_promptbench and suffix != PLACES[0]:
+        raise InputError(f"as_promptbench places suffixes as PromptBench does; leave out suffix {suffix!r}, or it")
     if seed < 0:
         raise InputError(f"seed is {seed}; allowed is a whole number from 0 on")
     if not isinstance(data, TextData):

@@ -30,14 +30,15 @@ from textattack.transformations.word_swaps.word_swap_embedding import recover_wo
 
 LOOKALIKES: Mapping[str, str] = dict(
     zip(
-        "abcdeghijlnopqsuvwxyzABCEHIJKMNOPQSTVWXYZ",
-        "\u0430\u042c\u0441\u0501\u0435\u0261\u04bb\u0456\u0458\u04cf\u0578\u043e\u0440\u051b\u0455\u057d\u0475\u051d"
-        "\u0445\u0443\u1d22"
-        "\u0410\u0412\u0421\u0415\u041d\u0406\u0408\u041a\u041c\u039d\u041e\u0420\u051a\u0405\u0422\u0474\u051c\u0425"
-        "\u04ae\u0396",
+        "abcdefghijklmnopqrstuvwxyz0123456789-'",
+        "\u0251\u042c\u03f2\u0501\u0435\U0001d68f\u0261\u0570\u0456\u03f3"
+        "\U0001d48c\u217c\uff4d\u0578\u043e\u0440\u051b\u2c85\u0455"
+        "\U0001d69d\u057d\u0475\u051d\u00d7\u0443\u1d22"
+        "Ol\u14bf\u01b7\u13ce\u01bc\u0431\U0001d7d5\u0222\u09ed\u02d7`",
     )
 )
-"""Latin letters, and letters of other scripts that look alike (Unicode's confusables)."""
+"""TextAttack's homoglyphs, character by character: small Latin letters, digits, hyphen and apostrophe, and what looks
+like them."""
 
 LARGEST_NUMBER = 2**31
 """Numbers are changed up to this size: random integers have a largest one."""
@@ -84,7 +85,8 @@ class Protected(PreTransformationConstraint):
 
 
 class Homoglyphs(WordSwap):
-    """One letter of the word replaced by its look-alike: as many candidates as the word has letters with one."""
+    """One character of the word replaced by its look-alike, each in turn (TextAttack's `WordSwapHomoglyphSwap`, which
+    in some releases cannot be made for want of a file)."""
 
     def _get_replacement_words(self, word: str) -> list[str]:
         return [word[:i] + LOOKALIKES[c] + word[i + 1 :] for i, c in enumerate(word) if c in LOOKALIKES]

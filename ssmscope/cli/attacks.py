@@ -288,6 +288,13 @@ def prompts(
     suffix: Annotated[
         str, typer.Option("--suffix", metavar="end|before", help="At the prompt's very end, or before {content}.")
     ] = "end",
+    as_promptbench: Annotated[
+        bool,
+        typer.Option(
+            "--as-promptbench/--no-as-promptbench",
+            help="Start searches and place suffixes as PromptBench does; else a change must cost accuracy.",
+        ),
+    ] = False,
     embeddings: EMBEDDINGS = None,
     masked_lm: MASKED_LM = None,
     encoder: ENCODER = None,
@@ -321,6 +328,7 @@ def prompts(
             scoring=scoring,
             normalise=normalise,
             suffix=suffix,
+            as_promptbench=as_promptbench,
             embeddings=embeddings,
             masked_lm=masked_lm,
             encoder=encoder,

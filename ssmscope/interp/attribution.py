@@ -39,13 +39,20 @@ class Scores:
         delta: (texts,), |Σ scores − (f(x) − f(baseline))| / |f(x) − f(baseline)|, for methods whose scores should add
             up to that; None for the others.
         steps: (texts,), how many evaluations of the gradient it took; None where that has no meaning.
-        converged: (texts,) bool, whether `delta` is below the tolerance; None as for `delta`.
+        converged: (texts,) bool, whether `error`, or without one `delta`, is within the tolerance; None as for `delta`.
+        error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
+            where nothing was checked, None for methods without one.
+        baseline: what a text is compared with, in words; nothing for methods without a baseline.
+        note: what has to be said of that baseline.
     """
 
     scores: Float[Tensor, "texts length"]
     delta: Float[Tensor, " texts"] | None = None
     steps: Tensor | None = None
     converged: Tensor | None = None
+    error: Float[Tensor, " texts"] | None = None
+    baseline: str = ""
+    note: str = ""
 
 
 Method = Callable[["Objective"], Scores]
@@ -63,6 +70,13 @@ class Attribution:
     """The relative convergence delta of methods whose scores should add up to f(x) − f(baseline), else None."""
     steps: int | None
     converged: bool | None
+    error: float | None = None
+    """The largest error of a token's score, estimated, as a share of the largest |score|; infinite where it was not
+    checked, None for methods that don't estimate it."""
+    baseline: str = ""
+    """What the text is compared with, in words."""
+    note: str = ""
+    """What has to be said of that baseline."""
 
     @property
     def signed(self) -> bool:
@@ -167,16 +181,17 @@ class Explanation(Result, kind="explain"):
         return pd.concat(parts, ignore_index=True)
 
     def summary(self) -> DataFrame:
-        """A row per text and method: columns text, target, value (f), method, delta, steps, converged."""
+        """A row per text and method: columns text, target, value (f), method, delta, steps, converged, error."""
         import pandas as pd
 
         rows = [
-            (number, text.target, text.value, each.method, each.delta, each.steps, each.converged)
+            (number, text.target, text.value, each.method, each.delta, each.steps, each.converged, each.error)
             for number, text in enumerate(self.texts)
             for each in text.attributions
         ]
-        frame = pd.DataFrame(rows, columns=["text", "target", "value", "method", "delta", "steps", "converged"])
-        return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean"})
+        columns = ["text", "target", "value", "method", "delta", "steps", "converged", "error"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
 
     def highest(self, k: int | None = None) -> DataFrame:
         """The k tokens (by default `top`) of the highest scores of every text and method: columns text, method, rank,

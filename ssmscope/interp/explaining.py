@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attribution import Attribution, ExplainedText, Explanation, Scores
+from ssmscope.interp.meter import Meter
 from ssmscope.interp.methods import METHODS, method
 from ssmscope.interp.objective import Target, last_logits, objective
 from ssmscope.model import Model
@@ -30,6 +32,9 @@ def explain(
     progress: Callable[[str], None] | None = None,
 ) -> Explanation:
     """Explain the model's output on every text, or on every image, by its tokens.
+
+    Where Integrated Gradients takes more than two seconds, stderr says beforehand how many gradients they are and how
+    long that takes, and then how far it is.
 
     Args:
         texts: texts, or a batch of `model.encode`, which also makes one of token ids or of pixels.
@@ -62,6 +67,7 @@ def explain(
     explained = objective(
         model, batch, target=logits.argmax(-1).tolist() if target is None else target, contrast=contrast
     )
+    explained = replace(explained, meter=Meter())
     values = explained.values()
     found: list[Scores] = []
     for name, each in zip(names, settled, strict=True):
@@ -104,4 +110,13 @@ def _attribution(name: str, found: Scores, row: int, length: int) -> Attribution
     def at(values: Tensor | None) -> Any:
         return None if values is None else values[row].item()
 
-    return Attribution(name, scores, at(found.delta), at(found.steps), at(found.converged))
+    return Attribution(
+        name,
+        scores,
+        delta=at(found.delta),
+        steps=at(found.steps),
+        converged=at(found.converged),
+        error=at(found.error),
+        baseline=found.baseline,
+        note=found.note,
+    )

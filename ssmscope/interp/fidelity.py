@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ssmscope.bootstrap import estimate, resampled_means
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attribution import Method
+from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity_result import LERF, MEASURES, MORF, RANDOM, Fidelity
 from ssmscope.interp.objective import objective
 from ssmscope.interp.perturbed import (
@@ -36,7 +39,10 @@ from ssmscope.results import record_provenance
 from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ssmscope.encoding import Batch
+    from ssmscope.interp.objective import Objective
     from ssmscope.model import Model
 
 FEWEST = 20
@@ -87,7 +93,8 @@ def fidelity_auc(
         max_tokens: leave out the longer ones among them.
         mode: replace (hidden tokens' embeddings become one fixed vector, and the length is kept) or delete (the tokens
             that are left close up).
-        replacement: the vector: mean (the mean of the embedding table), zero, pad (the padding token's embedding), or
+        replacement: the vector, which should not be a method's own baseline: mean (the mean of the embedding table),
+            zero, pad (the padding token's embedding), or
             any other token. When everything is deleted it is the one token that is left.
         value: probability, or logit: what f is.
         steps: into how many parts the shares of hidden tokens divide [0, 1].
@@ -120,7 +127,9 @@ def fidelity_auc(
         for rows in _together(used, lengths, batch_size, tokens_at_once(model)):
             batch = model.encode([data.texts[row] for row in rows])
             goal = objective(model, batch)
-            scores = {name: _scored(name, method(goal), batch) for name, method in named.items()}
+            given = {name: method(goal) for name, method in named.items()}
+            scores = {name: _scored(name, each, batch) for name, each in given.items()}
+            found.said.update({f"{name}: {each.note}": None for name, each in given.items() if each.note})
             drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
             every = [
                 np.concatenate([np.stack([own[text] for own, _ in scores.values()]), drawn[text]])
@@ -153,6 +162,8 @@ def fidelity_auc(
     }
     origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
     provenance = {**record_provenance(model.source, options=arguments, seed=seed), "data": origin}
+    if mode == "replace":
+        found.said.update({note: None for note in _circular(goal, methods, options or {}, fill)})
     return _result(provenance, tuple(named), data, found, grid, np.array(used), share, seed, long)
 
 
@@ -192,6 +203,8 @@ class _Found:
     tied: np.ndarray
     """(texts, methods)."""
     unconverged: list[int]
+    said: dict[str, None] = field(default_factory=dict)
+    """What has to be said of methods' baselines, each once."""
 
     @staticmethod
     def empty(texts: int, methods: int, rankings: int, points: int) -> _Found:
@@ -338,6 +351,29 @@ def _tied(scores: np.ndarray) -> float:
     return float(times[times > 1].sum()) / len(scores)
 
 
+def _circular(
+    goal: Objective,
+    methods: Sequence[str] | Mapping[str, Method],
+    options: Mapping[str, Mapping[str, Any]],
+    fill: Float[Tensor, " width"],
+) -> Iterator[str]:
+    """Of every method of ours whose baseline is the vector that tokens are replaced by: that this is circular."""
+    from ssmscope.interp.methods import METHODS
+
+    if isinstance(methods, Mapping):
+        return
+    for name in dict.fromkeys([methods] if isinstance(methods, str) else methods):
+        known = inspect.signature(METHODS[name]).parameters.get("baseline")
+        if known is None:
+            continue
+        start = baseline_embeddings(goal.rows([0]), options.get(name, {}).get("baseline", known.default))[0, 0]
+        if torch.allclose(start.to(fill), fill, rtol=1e-5, atol=1e-8):
+            yield (
+                f"{name} compares with the very embedding that tokens are replaced by, which favours it: give another "
+                "replacement or baseline"
+            )
+
+
 def _progress() -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -371,6 +407,7 @@ def _result(
             notes.append(
                 f"{name} gives {100 * tied:.0f} % of the tokens a score that another one has: position decides"
             )
+    notes += list(found.said)
     for name, failed in zip(methods, found.unconverged):
         if failed:
             notes.append(f"{name} did not converge on {failed:,} of {len(used):,} texts")

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ssmscope.affine import embedding_table
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.meter import Meter
 from ssmscope.mixers import weights_constant
 from ssmscope.model import TOKENS_AT_ONCE, Model
 
@@ -39,6 +39,7 @@ class Objective:
         contrasts: per text the id whose logit is subtracted; None without one.
         names: per text what f is of, in words.
         probability: f is the probability (of a class or token, or of the whole continuation) instead.
+        meter: told by methods that take long what they cost; None where nobody wants to know.
     """
 
     model: Model
@@ -47,6 +48,7 @@ class Objective:
     contrasts: tuple[int, ...] | None
     names: tuple[str, ...]
     probability: bool = False
+    meter: Meter | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -250,81 +252,6 @@ def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
         chosen.append(row)
     run()
     return torch.stack(found)
-
-
-GREY = 0.5
-"""The pixel that the baseline "mean" of an image has everywhere."""
-
-
-def baseline_embeddings(
-    objective: Objective, baseline: str | int | float = "mean"
-) -> Float[Tensor, "texts length width"]:
-    """The embeddings of texts that say nothing, token by token; zeros at padding. Special tokens are replaced too.
-
-    Args:
-        baseline: "mean", the mean over the embedding table, which lies among the embeddings that the model knows;
-            "zero", at which RMSNorm is singular, so that what integrates up to it converges slowly; a token's id, or a
-            token (a special one by its role too: "pad", "unk", "mask"). Of a pixel classifier "mean" is a pixel of 0.5
-            in every channel, a number from 0 to 1 another grey, and the class token stays.
-
-    Raises:
-        InputError: for a baseline that is none of these.
-    """
-    model, batch = objective.model, objective.batch
-    table = embedding_table(model.module)
-    width = table.shape[1]
-    if isinstance(baseline, str) and baseline == "zero":
-        return table.new_zeros(*batch.mask.shape, width)
-    if batch.values is not None:
-        grey = torch.full_like(batch.values, _grey(model, baseline))
-        with torch.no_grad():
-            found = model.embed(replace(batch, values=grey))
-    elif baseline == "mean":
-        found = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table.dtype)
-    else:
-        found = table[_token(model, baseline)]
-    return found.expand(*batch.mask.shape, width).masked_fill(~batch.mask.unsqueeze(-1), 0)
-
-
-def _grey(model: Model, baseline: str | int | float) -> float:
-    if baseline == "mean":
-        return GREY
-    try:
-        grey = float(baseline)
-    except ValueError:
-        grey = -1.0
-    if not 0 <= grey <= 1:
-        allowed = "allowed are 'mean' (0.5), 'zero' and a grey from 0 to 1"
-        hint = did_you_mean(str(baseline), ("mean", "zero"))
-        raise InputError(f"unknown baseline {baseline!r} for the pixels of {model.name}; {allowed}{hint}")
-    return grey
-
-
-ROLES = ("pad", "unk", "mask", "bos", "eos", "cls", "sep")
-
-
-def _token(model: Model, baseline: str | int | float) -> int:
-    """The id of the token that stands for nothing."""
-    tokenizer = model.tokenizer
-    allowed = "allowed are 'mean', 'zero', a token's id" + (" and a token" if tokenizer is not None else "")
-    if isinstance(baseline, str) and tokenizer is not None:
-        if baseline in ROLES:
-            found = getattr(tokenizer, f"{baseline}_token_id", None)
-            if found is None:
-                raise InputError(f"the tokenizer of {model.name} has no {baseline} token; {allowed}")
-            return int(found)
-        vocabulary = tokenizer.get_vocab()
-        if baseline in vocabulary:
-            return int(vocabulary[baseline])
-    if isinstance(baseline, str) and baseline.isdecimal():
-        baseline = int(baseline)
-    if isinstance(baseline, bool) or not isinstance(baseline, int | np.integer):
-        raise InputError(
-            f"unknown baseline {baseline!r}; {allowed}{did_you_mean(str(baseline), ('mean', 'zero', *ROLES))}"
-        )
-    if not 0 <= baseline < model.vocabulary:
-        raise InputError(f"there is no token {baseline} for a baseline; ids are 0 to {model.vocabulary - 1}")
-    return int(baseline)
 
 
 def _ids(model: Model, target: Target) -> tuple[int, ...]:

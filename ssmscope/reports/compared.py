@@ -102,7 +102,8 @@ def _prompts(found: Sequence[Found]) -> Table:
             worst = len(set(drops)) > 1 and each.drop.value == max(drops)
             cells[name] = Cell(each.drop.times(100), digits=1, worst=worst)
         lines.append(Line((one.label,), cells, "all"))
-    note = "PDR: 1 − accuracy under the attack / clean accuracy, mean over templates."
+    ways = dict.fromkeys(one.result.measured for one in found)  # type: ignore[attr-defined]
+    note = " ".join(["PDR: 1 − accuracy under the attack / clean accuracy, mean over templates.", *ways])
     return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
 
 

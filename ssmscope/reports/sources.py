@@ -129,7 +129,8 @@ def check_data(verb: str, data: str | None, split: str | None, kind: str | None)
         InputError: with the names that it can have.
     """
     from ssmscope.tasks import pixels
-    from ssmscope.tasks.text import LINE_SOURCES, SOURCES, SUFFIXES
+    from ssmscope.tasks.rows import SUFFIXES
+    from ssmscope.tasks.text import LINE_SOURCES, SOURCES
 
     lines = verb == "loss" or (verb == "lens fit" and kind in (LANGUAGE_MODEL, TOKEN_MODEL))
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES

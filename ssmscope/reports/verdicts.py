@@ -67,7 +67,8 @@ def _prompts(found: Found, model: str) -> str:
     if not defined:
         return f"accuracy {_number(result.average_clean)}, no PDR defined"
     worst, *others = defined
-    said = f"PDR {_percent(worst.drop)} under {worst.name}"
+    way = " as PromptBench measures it" if result.as_promptbench else ""
+    said = f"PDR{way} {_percent(worst.drop)} under {worst.name}"
     listed = ", ".join(f"{one.name} {_share(one.drop)}" for one in others)
     return f"{said} (▼ the worst), {listed}" if others else said
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,6 +137,26 @@ class TestFrame:
 
     def test_no_time_of_the_clock(self):
         assert not any("second" in name or "run" in name for name in attacked().to_frame().columns)
+
+    @pytest.mark.parametrize("given", [False, True])
+    def test_every_table_says_whose_drops_they_are(self, given, tmp_path):
+        from ssmscope.reports.compared import _prompts
+
+        found = attacked(2)
+        found.provenance["options"] = {"as_promptbench": given}
+        said = f"Measured as {'PromptBench' if given else 'ssmscope'} does: a search "
+        assert found.measured.startswith(said) and found.measured.endswith("own drops.")
+        frame = found.to_frame()
+        assert frame.attrs["caption"] == found.measured
+        assert set(frame["measured_as"]) == {"promptbench" if given else "ssmscope"}
+        paths = found.save(tmp_path, "prompts")
+        assert ("promptbench" in paths["csv"].read_text()) == given
+        assert found.measured in " ".join(str(found).split())
+        assert html.escape(found.measured) in found.to_html()
+        drawn = [text.get_text() for text in found.figure().texts]
+        assert any(f"measured {'' if given else 'not '}as PromptBench" in text for text in drawn)
+        both = [SimpleNamespace(result=one, label=str(at)) for at, one in enumerate((found, attacked(2)))]
+        assert said in _prompts(both).note and "Measured as ssmscope does" in _prompts(both).note
 
     def test_is_saved_and_read_back(self, tmp_path):
         for result in (attacked(), attacked(1), attacked(3, skipped=(1,)), attacked(2, skipped=(0, 1))):

@@ -14,7 +14,7 @@ import pytest
 from prompted import WORDS, answers, labelled, language_model
 
 from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, recipe, textattack
-from ssmscope.attacks.prompt_search import Judge, drawn_from, searched
+from ssmscope.attacks.prompt_search import Judge, drawn_from, searched, with_suffix
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.evaluation import Evaluator
 
@@ -76,7 +76,7 @@ def theirs(promptbench, model, data_of, monkeypatch):
     return run
 
 
-def ours(model, data, name: str, template: str, monkeypatch):
+def ours(model, data, name: str, template: str, monkeypatch, **options):
     """The prompts that we evaluate, and the attack on the template."""
     asked: list[str] = []
     real = Judge.right
@@ -87,7 +87,7 @@ def ours(model, data, name: str, template: str, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Judge, "right", right)
-        found = prompt_attack(model, data, attacks=[name], templates=[template], words=WORDS)
+        found = prompt_attack(model, data, attacks=[name], templates=[template], words=WORDS, **options)
     return asked, found
 
 
@@ -152,6 +152,41 @@ class TestDeepWordBug:
     def test_another_seed_is_another_search(self, theirs):
         one, two = (theirs("deepwordbug", ENDS_IN_A_WORD, seed)[0] for seed in (0, 1))
         assert set(one) != set(two)
+
+
+class TestAsPromptBench:
+    """With `as_promptbench` nothing of theirs is changed for the comparison."""
+
+    @pytest.mark.parametrize("template", [ENDS_IN_A_WORD, ENDS_IN_A_MARK])
+    @pytest.mark.parametrize("name", ["stresstest", "checklist", "deepwordbug"])
+    def test_the_same_candidates_and_the_same_drop(self, name, template, theirs, model, data_of, monkeypatch):
+        import nltk
+
+        monkeypatch.setattr(nltk.data, "path", [])
+        their_prompts, their_result = theirs(name, template)
+        our_prompts, our_result = ours(model, data_of(template), name, template, monkeypatch, as_promptbench=True)
+        # the space behind a suffix at the very end is that before the answer
+        assert set(our_prompts) == {prompt.rstrip() for prompt in their_prompts} and len(set(our_prompts)) > 3
+        (found,) = our_result.attacks[0].prompts
+        assert found.prompt == their_result["attacked prompt"].rstrip()
+        assert found.accuracy.value == pytest.approx(their_result["attacked score"])
+        assert found.drop.value == pytest.approx(their_result["PDR"])
+
+    def test_the_first_change_is_always_taken(self, monkeypatch):
+        monkeypatch.setattr(Judge, "right", lambda self, prompts: np.ones((len(prompts), 3), dtype=bool))
+        given = dict(words=WORDS, seed=0)
+        judge, parts = Judge(None, [], np.zeros(3)), recipe("deepwordbug", flavour="prompt")
+        assert searched(parts, ENDS_IN_A_WORD, judge, **given)[0] == ENDS_IN_A_WORD
+        assert searched(parts, ENDS_IN_A_WORD, judge, as_promptbench=True, **given)[0] != ENDS_IN_A_WORD
+
+    def test_the_content_is_not_broken(self):
+        string, sentence = "d6ZQ3u0GBQ", " and true is true "
+        for template, suffix, expected in (
+            ("Good or bad? {content}.", string, "Good or bad? {content} d6ZQ3u0GBQ."),
+            ("{content}\nAnswer:", sentence, "{content}\nAnswer  and true is true :"),
+            ("Is it? {content}", sentence, "Is it? {content}  and true is true"),
+        ):
+            assert with_suffix(template, suffix, "promptbench") == expected
 
 
 def test_the_random_strings_are_the_packages_own():

@@ -521,6 +521,8 @@ class TestOptions:
             (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic"),
             (dict(attacks=["pwws"]), "unknown attack 'pwws'"),
             (dict(suffix="ends"), "suffix is 'ends'; allowed are end, before; did you mean 'end'"),
+            (dict(as_promptbench=True, suffix="before"), "as_promptbench places suffixes .*leave out suffix 'before'"),
+            (dict(as_promptbench=1), "as_promptbench is 1; allowed is true or false"),
             (dict(seed=-1), "seed is -1"),
             (dict(limit=0), "a sample of 0 examples"),
             (dict(templates=["Say {text}:"]), "has no {content}.* did you mean"),

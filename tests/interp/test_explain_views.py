@@ -69,7 +69,8 @@ def test_tables():
         ordinary = part[part["word"].notna()].sort_values("score", ascending=False)
         assert set(part[part["in_top"]]["position"]) == set(ordinary["position"][:3])
     summary = result.summary()
-    assert list(summary) == ["text", "target", "value", "method", "delta", "steps", "converged"] and len(summary) == 14
+    columns = ["text", "target", "value", "method", "delta", "steps", "converged", "error"]
+    assert list(summary) == columns and len(summary) == 14
     first = summary.iloc[0]
     assert (first.delta, first.steps, first.converged) == (0.25, 512, False) and summary["delta"].isna().sum() == 12
     best = result.highest(2)

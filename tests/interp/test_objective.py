@@ -11,7 +11,8 @@ from loud import loud
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
-from ssmscope.interp.objective import baseline_embeddings, last_logits, objective
+from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.objective import last_logits, objective
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
 
@@ -103,7 +104,7 @@ def test_embeddings_and_baselines(demo):
     table = demo.module.get_input_embeddings().weight.detach()
     mask = found.batch.mask.unsqueeze(-1)
     torch.testing.assert_close(found.embeddings(), table[found.batch.input_ids] * mask)
-    torch.testing.assert_close(baseline_embeddings(found), table.mean(0) * mask)
+    torch.testing.assert_close(baseline_embeddings(found, "mean"), table.mean(0) * mask)
     assert not baseline_embeddings(found, "zero").any()
     pad = demo.tokenizer.pad_token_id
     for baseline in ("pad", pad, demo.tokenizer.pad_token):

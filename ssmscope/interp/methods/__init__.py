@@ -36,7 +36,7 @@ class _Methods(Mapping[str, "Callable[..., Scores]"]):
 
 METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
     {
-        "ig": "gradients:ig",
+        "ig": "integrated:ig",
         "gradxinput": "gradients:gradxinput",
         "smoothgrad": "gradients:smoothgrad",
         "gradcam": "gradients:gradcam",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ssmscope.interp.attribution import Scores
+from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.methods.checks import whole
-from ssmscope.interp.objective import baseline_embeddings
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective

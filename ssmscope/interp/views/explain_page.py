@@ -19,7 +19,8 @@ TOKENS = 2000
 def fragment(result: Explanation) -> str:
     """A self-contained piece of HTML with every text of an explanation."""
     sections = "".join(_section(number, text, result.top) for number, text in enumerate(result, start=1))
-    return f'<div class="ssmscope-explain"><style>{_style()}</style>{_legend(result)}{sections}</div>'
+    said = "".join(f'<p class="legend">{escape(visible(line))}</p>' for line in explained.baselines(result))
+    return f'<div class="ssmscope-explain"><style>{_style()}</style>{_legend(result)}{sections}{said}</div>'
 
 
 def _legend(result: Explanation) -> str:
@@ -46,7 +47,9 @@ def _section(number: int, text: ExplainedText, top: int) -> str:
 
 def _row(each: Attribution, text: ExplainedText, top: int, titles: list[str]) -> str:
     doubt = explained.doubt(each)
-    warning = f' <span class="doubt">{escape(doubt)} of f(x) − f(baseline)</span>' if doubt else ""
+    of = "the largest score" if each.error is not None else "f(x) − f(baseline)"
+    of = "" if doubt.endswith("checked") else f" of {of}"
+    warning = f' <span class="doubt">{escape(doubt)}{of}</span>' if doubt else ""
     steps = f" · {each.steps} steps" if each.steps is not None else ""
     return (
         f'<p class="method"><b>{escape(visible(each.method))}</b> {escape(explained.limits(each, text))}{steps}'

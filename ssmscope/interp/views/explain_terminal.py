@@ -40,6 +40,10 @@ def terminal_view(result: Explanation, *, coloured: bool) -> Iterator[Renderable
                 yield Text(visible(each.method), style="dim")
                 yield _coloured(each, text, result.top)
         yield _table(text, result.top)
+    said = explained.baselines(result)
+    if said:
+        yield Text("")
+    yield from (Text(visible(line), style="dim") for line in said)
 
 
 def _legend(result: Explanation) -> Text:
@@ -82,7 +86,7 @@ def _table(text: ExplainedText, top: int) -> Table:
     table.add_column(f"highest {top}")
     doubts = [explained.doubt(each) for each in text.attributions]
     if any(doubts):
-        table.add_column("f(x) − f(baseline)")
+        table.add_column("error")
     for each, doubt in zip(text.attributions, doubts, strict=True):
         names = [
             f"{shorten(visible(text.tokens[position]).strip(' '), 40)} {signed.brief(float(each.scores[position]))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from ssmscope.interp.views import signed
 from ssmscope.interp.views.tokens import SHADES, bounds, shorten, visible
 
 if TYPE_CHECKING:
-    from ssmscope.interp.attribution import Attribution, ExplainedText
+    from ssmscope.interp.attribution import Attribution, ExplainedText, Explanation
 
 
 def ordinary(text: ExplainedText) -> np.ndarray:
@@ -40,10 +41,25 @@ def limits(each: Attribution, text: ExplainedText) -> str:
 
 
 def doubt(each: Attribution) -> str:
-    """What has to be said where the scores do not add up; else nothing."""
-    if each.converged is None or each.converged or each.delta is None:
+    """What has to be said where scores have not converged, or do not add up; else nothing."""
+    if each.converged is None or each.converged:
+        return ""
+    if each.error is not None:
+        return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
+    if each.delta is None:
         return ""
     return f"misses {each.delta:.1%}" if each.delta < 10 else f"misses {each.delta:.0f}×"
+
+
+def baselines(result: Explanation) -> list[str]:
+    """Per method with a baseline, what it compares every text with, and what has to be said of that."""
+    found: dict[str, None] = {}
+    for text in result:
+        for each in text.attributions:
+            if each.baseline:
+                note = f"; {each.note}" if each.note else ""
+                found[f"{each.method} compares with {each.baseline}{note}."] = None
+    return list(found)
 
 
 def about(text: ExplainedText, room: int = 70) -> str:

@@ -1,0 +1,159 @@
+"""Baselines: embeddings that say nothing, which Integrated Gradients begins at and occlusion hides tokens with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.affine import embedding_table
+from ssmscope.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from ssmscope.interp.objective import Objective
+    from ssmscope.model import Model
+
+NEUTRAL, SCALED, MEAN, ZERO = "neutral", "scaled-mean", "mean", "zero"
+NAMED = (NEUTRAL, SCALED, MEAN, ZERO)
+"""The baselines that are no token."""
+
+GREY = 0.5
+"""The pixel that an image's baseline has everywhere, unless another is asked for."""
+
+SINGULAR = 0.2
+"""An embedding below this share of the typical one's size is near the point where norms are singular."""
+
+ROLES = ("pad", "unk", "mask", "bos", "eos", "cls", "sep")
+
+
+def baseline_embeddings(
+    objective: Objective, baseline: str | int | float = NEUTRAL
+) -> Float[Tensor, "texts length width"]:
+    """The embeddings of texts that say nothing, token by token; zeros at padding. Special tokens are replaced too.
+
+    Args:
+        baseline: "neutral", the token for unknown words where the tokenizer has one that was trained (whose embedding
+            is not `near_singular`), else "scaled-mean"; "scaled-mean", the mean of the embedding table at the table's
+            median size; "mean", that mean itself, which in a small model lies near zero; "zero", where RMSNorm is
+            singular, so that what integrates up to it converges slowly; a token's id, or a token (a special one by its
+            role too: "pad", "unk", "mask"). Of a pixel classifier "neutral" and both means are a pixel of 0.5 in every
+            channel, a number from 0 to 1 is another grey, and the class token stays.
+
+    Raises:
+        InputError: for a baseline that is none of these, or a scaled mean of a table whose mean is zero.
+    """
+    model, batch = objective.model, objective.batch
+    table = embedding_table(model.module)
+    width = table.shape[1]
+    if baseline == ZERO:
+        return table.new_zeros(*batch.mask.shape, width)
+    if batch.values is not None:
+        grey = torch.full_like(batch.values, _grey(model, baseline))
+        with torch.no_grad():
+            found = model.embed(replace(batch, values=grey))
+    else:
+        chosen = _settled(model, baseline, table)
+        found = table[chosen] if isinstance(chosen, int) else _mean(model, table, scaled=chosen == SCALED)
+    return found.expand(*batch.mask.shape, width).masked_fill(~batch.mask.unsqueeze(-1), 0)
+
+
+def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -> str:
+    """What a baseline is, in words: which one "neutral" stands for, too."""
+    model = objective.model
+    if baseline == ZERO:
+        return "a zero embedding"
+    if objective.batch.values is not None:
+        return f"a grey of {_grey(model, baseline):g}"
+    chosen = _settled(model, baseline, embedding_table(model.module))
+    if isinstance(chosen, str):
+        return "the mean embedding" if chosen == MEAN else "the mean embedding at the median size of embeddings"
+    return f"the token {model.tokenizer.convert_ids_to_tokens(chosen) if model.tokenizer is not None else chosen}"
+
+
+def near_singular(objective: Objective, start: Float[Tensor, "texts length width"]) -> str:
+    """What has to be said of a baseline at whose embeddings norms are nearly singular; else nothing.
+
+    RMSNorm divides by an embedding's size (root mean square), so that its gradient grows as the size falls. The typical
+    size is the median of the embedding table's, of pixels that of the images' own embeddings.
+    """
+    mask = objective.batch.mask
+    own = objective.embeddings() if objective.batch.values is not None else None
+    table = own[mask] if own is not None else embedding_table(objective.model.module)
+    typical, least = float(_sizes(table).median()), float(_sizes(start)[mask].min())
+    if least >= SINGULAR * typical:
+        return ""
+    return (
+        f"its baseline is near the point where norms are singular (embeddings of size {least:.2g}, the typical one is "
+        f"{typical:.2g}): scores hang on small changes of it"
+    )
+
+
+def _settled(model: Model, baseline: str | int | float, table: Tensor) -> int | str:
+    """The id of a token, or "mean" or "scaled-mean"."""
+    if baseline in (MEAN, SCALED):
+        return str(baseline)
+    if baseline != NEUTRAL:
+        return _token(model, baseline)
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    if unknown is None or not 0 <= unknown < len(table):
+        return SCALED
+    sizes = _sizes(table)
+    return int(unknown) if sizes[unknown] >= SINGULAR * sizes.median() else SCALED
+
+
+def _mean(model: Model, table: Float[Tensor, "vocabulary width"], *, scaled: bool) -> Float[Tensor, " width"]:
+    mean = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32))
+    if scaled:
+        size = _sizes(mean)
+        if not size > 0:
+            raise InputError(
+                f"the mean embedding of {model.name} is zero and cannot be scaled; give another baseline, e.g. a token"
+            )
+        mean = mean * (_sizes(table).median() / size)
+    return mean.to(table.dtype)
+
+
+def _sizes(embeddings: Float[Tensor, "... width"]) -> Float[Tensor, " ..."]:
+    """The root mean square of every embedding."""
+    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).pow(2).mean(-1).sqrt()
+
+
+def _grey(model: Model, baseline: str | int | float) -> float:
+    if baseline in (NEUTRAL, SCALED, MEAN):
+        return GREY
+    try:
+        grey = float(baseline)
+    except ValueError:
+        grey = -1.0
+    if not 0 <= grey <= 1:
+        allowed = "allowed are 'neutral' and 'mean' (0.5), 'zero' and a grey from 0 to 1"
+        hint = did_you_mean(str(baseline), NAMED)
+        raise InputError(f"unknown baseline {baseline!r} for the pixels of {model.name}; {allowed}{hint}")
+    return grey
+
+
+def _token(model: Model, baseline: str | int | float) -> int:
+    """The id of the token that stands for nothing."""
+    tokenizer = model.tokenizer
+    names = ", ".join(map(repr, NAMED))
+    allowed = f"allowed are {names}, a token's id" + (" and a token" if tokenizer is not None else "")
+    if isinstance(baseline, str) and tokenizer is not None:
+        if baseline in ROLES:
+            found = getattr(tokenizer, f"{baseline}_token_id", None)
+            if found is None:
+                raise InputError(f"the tokenizer of {model.name} has no {baseline} token; {allowed}")
+            return int(found)
+        vocabulary = tokenizer.get_vocab()
+        if baseline in vocabulary:
+            return int(vocabulary[baseline])
+    if isinstance(baseline, str) and baseline.isdecimal():
+        baseline = int(baseline)
+    if isinstance(baseline, bool) or not isinstance(baseline, int | np.integer):
+        raise InputError(f"unknown baseline {baseline!r}; {allowed}{did_you_mean(str(baseline), (*NAMED, *ROLES))}")
+    if not 0 <= baseline < model.vocabulary:
+        raise InputError(f"there is no token {baseline} for a baseline; ids are 0 to {model.vocabulary - 1}")
+    return int(baseline)

@@ -1,0 +1,82 @@
+"""What an explanation costs, on stderr, where it takes more than two seconds: beforehand, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+WORTH_SAYING = 2.0
+"""Seconds from which on the cost of a method is said."""
+SURE = 0.3
+"""Seconds of work, or one gradient of a long one, after which the rate is taken for known: the first runs are slow."""
+EVERY = 10.0
+"""Seconds between two lines of progress."""
+
+
+def on_stderr(line: str) -> None:
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(line)
+
+
+@dataclass(eq=False)
+class Meter:
+    """Counts the gradients of a method, and says what they cost in lines.
+
+    Args:
+        say: prints a line.
+        clock: seconds.
+    """
+
+    say: Callable[[str], None] = on_stderr
+    clock: Callable[[], float] = time.perf_counter
+    _label: str = ""
+    _texts: int = 0
+    _gradients: tuple[int, int] = (0, 0)
+    _tokens: tuple[int, int] = (0, 0)
+    _ran: list[int] = field(default_factory=lambda: [0, 0])
+    _begun: float = 0.0
+    _said: float | None = None
+
+    def plan(self, label: str, lengths: list[int], least: int, most: int) -> None:
+        """Before a method runs.
+
+        Args:
+            lengths: of the texts, in tokens.
+            least: the gradients that every text takes.
+            most: the most that one takes.
+        """
+        self._label, self._texts = label, len(lengths)
+        self._gradients = (least * len(lengths), most * len(lengths))
+        self._tokens = (least * sum(lengths), most * sum(lengths))
+        self._ran, self._begun, self._said = [0, 0], self.clock(), None
+
+    def ran(self, gradients: int, tokens: int, done: int = 0) -> None:
+        """After some gradients of `tokens` tokens in all; `done` texts are done."""
+        self._ran[0] += gradients
+        self._ran[1] += tokens
+        now = self.clock()
+        rate = (now - self._begun) / self._ran[1]
+        seconds = [rate * tokens for tokens in self._tokens]
+        if self._said is None:
+            if seconds[0] > WORTH_SAYING and now - self._begun >= SURE:
+                texts = f"{self._texts:,} texts take" if self._texts > 1 else "the text takes"
+                number = _span([f"{count:,}" for count in self._gradients])
+                self.say(f"{self._label}: {texts} {number} gradients, about {_span([duration(s) for s in seconds])}")
+                self._said = now
+        elif now - self._said >= EVERY:
+            share = f", {done:,} of {self._texts:,} texts done" if self._texts > 1 else ""
+            self.say(f"{self._label}: {self._ran[0]:,} gradients after {duration(now - self._begun)}{share}")
+            self._said = now
+
+
+def _span(ends: list[str]) -> str:
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def duration(seconds: float) -> str:
+    """A time as it is said: "14 s", "2.5 min", "1.2 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"

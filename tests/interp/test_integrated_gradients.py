@@ -1,0 +1,283 @@
+"""Integrated Gradients: what is called converged is right token by token, baselines, and what is said of the cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from examples import EXAMPLES
+
+import ssmscope
+from ssmscope.interp import meter
+from ssmscope.interp.baselines import baseline_embeddings, baseline_name, near_singular
+from ssmscope.interp.explaining import explain
+from ssmscope.interp.fidelity import fidelity_auc
+from ssmscope.interp.meter import Meter, duration
+from ssmscope.interp.methods import integrated
+from ssmscope.interp.methods.integrated import ig
+from ssmscope.interp.objective import objective
+from ssmscope.model import Model
+from ssmscope.tasks.text import text_data
+
+TEXTS = ["A gripping film.", "Dull, and far too long.", "There is no pleasure in watching a child suffer."]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return ssmscope.load("demo/sst2-baleen-e")
+
+
+@pytest.fixture(scope="module")
+def found(demo):
+    return objective(demo, demo.encode(TEXTS))
+
+
+@pytest.fixture(scope="module")
+def twin(found):
+    """The same in float64."""
+    model = ssmscope.load("demo/sst2-baleen-e")
+    model.module.double()
+    return replace(found, model=model)
+
+
+def truth(twin, baseline: str) -> list[np.ndarray]:
+    """In float64, by Gauss–Legendre on pieces of the path that are halved until that changes no token's score on any of
+    them by 1e-5; special tokens stay."""
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    end = twin.embeddings()
+    start = baseline_embeddings(twin, baseline)
+    scores = []
+    for text, words in enumerate(twin.batch.words):
+        e, b = end[text, : len(words)], start[text, : len(words)].clone()
+        b[[word is None for word in words]] = e[[word is None for word in words]]
+
+        def integrals(pieces: np.ndarray, e=e, b=b, text=text) -> np.ndarray:
+            """(pieces, tokens) of pieces (first, last)."""
+            first, last = pieces[:, :1], pieces[:, 1:]
+            places = torch.from_numpy((first + last + (last - first) * nodes) / 2).view(-1, 1, 1)
+            slopes = (twin.gradient(b + places * (e - b), [text] * len(places)) * (e - b)).sum(-1).numpy()
+            return (last - first) / 2 * np.einsum("n,pnt->pt", weights, slopes.reshape(len(pieces), len(nodes), -1))
+
+        pieces = np.stack([np.arange(8), np.arange(1, 9)], 1) / 8
+        whole, total = integrals(pieces), np.zeros(len(words))
+        while len(pieces):
+            middle = pieces.mean(1)
+            halves = np.stack([np.stack([pieces[:, 0], middle], 1), np.stack([middle, pieces[:, 1]], 1)], 1)
+            fine = integrals(halves.reshape(-1, 2)).reshape(*halves.shape[:2], -1)
+            good = np.abs(fine.sum(1) - whole).max(1) < 1e-5
+            total += fine[good].sum((0, 1))
+            pieces, whole = halves[~good].reshape(-1, 2), fine[~good].reshape(-1, len(words))
+        scores.append(total)
+    return scores
+
+
+@pytest.mark.parametrize("baseline", ["neutral", "mean"])
+def test_what_is_called_converged_is_right_token_by_token(found, twin, baseline):
+    """The sum of the scores says nothing of this: on the path from the mean it is right where tokens are not."""
+    result = ig(found, baseline=baseline)
+    assert result.converged.all() and (result.error <= 0.01).all() and (result.steps <= 1500).all()
+    sums = []
+    for text, expected in enumerate(truth(twin, baseline)):
+        own, largest = result.scores[text, : len(expected)].numpy(), np.abs(expected).max()
+        assert np.abs(own - expected).max() <= 0.01 * largest
+        apart = expected[:, None] - expected[None, :] > 0.01 * largest
+        assert (own[:, None] > own[None, :])[apart].all()
+        coarse = ig(found.rows([text]), baseline=baseline, steps=32, cap=32)
+        off = np.abs(coarse.scores[0].numpy() - expected).max() / largest
+        sums.append((float(coarse.delta[0]), float(off)))
+        assert not coarse.converged.any()
+    if baseline == "mean":
+        assert any(off > 2 * delta and off > 0.01 for delta, off in sums)
+
+
+def test_it_refines_where_the_error_is_and_no_further_than_the_cap(found, monkeypatch):
+    asked = []
+    real = integrated._Path.halved
+
+    def halved(self, pieces):
+        asked.extend((piece.text, piece.first, piece.last) for piece in pieces)
+        return real(self, pieces)
+
+    monkeypatch.setattr(integrated._Path, "halved", halved)
+    result = ig(found.rows([0]), baseline="zero")
+    assert result.converged.all()
+    narrow = [piece for piece in asked if piece[2] - piece[1] < 0.1]
+    assert narrow and all(last <= 0.5 for _, _, last in narrow)  # near zero the norm turns; the rest is left alone
+    for cap in (12, 35, 36, 83, 84, 200):
+        few = ig(found.rows([0]), baseline="zero", cap=cap)
+        assert int(few.steps) <= cap and not few.converged.any() and few.error[0] > 0.01
+        assert (few.error.item() == math.inf) == (cap < 36)
+
+
+def test_special_tokens_keep_their_own_embedding(found):
+    kept, moved = ig(found), ig(found, special=True)
+    last = [length - 1 for length in found.lengths]
+    assert [found.batch.words[text][place] for text, place in enumerate(last)] == [None] * 3
+    rows = list(range(3))
+    assert not kept.scores[rows, last].any() and moved.scores[rows, last].all()
+    start = baseline_embeddings(found)
+    for result, begun in ((moved, start), (kept, start.clone())):
+        if result is kept:
+            begun[rows, last] = found.embeddings()[rows, last]
+        gap = found.values() - found.values(begun)
+        torch.testing.assert_close(result.scores.sum(1), gap, rtol=0.02, atol=0.01)
+
+
+class Cliff:
+    """f = Σ_t H(e_t − 0.37): its gradient is zero at every node, and only the sum of the scores shows the cliff."""
+
+    lengths, meter = [2], None
+    batch = SimpleNamespace(words=[(0, 1)], mask=torch.ones(1, 2, dtype=torch.bool))
+
+    def __len__(self):
+        return 1
+
+    def __call__(self, embeddings, texts):
+        return (embeddings > 0.37).sum((1, 2)).float() + embeddings[:, 0, 0]
+
+    def values(self, embeddings):
+        return self(embeddings, [0])
+
+    def embeddings(self):
+        return torch.ones(1, 2, 1)
+
+    def gradient(self, embeddings, texts):
+        return torch.tensor([1.0, 0.0]).view(1, 2, 1).expand_as(embeddings)
+
+    def batches(self, texts, gradients=False):
+        yield list(range(len(texts)))
+
+
+def test_a_cliff_between_the_nodes_is_no_convergence(monkeypatch):
+    monkeypatch.setattr(integrated, "baseline_embeddings", lambda *_: torch.zeros(1, 2, 1))
+    monkeypatch.setattr(integrated, "baseline_name", lambda *_: "")
+    monkeypatch.setattr(integrated, "near_singular", lambda *_: "")
+    result = ig(Cliff(), cap=500)
+    assert not result.converged.any() and result.error[0] > 1 and 400 < int(result.steps) <= 500
+
+
+# ---- baselines
+
+
+def test_the_neutral_baseline_is_the_unknown_word(demo, found):
+    table = demo.module.get_input_embeddings().weight.detach()
+    mask = found.batch.mask.unsqueeze(-1)
+    unknown = demo.tokenizer.unk_token_id
+    torch.testing.assert_close(baseline_embeddings(found), table[unknown] * mask)
+    assert baseline_name(found) == f"the token {demo.tokenizer.unk_token}"
+    assert not near_singular(found, baseline_embeddings(found))
+    assert "near the point where norms are singular" in near_singular(found, baseline_embeddings(found, "mean"))
+    assert "size 0," in near_singular(found, baseline_embeddings(found, "zero"))
+
+
+def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, found):
+    table = demo.module.get_input_embeddings().weight.detach()
+    size = table.square().mean(1).sqrt().median()
+    mean = table.mean(0)
+    expected = mean / mean.square().mean().sqrt() * size
+    torch.testing.assert_close(baseline_embeddings(found, "scaled-mean")[0, 0], expected)
+    assert not near_singular(found, baseline_embeddings(found, "scaled-mean"))
+    without = replace(found, model=replace(demo, tokenizer=None))
+    torch.testing.assert_close(baseline_embeddings(without)[0, 0], expected)
+    untrained = ssmscope.load("demo/sst2-baleen-e")
+    with torch.no_grad():
+        untrained.module.get_input_embeddings().weight[demo.tokenizer.unk_token_id] *= 0.01
+    assert "median size" in baseline_name(replace(found, model=untrained))
+    torch.manual_seed(0)
+    module = list(EXAMPLES["mamba"][0].examples().values())[EXAMPLES["mamba"][1]]
+    with torch.no_grad():
+        module.get_input_embeddings().weight.zero_()
+    empty = Model(module)
+    with pytest.raises(ssmscope.errors.InputError, match="mean embedding of .* is zero.*give another baseline"):
+        baseline_embeddings(objective(empty, empty.encode(ids=[[1, 2]]), target=3))
+
+
+def test_a_result_says_what_it_compares_with(demo):
+    result = explain(demo, TEXTS[:1], methods=["ig"], options={"ig": {"baseline": "mean"}})
+    each = result.attribution()
+    assert each.baseline == "the mean embedding" and "singular" in each.note and each.error <= 0.01
+    shown = " ".join(str(result).split())
+    assert "ig compares with the mean embedding; its baseline is near the point" in shown
+    assert "ig compares with the mean embedding" in result.to_html()
+    few = explain(demo, TEXTS[:1], methods=["ig"], options={"ig": {"baseline": "zero", "cap": 40}})
+    assert "not converged, ±" in str(few) and "of the largest score" in few.to_html()
+    none = explain(demo, TEXTS[:1], methods=["ig"], options={"ig": {"cap": 12}})
+    assert "convergence not checked" in str(none) and not none.attribution().note
+
+
+def test_fidelity_says_where_it_is_circular(demo):
+    data = text_data("few", "test", TEXTS, [1, 0, 0], ("negative", "positive"))
+    given = dict(methods=["ig", "gradxinput"], steps=2)
+    assert not any("favours" in note for note in fidelity_auc(demo, data, **given).notes)
+    circular = fidelity_auc(demo, data, replacement="[UNK]", **given).notes
+    assert [note for note in circular if "favours" in note] == [
+        "ig compares with the very embedding that tokens are replaced by, which favours it: give another replacement "
+        "or baseline"
+    ]
+    both = fidelity_auc(demo, data, options={"ig": {"baseline": "mean"}}, **given).notes
+    assert any("favours" in note for note in both) and any("singular" in note for note in both)
+    assert not any(
+        "favours" in note for note in fidelity_auc(demo, data, replacement="[UNK]", mode="delete", **given).notes
+    )
+
+
+# ---- what it costs
+
+
+def clocked(seconds_a_token: float):
+    """A meter whose clock stands still but for what it is told of, and the lines it says."""
+    lines: list[str] = []
+    now = [0.0]
+    own = Meter(lines.append, lambda: now[0])
+    real = own.ran
+
+    def ran(gradients, tokens, done=0):
+        now[0] += seconds_a_token * tokens
+        real(gradients, tokens, done)
+
+    own.ran = ran
+    return own, lines
+
+
+def test_the_cost_is_said_before_it_is_paid(found):
+    own, lines = clocked(0.05)
+    result = ig(replace(found, meter=own), cap=300)
+    least, most = 36 * 3, 300 * 3
+    seconds = [duration(0.05 * number * sum(found.lengths)) for number in (36, 300)]
+    assert lines[0] == f"ig: 3 texts take {least:,} to {most:,} gradients, about {seconds[0]} to {seconds[1]}"
+    assert len(lines) > 2 and "gradients after" in lines[1] and "texts done" in lines[1]
+    assert own._ran[0] == int(result.steps.sum())
+    one, said = clocked(0.05)
+    ig(replace(found.rows([0]), meter=one), steps=12, cap=12)
+    assert said[0].startswith("ig: the text takes 12 gradients, about ")
+
+
+def test_the_first_gradient_of_a_long_text_is_enough_to_know(found):
+    own, lines = clocked(1.0)
+    plan = own.plan
+    seen = []
+    own.plan = lambda *given: seen.append(given) or plan(*given)
+    counts = []
+    real = own.ran
+    own.ran = lambda gradients, tokens, done=0: (real(gradients, tokens, done), counts.append((gradients, len(lines))))
+    ig(replace(found, meter=own), cap=36)
+    assert counts[0] == (1, 1) and len(seen) == 1
+
+
+def test_what_is_quick_is_not_announced(found):
+    own, lines = clocked(1e-5)
+    ig(replace(found, meter=own))
+    assert not lines
+    assert [duration(each) for each in (3.4, 99, 150, 7200)] == ["3 s", "99 s", "2.5 min", "2.0 h"]
+
+
+def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):
+    monkeypatch.setattr(meter, "WORTH_SAYING", 0.0)
+    monkeypatch.setattr(meter, "SURE", 0.0)
+    explain(demo, TEXTS[:2], methods=["ig"])
+    answer = capsys.readouterr()
+    assert "ig: 2 texts take 72 to 3,000 gradients, about" in answer.err and not answer.out
