@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from loud import loud
+from safetensors.torch import load_file, save_file
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope.models import checkpoints, diff_checkpoints
@@ -103,3 +104,43 @@ def with_field(path: Path, field: tuple[str, ...], value: Any, file: str = "conf
     inner[field[-1]] = value
     text = json.dumps(config).replace(json.dumps(DEEP), "[" * 50_000 + "]" * 50_000)
     (path / file).write_text(text)
+
+
+def damage_file(file: Path, how: str) -> None:
+    """Replace a file with something that it must not be."""
+    content = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    elif how == "directory":
+        file.unlink()
+        file.mkdir()
+    elif how == "unreadable":
+        file.unlink()
+        file.symlink_to("/proc/self/mem")  # a file that even root cannot read from its start
+    elif how == "endless":
+        file.unlink()
+        file.symlink_to("/dev/zero")
+    elif how == "deep":
+        file.write_bytes(b"[" * 50_000 + b"]" * 50_000)
+    else:
+        file.write_bytes({"half": content[: len(content) // 2], "last": content[:-2], **CONTENTS}[how])
+
+
+CONTENTS = {
+    "empty": b"",
+    "null": b"null",
+    "number": b"5",
+    "word": b'"model"',
+    "list": b"[]",
+    "object": b"{}",
+    "brace": b"{",
+    "surrogate": b'{"model_type": "\\ud800", "model": "\\ud800", "unk_token": "\\ud800"}',
+    "invalid": b'{"model_type": "\xff\xfe"}',
+    "zeros": bytes(100),
+}
+WAYS = (*CONTENTS, "half", "last", "missing", "directory", "unreadable", "endless", "deep")
+
+
+def rewritten(file: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Save a file's tensors again, changed."""
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})

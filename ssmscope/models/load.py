@@ -37,6 +37,7 @@ from ssmscope.models.stored import (
     reason,
     weight_files,
 )
+from ssmscope.models.tokenizers import read_tokenizer
 
 DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -204,7 +205,9 @@ def locate(name: str) -> Path:
     if name.startswith("demo/"):
         known = demos()
         if name not in known:
-            raise InputError(f"no demo is called {name!r}{did_you_mean(name, known)} (shipped: {', '.join(known)})")
+            raise InputError(
+                f"no demo is called {_short(name)}{did_you_mean(name, known)} (shipped: {', '.join(known)})"
+            )
         return known[name]
     try:
         path = Path(name).expanduser()
@@ -320,13 +323,4 @@ def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
         tokenizer = where
     if not isinstance(tokenizer, (str, os.PathLike)):
         return tokenizer
-    try:
-        with quiet():
-            # Without trust_remote_code=False a directory's own code is offered for running, on stdout.
-            return transformers.AutoTokenizer.from_pretrained(
-                tokenizer, trust_remote_code=False, local_files_only=Path(tokenizer).is_dir()
-            )
-    except Exception as error:
-        if type(error) is not Exception and not isinstance(error, BROKEN):  # the tokenizers library raises the former
-            raise
-        raise InputError(f"the tokenizer {str(tokenizer)!r} cannot be loaded: {reason(error)}") from error
+    return read_tokenizer(tokenizer)
