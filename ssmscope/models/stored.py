@@ -147,10 +147,8 @@ def outline(build: Callable[[], Any], held: Contents, what: str, by: str) -> Any
         InputError: when it is larger, or cannot be built.
     """
     try:
-        with torch.device("meta"), _no_larger(held, what, by):
+        with torch.device("meta"), _no_larger(held):
             return build()
-    except InputError:
-        raise
     except BROKEN as error:
         raise InputError(f"{what} cannot be built from {by} ({reason(error)})") from error
 
@@ -160,7 +158,7 @@ SPARE = 100
 
 
 @contextmanager
-def _no_larger(held: Contents, what: str, by: str) -> Iterator[None]:
+def _no_larger(held: Contents) -> Iterator[None]:
     """Within the context this thread makes no more modules, parameters and numbers than the files can fill.
 
     Tied weights are stored once and made twice, and quantised ones hold two numbers in a byte.
@@ -177,8 +175,8 @@ def _no_larger(held: Contents, what: str, by: str) -> Iterator[None]:
         left[kind] -= amount
         if left[kind] < 0:
             raise InputError(
-                f"{what} cannot be built from {by}: it describes a model of more than {most[kind]:,} {kind}, and the "
-                f"weights hold {len(held.tensors):,} tensors in {held.size:,} bytes"
+                f"it describes a model of more than {most[kind]:,} {kind}, and the weights hold {len(held.tensors):,} "
+                f"tensors in {held.size:,} bytes"
             )
 
     def parameter_made(module: nn.Module, name: str, parameter: Any) -> None:

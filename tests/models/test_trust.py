@@ -98,9 +98,12 @@ def test_the_code_of_what_attacks_use(tmp_path, asked, capsys, reads, kind):
     more = {"model_type": kind} if kind else {}
     witness = with_code(path, "config.json", MODEL, **more)
     with_code(path, "tokenizer_config.json", TOKENIZER, tokenizer_class="Tokenizer")
-    with pytest.raises(InputError) as caught:
+    try:
         reads(path)
-    assert "\n" not in str(caught.value)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert kind is None  # transformers 5 has a tokenizer of its own for every BERT
     assert not witness.exists() and asked == [] and capsys.readouterr().out == ""
 
 
