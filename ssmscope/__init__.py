@@ -6,16 +6,15 @@
     trace = model.trace("A gripping, beautifully acted film.")
     ssmscope.selection_heatmap(trace)
 
-Importing this package is quick: torch and transformers come with the first name that needs them. Once it is
-imported, transformers' Auto classes know our model types, whichever of the two is imported first.
+Importing this package is quick: torch and transformers come with the first name that needs them. transformers' Auto
+classes know our model types once `ssmscope.models` is imported, which `load` does; to read such a model's directory
+with transformers alone, write `import ssmscope.models` first.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from ssmscope import _auto
 
 if TYPE_CHECKING:
     from ssmscope import attacks as attacks
@@ -110,6 +109,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-_auto.register_with_transformers()

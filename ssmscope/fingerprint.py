@@ -70,12 +70,15 @@ def check_finite(module: nn.Module, name: str) -> None:
                 f"{name}: the weights of {path} are not in memory (offloaded, or on the device meta); load the model "
                 "whole, on a CPU or a GPU"
             )
-        if not parameter.is_floating_point() or not parameter.numel():
-            continue
-        low, high = torch.aminmax(parameter.detach())  # NaN is both, where there is one
-        if not bool(low.isfinite() & high.isfinite()):
-            what = "NaN" if bool(low.isnan()) else "infinite"
-            raise InputError(f"{name} is damaged: weights of {path} are {what}, and so would every answer be")
+        values = parameter.detach()
+        # The sum is finite for nearly all weights and three times as fast; it may overflow for some that are.
+        if values.is_floating_point() and not bool(values.sum(dtype=torch.float32).isfinite()):
+            wrong = int((~values.isfinite()).sum())
+            if wrong:
+                raise InputError(
+                    f"{name} is damaged: {wrong:,} of the {values.numel():,} numbers of {path} are not finite, and so "
+                    "would every answer be"
+                )
 
 
 def _parts(value: Any, name: str, named: bool = False) -> Iterator[Any]:

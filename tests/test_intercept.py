@@ -294,14 +294,14 @@ def test_a_trace_refuses_to_mix_two_models(name):
 def test_damaged_weights_are_refused(value):
     module = mamba().eval()
     module.backbone.layers[1].mixer.A_log.data[3, 2] = value
-    with pytest.raises(InputError, match=r"is damaged: weights of backbone\.layers\.1\.mixer\.A_log are"):
+    with pytest.raises(InputError, match=r"is damaged: 1 of the .* numbers of backbone\.layers\.1\.mixer\.A_log are not finite"):
         Model(module)
 
 
 def test_weights_damaged_later_are_refused_too():
     model = Model(mamba().eval())
     model.module.backbone.layers[1].mixer.D.data[3] = float("inf")
-    with pytest.raises(InputError, match="is damaged: weights of|are not finite"):
+    with pytest.raises(InputError, match="are not finite"):
         model.trace(ids=[5, 17, 3])
 
 

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     | ROOMS
     | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command"},
 }
-ENTRANCES = {"__init__", "__main__", "_auto"}
+ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
 
 
@@ -132,13 +132,12 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 @pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "mixers", "model"])
 def test_transformers_is_not_imported_below_models(name: str) -> None:
-    """Else our model types could not be registered right after somebody imports transformers (ssmscope._auto)."""
+    """The mathematics can be used without the seconds that transformers takes to import."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
 
 
 QUICK = [
     "__init__",
-    "_auto",
     "cli",
     "cli.app",
     "cli.attacks",

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 from ssmscope.models.quiet import quiet
+from ssmscope.models.stored import BROKEN, reason
+from ssmscope.models.tokenizers import read_tokenizer
 from ssmscope.reading import no_character, parse_json, read_text
 
 LARGEST = 2**34
@@ -259,11 +261,12 @@ def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
     advice = f"give the directory or the hub id of {what}"
     try:
         with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-            module, info = getattr(transformers, kind).from_pretrained(name, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{option} {name!r} could not be loaded ({reason}); {advice}") from error
+            tokenizer = read_tokenizer(name)
+            module, info = getattr(transformers, kind).from_pretrained(
+                name, output_loading_info=True, trust_remote_code=False
+            )
+    except BROKEN as error:
+        raise InputError(f"{option} {name!r} could not be loaded ({reason(error)}); {advice}") from error
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:
         raise InputError(f"{option} {name!r} is not {what}: it has no weights for {missing[0]}; {advice}")

@@ -1,6 +1,7 @@
 """The architectures that can be read, one file each, and the models we add to transformers.
 
-Every module of this package that defines `MIXERS` is an architecture: see `ssmscope.mixers.Architecture`.
+Every module of this package that defines `MIXERS` is an architecture: see `ssmscope.mixers.Architecture`. Importing the
+package makes our model types known to transformers' Auto classes.
 """
 
 from __future__ import annotations

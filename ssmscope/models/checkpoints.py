@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
+from ssmscope.models.fields import check_depth, check_value, number, refused
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a pickled state dict. Pickles may hold nothing but tensors.
-
-    Raises:
-        InputError: when the file is not what it claims to be, or holds anything else.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise InputError(f"{path} is no complete safetensors file ({_first_line(error)})") from error
-    except pickle.UnpicklingError as error:
-        raise InputError(f"{path} is not opened: a pickle may hold tensors only, and this one holds more") from error
-    except (EOFError, RuntimeError, zipfile.BadZipFile, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is no readable PyTorch checkpoint ({_first_line(error)})") from error
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    if not isinstance(found, Mapping) or not found or not all(isinstance(v, Tensor) for v in found.values()):
-        raise InputError(f"{path} holds no state dict: names with tensors were expected")
-    return dict(found)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-
+from ssmscope.models.stored import Stored, check_fit, check_tied, contents, outline, read_tensors, weight_files
 
 # ---- mamba_ssm's own layout: config.json with d_model and ssm_cfg, pytorch_model.bin or model.safetensors
 
@@ -56,45 +26,89 @@ def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
     return "d_model" in config and "n_layer" in config and "model_type" not in config
 
 
-def read_mamba_ssm(directory: Path) -> PreTrainedModel:
-    """A Mamba-1 or Mamba-2 language model saved by mamba_ssm, as transformers' model.
+FIELDS: dict[str, Any] = dict(d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True)
+SSM_FIELDS: dict[str, Any] = dict(
+    layer="Mamba1",
+    d_state=16,
+    d_conv=4,
+    expand=2,
+    headdim=64,
+    ngroups=1,
+    chunk_size=256,
+    dt_rank=1,
+    dt_limit=(0.0, float("inf")),
+    bias=False,
+    conv_bias=True,
+    rmsnorm=True,
+    norm_before_gate=False,
+    D_has_hdim=False,
+)
+"""The fields of a config.json and of its ssm_cfg that are read, each with a value that it may have."""
+
+
+def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
+    """A Mamba-1 or Mamba-2 language model saved by mamba_ssm, as transformers' model; `config` is its config.json.
 
     Raises:
-        InputError: for weights that are missing or do not fit, and for parts that transformers' models lack (attention
-            layers, MLPs, LayerNorm, a norm before the gate, a skip per channel).
+        InputError: for weights that are missing or do not fit, for fields of another kind, and for parts that
+            transformers' models lack (attention layers, MLPs, LayerNorm, a norm before the gate, a skip per channel).
     """
-    config = json.loads((directory / "config.json").read_text())
-    files = [directory / name for name in ("model.safetensors", "pytorch_model.bin")]
-    weights = next((read_tensors(f) for f in files if f.exists()), None)
-    if weights is None:
-        raise InputError(f"{directory} has no weights: neither {' nor '.join(f.name for f in files)}")
-    cfg = dict(config.get("ssm_cfg") or {})
+    what = str(directory)
+    files = weight_files(directory)
+    held = contents(files)
+    cfg = config.get("ssm_cfg") or {}
+    if not isinstance(cfg, dict):
+        raise refused(what, "ssm_cfg", cfg, "an object")
+    for given, known in ((config, FIELDS), (cfg, SSM_FIELDS)):
+        for name in known.keys() & given.keys():
+            check_value(name, given[name], known[name], what)
+    if cfg.get("layer", "Mamba1") not in ("Mamba1", "Mamba2"):
+        raise InputError(f"{what} has layers {cfg['layer']!r:.60}; Mamba1 and Mamba2 can be read from this layout")
     second = cfg.get("layer", "Mamba1") == "Mamba2"
     unsupported = {
         "attention layers (attn_layer_idx)": config.get("attn_layer_idx"),
         "MLPs (d_intermediate)": config.get("d_intermediate"),
-        "LayerNorm (rms_norm false)": config.get("rms_norm") is False,
+        "LayerNorm (rms_norm false)": not config.get("rms_norm", True),
         "a norm before the gate (norm_before_gate)": cfg.get("norm_before_gate"),
-        "no gated norm (rmsnorm false)": cfg.get("rmsnorm") is False,
+        "no gated norm (rmsnorm false)": not cfg.get("rmsnorm", True),
         "a skip per channel (D_has_hdim)": cfg.get("D_has_hdim"),
     }
     present = [name for name, value in unsupported.items() if value]
     if present:
-        raise InputError(f"{directory} has {' and '.join(present)}, which cannot be read from this layout")
+        raise InputError(f"{what} has {' and '.join(present)}, which cannot be read from this layout")
     if second:
-        _check_groups(cfg.get("ngroups", 1), str(directory))
-    weights = {
-        name.replace("backbone.embedding.weight", "backbone.embeddings.weight"): tensor
-        for name, tensor in weights.items()
-    }
-    embeddings = weights.get("backbone.embeddings.weight")
+        _check_groups(cfg.get("ngroups", 1), what)
+    stored = {_in_transformers(name): tensor for name, tensor in held.tensors.items()}
+    embeddings = stored.get("backbone.embeddings.weight")
     if embeddings is None:
-        raise InputError(f"{directory} has no backbone.embedding.weight: these are no weights of mamba_ssm")
-    weights.setdefault("lm_head.weight", embeddings)
-    tied = config.get("tie_embeddings", True)
+        raise InputError(f"{what} has no backbone.embedding.weight: these are no weights of mamba_ssm")
+    stored.setdefault("lm_head.weight", embeddings)
+    check_depth(config, len(held.tensors), what)
+
+    def build() -> PreTrainedModel:
+        # The vocabulary of the file is padded to a multiple of 8 or 16.
+        return _mamba_ssm_model(config, cfg, embeddings.shape[0], second)
+
+    check_fit(outline(build, held, what, "its config.json"), stored, what)
+    weights = {_in_transformers(name): t for file in files for name, t in read_tensors(file).items()}
+    weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
+    if config.get("tie_embeddings", True):
+        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
+    module = build()
+    module.load_state_dict(weights)
+    return module
+
+
+def _in_transformers(name: str) -> str:
+    return name.replace("backbone.embedding.weight", "backbone.embeddings.weight")
+
+
+def _mamba_ssm_model(
+    config: Mapping[str, Any], cfg: Mapping[str, Any], vocabulary: int, second: bool
+) -> PreTrainedModel:
     width, expand = config["d_model"], cfg.get("expand", 2)
     shared: dict[str, Any] = dict(
-        vocab_size=embeddings.shape[0],  # padded to a multiple of 8 or 16
+        vocab_size=vocabulary,
         hidden_size=width,
         num_hidden_layers=config["n_layer"],
         expand=expand,
@@ -103,27 +117,25 @@ def read_mamba_ssm(directory: Path) -> PreTrainedModel:
         use_conv_bias=cfg.get("conv_bias", True),
         residual_in_fp32=config.get("residual_in_fp32", True),
         layer_norm_epsilon=1e-5,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=config.get("tie_embeddings", True),
     )
-    if second:
-        head = cfg.get("headdim", 64)
-        low, high = cfg.get("dt_limit", (0.0, float("inf")))
-        module: PreTrainedModel = Mamba2ForCausalLM(
-            Mamba2Config(
-                **shared,
-                state_size=cfg.get("d_state", 128),
-                head_dim=head,
-                num_heads=expand * width // head,
-                n_groups=cfg.get("ngroups", 1),
-                chunk_size=cfg.get("chunk_size", 256),
-                time_step_limit=(float(low), float(high)),
-            )
-        )
-    else:
-        module = MambaForCausalLM(
+    if not second:
+        return MambaForCausalLM(
             MambaConfig(**shared, state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
         )
-    return _fill(module, weights, directory)
+    head = cfg.get("headdim", 64)
+    low, high = map(number, cfg.get("dt_limit", (0.0, float("inf"))))
+    return Mamba2ForCausalLM(
+        Mamba2Config(
+            **shared,
+            state_size=cfg.get("d_state", 128),
+            head_dim=head,
+            num_heads=expand * width // head,
+            n_groups=cfg.get("ngroups", 1),
+            chunk_size=cfg.get("chunk_size", 256),
+            time_step_limit=(low, high),
+        )
+    )
 
 
 def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetensors: bool = False) -> Path:
@@ -198,23 +210,23 @@ def read_selective(path: Path) -> PreTrainedModel:
             f"embedding.weight, ssm.A, ssm.W_B, ssm.W_C, ssm.q_delta, ssm.p_delta and w or W; it holds "
             f"{', '.join(sorted(weights)[:4])}, …; other models are given as directories"
         )
-    vocabulary, channels = weights["embedding.weight"].shape
+    for name, tensor in {"embedding.weight": weights["embedding.weight"], "ssm.A": weights["ssm.A"], "W": head}.items():
+        if tensor.ndim != 2 or 0 in tensor.shape:
+            raise InputError(f"{path} is damaged: {name} is {tuple(tensor.shape)}; a matrix was expected")
+    weights["head.weight"] = head
     config = SelectiveSSMConfig(
-        vocab_size=vocabulary,
-        hidden_size=channels,
-        state_size=weights["ssm.A"].shape[-1],
-        spectral_abscissa=weights["ssm.A"].max().item(),
+        vocab_size=weights["embedding.weight"].shape[0],
+        hidden_size=weights["embedding.weight"].shape[1],
+        state_size=weights["ssm.A"].shape[1],
         binary=binary,
         num_labels=2 if binary else head.shape[0],
     )
+    held = contents([path])
+    stored = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in weights.items()}
+    check_fit(
+        outline(lambda: SelectiveSSMForSequenceClassification(config), held, str(path), "its shapes"), stored, str(path)
+    )
+    config.spectral_abscissa = weights["ssm.A"].max().item()
     module = SelectiveSSMForSequenceClassification(config)
-    return _fill(module, {**weights, "head.weight": head}, path)
-
-
-def _fill(module: PreTrainedModel, weights: dict[str, Tensor], where: Path) -> PreTrainedModel:
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        detail = " ".join(line.strip() for line in str(error).splitlines()[1:])[:200]
-        raise InputError(f"the weights of {where} do not fit its configuration: {detail}") from error
+    module.load_state_dict(weights)
     return module

@@ -14,16 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Mamba2Config, PretrainedConfig, PreTrainedModel
+from transformers import Mamba2Config, PreTrainedModel
 
 from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
-from ssmscope.models.checkpoints import read_tensors
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
+from ssmscope.models.fields import check_depth, number
+from ssmscope.models.stored import check_fit, check_tied, contents, outline, read_headers, read_tensors
 
 PARTS = {
     "mixer_1.": "mixer.m1.",
@@ -63,39 +62,49 @@ def is_diff_mamba2(config: Mapping[str, Any], directory: Path) -> bool:
 
 def _names(file: Path) -> list[str]:
     try:
-        with safe_open(file, "pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError):
+        return list(read_headers(file))
+    except InputError:
         return []  # what reads the weights says what is wrong with them
 
 
-def read_diff_mamba2(directory: Path) -> PreTrainedModel:
-    """A language model saved by the authors' code, as `DiffMambaForCausalLM`. Its tensors say which layers differ.
+def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
+    """A language model saved by the authors' code, as `DiffMambaForCausalLM`; `config` is its config.json.
+
+    Its tensors say which layers are differential.
 
     Raises:
         InputError: when no layer is differential, or weights are missing or do not fit the configuration.
     """
-    fields = PretrainedConfig.get_config_dict(directory, local_files_only=True)[0]
+    what = str(directory)
     files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
-    weights = {our_name(name): tensor for file in files for name, tensor in read_tensors(file).items()}
-    if not weights:
+    if not files:
         raise InputError(f"{directory} has no weights: neither *.safetensors nor pytorch_model*.bin")
-    found = {int(m.group(1)) for name in weights if (m := re.match(r"backbone\.layers\.(\d+)\.mixer\.m1\.", name))}
+    held = contents(files)
+    stored = {our_name(name): tensor for name, tensor in held.tensors.items()}
+    found = {int(m.group(1)) for name in stored if (m := re.match(r"backbone\.layers\.(\d+)\.mixer\.m1\.", name))}
     if not found:
         raise InputError(f"{directory} calls itself a Differential Mamba, but none of its layers has a mixer_1")
-    embeddings = weights.get("backbone.embeddings.weight")
+    embeddings = stored.get("backbone.embeddings.weight")
     if embeddings is None:
         raise InputError(f"the weights of {directory} lack backbone.embeddings.weight")
-    tied = "lm_head.weight" not in weights or bool(fields.get("tie_word_embeddings"))
-    weights.setdefault("lm_head.weight", embeddings)
-    base = {name: value for name, value in fields.items() if name not in (*ABOUT_THE_FILE, *ONLY_THEIRS)}
+    tied = "lm_head.weight" not in stored or bool(config.get("tie_word_embeddings"))
+    stored.setdefault("lm_head.weight", embeddings)
+    check_depth(config, len(held.tensors), what)
+    base = {name: value for name, value in config.items() if name not in (*ABOUT_THE_FILE, *ONLY_THEIRS)}
     base.update(vocab_size=embeddings.shape[0], tie_word_embeddings=tied)
-    try:
-        module = DiffMambaForCausalLM(DiffMambaConfig(**base, differential_layers=_as_setting(found, fields)))
-        module.load_state_dict(weights)
-    except (RuntimeError, ValueError, TypeError, StrictDataclassError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise InputError(f"the weights of {directory} do not fit its configuration: {detail}") from error
+    if "time_step_limit" in base:
+        base["time_step_limit"] = tuple(map(number, base["time_step_limit"] or ()))
+
+    def build() -> PreTrainedModel:
+        return DiffMambaForCausalLM(DiffMambaConfig(**base, differential_layers=_as_setting(found, config)))
+
+    check_fit(outline(build, held, what, "its config.json"), stored, what)
+    weights = {our_name(name): tensor for file in files for name, tensor in read_tensors(file).items()}
+    weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
+    if tied:
+        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
+    module = build()
+    module.load_state_dict(weights)
     return module
 
 

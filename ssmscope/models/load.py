@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
+import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,21 +15,29 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    StrictDataclassError,
-)
-from safetensors import SafetensorError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
-from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective, read_tensors
+from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
+from ssmscope.models.fields import DTYPES, check_depth, check_fields, number, read_object, readable_types
+from ssmscope.models.in_memory import converted, readable
 from ssmscope.models.quiet import quiet
+from ssmscope.models.stored import (
+    BROKEN,
+    check_kinds,
+    check_names,
+    check_tied,
+    contents,
+    outline,
+    read_tensors,
+    reason,
+    weight_files,
+)
+from ssmscope.models.tokenizers import read_tokenizer
 
 DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -45,7 +53,7 @@ def trained_on(source: str | os.PathLike[str]) -> str | None:
     record = demos().get(str(source), Path(source)) / "training.json"
     try:
         return str(json.loads(record.read_bytes())["data"]["train"]["name"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -58,6 +66,12 @@ def load(
 ) -> Model:
     """A trained state-space model, ready for analysis.
 
+    Of a model in memory the module itself is used and left as it is: where another dtype or device is asked for than
+    it has, a deep copy is converted. One that is compiled, parallel or has adapters is taken out of its wrapper
+    (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel stay active.
+
+    Nothing of a model's code is ever run, and no question is asked: transformers' own classes and ours read the files.
+
     Args:
         source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout; a file with a selective SSM's state
             dict; a model's id on the Hugging Face hub; or a transformers model in memory.
@@ -67,30 +81,60 @@ def load(
         device: `cpu`, `cuda`, …; by default a CPU, or where a model in memory is.
 
     Raises:
-        InputError: when the name is unknown, the files are not what they claim, weights are missing, or the model has
-            no state-space layer that can be read. Pickled files are only ever read as plain tensors.
+        InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
+            no place in the model that the configuration describes, or the model has no state-space layer that can be
+            read, or no head. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike) and not callable(tokenizer):
+        raise InputError(
+            f"tokenizer is a {type(tokenizer).__name__}; give a tokenizer, or the directory or hub id of one"
+        )
     if isinstance(source, nn.Module):
-        module, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__
-        where = None
-    else:
-        name = str(source)
-        where = locate(name)
-        if wanted is None and (place is None or place.type == "cpu"):
-            wanted = torch.float32
-        kept = _kept.get() if isinstance(tokenizer, str | os.PathLike | None) else None
-        key = (name, None if tokenizer is None else str(tokenizer), wanted, place or torch.device("cpu"))
-        if kept is not None and (found := kept.recall(key)) is not None:
-            return found
         with quiet():
-            module = _read(where, name)
-        model = Model(module.to(device=place, dtype=wanted), _tokenizer(tokenizer, where), name)
-        if kept is not None:
-            kept.models[key] = model
-        return model
-    module = module.to(device=place, dtype=wanted)
-    return Model(module, _tokenizer(tokenizer, where), name)
+            module = readable(source)
+        name = getattr(module.config, "_name_or_path", "") or type(module).__name__
+        return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(
+            f"a {type(source).__name__} was given; a model is a name, a directory, a file, or a transformers model"
+        )
+    name = os.fspath(source)
+    where = locate(name)
+    if wanted is None and (place is None or place.type == "cpu"):
+        wanted = torch.float32
+    kept = _kept.get() if isinstance(tokenizer, str | os.PathLike | None) else None
+    key = (name, None if tokenizer is None else str(tokenizer), wanted, place or torch.device("cpu"))
+    if kept is not None and (found := kept.recall(key)) is not None:
+        return found
+    with quiet():
+        module = _read(where, name)
+    model = Model(module, _tokenizer(tokenizer, where), name)
+    _try(model)
+    module.to(device=place, dtype=wanted)
+    if kept is not None:
+        kept.models[key] = model
+    return model
+
+
+def _try(model: Model) -> None:
+    """Refuse a model that cannot run: some of what a configuration says shows in no weight's shape.
+
+    Raises:
+        InputError: as said.
+    """
+    try:
+        if model.channels is not None:
+            model.logits(model.encode(values=torch.zeros(2, model.channels)))
+        else:
+            model.logits(model.encode(ids=[0, 0]))
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise InputError(
+            f"{model.name} cannot be run as its config.json describes it: its first layers failed with "
+            f"{type(error).__name__} ({reason(error)})"
+        ) from error
 
 
 class Kept:
@@ -127,24 +171,27 @@ def kept_loaded(kept: Kept) -> Iterator[None]:
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    allowed = ("float32", "float64", "bfloat16", "float16")
-    if dtype not in allowed:
+    if dtype is None:
+        return None
+    asked = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    if asked not in DTYPES:
         raise InputError(
-            f"dtype {dtype!r} is unknown: choose one of {', '.join(allowed)}{did_you_mean(dtype, allowed)}"
+            f"dtype {asked!r} is unknown: choose one of {', '.join(DTYPES)}{did_you_mean(str(asked), DTYPES)}"
         )
-    return getattr(torch, dtype)
+    return getattr(torch, asked)
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
     if device is None:
         return None
     try:
-        torch.empty(1, device=device)
-        return torch.device(device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        place = torch.device(device)
+        torch.zeros(1, device=place)
+    except BROKEN as error:
+        raise InputError(f"device {str(device)!r} cannot be used here: {str(error).partition(chr(10))[0]}") from error
+    if place.type == "meta":
+        raise InputError("device 'meta' cannot be used: it holds no numbers; choose cpu or cuda")
+    return place
 
 
 def locate(name: str) -> Path:
@@ -156,15 +203,20 @@ def locate(name: str) -> Path:
     if name.startswith("demo/"):
         known = demos()
         if name not in known:
-            raise InputError(f"no demo is called {name!r}{did_you_mean(name, known)} (shipped: {', '.join(known)})")
+            raise InputError(
+                f"no demo is called {_short(name)}{did_you_mean(name, known)} (shipped: {', '.join(known)})"
+            )
         return known[name]
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if path.exists() and name:
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a user who is not there, a null character
+        raise InputError(f"no model {_short(name)}: {getattr(error, 'strerror', None) or error}") from error
     hint = did_you_mean(name if "/" in name else f"demo/{name}", demos())
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix in (".pth", ".pt", ".bin"):
         raise InputError(
-            f"no model {name!r}: it is no file or directory, no demo ({', '.join(demos())}) "
+            f"no model {_short(name)}: it is no file or directory, no demo ({', '.join(demos())}) "
             f"and no hub id owner/name{hint}"
         )
     try:
@@ -172,11 +224,13 @@ def locate(name: str) -> Path:
         if not list(found.glob("*.safetensors")):
             found = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.bin"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (
-            "the hub has no such model" if getattr(error, "response", None) is not None else "the hub is out of reach"
-        )
-        raise InputError(f"no model {name!r}: it is no directory here, and {reason}{hint}") from error
+        why = "the hub has no such model" if getattr(error, "response", None) is not None else "the hub is out of reach"
+        raise InputError(f"no model {_short(name)}: it is no directory here, and {why}{hint}") from error
     return found
+
+
+def _short(name: str) -> str:
+    return repr(name) if len(name) <= 200 else f"{name[:100]!r}… ({len(name):,} characters)"
 
 
 def _read(where: Path, name: str) -> nn.Module:
@@ -184,76 +238,80 @@ def _read(where: Path, name: str) -> nn.Module:
         if where.suffix == ".safetensors":
             raise InputError(f"{name} is a file of weights without a configuration: give the directory that holds both")
         return read_selective(where)
+    if not where.is_dir():
+        raise InputError(f"{name} is neither a directory nor a file: a model's directory holds config.json and weights")
+    if (where / "adapter_config.json").exists():
+        raise InputError(
+            f"{name} holds an adapter (adapter_config.json), not a model: load both with peft and give load() that "
+            "model, or merge them, save the model and give its directory"
+        )
     file = where / "config.json"
     if not file.is_file():
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
-    try:
-        config = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{file} is no model configuration: a JSON object was expected")
+    config = read_object(file)
     if is_mamba_ssm(config):
-        return read_mamba_ssm(where)
+        return read_mamba_ssm(where, config)
+    check_fields(config, name)
     if is_diff_mamba2(config, where):
-        return read_diff_mamba2(where)
+        return read_diff_mamba2(where, config)
     return _read_transformers(where, name, config)
 
 
-def _read_transformers(where: Path, name: str, fields: dict[str, Any]) -> nn.Module:
-    kind = fields.get("model_type")
-    if kind not in transformers.CONFIG_MAPPING:
-        raise InputError(f"{name}: model type {kind!r} is unknown{did_you_mean(str(kind), readable_types())}")
+UNUSED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
+"""Tensors that old versions of transformers stored and that newer ones compute."""
+
+
+def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.Module:
+    kind = fields["model_type"]
+    files = weight_files(where)
+    held = contents(files)
+    check_depth(fields, len(held.tensors), name)
     classifies = any("SequenceClassification" in a for a in fields.get("architectures") or [])
     auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
+    what = f"{name}: a model of type {kind!r}"
     try:
-        config = transformers.AutoConfig.from_pretrained(where)
+        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
         for part in (config, getattr(config, "backbone", None)):
             if part is not None and hasattr(part, "time_step_limit"):
-                part.time_step_limit = tuple(map(_number, part.time_step_limit))
-        with torch.device("meta"):
-            outline = auto.from_config(config)
-    except (
-        ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, StrictDataclassError
-    ) as error:  # fmt: skip
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{name}: a model of type {kind!r} cannot be built from its config.json ({reason})") from error
-    if not mixers(outline):
+                part.time_step_limit = tuple(map(number, part.time_step_limit))
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise InputError(f"{what} cannot be built from its config.json ({reason(error)})") from error
+    empty = outline(lambda: auto.from_config(config, trust_remote_code=False), held, what, "its config.json")
+    if not mixers(empty):
         raise InputError(
-            f"{name} is a {type(outline).__name__}, which has no state-space layer that can be read; "
+            f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read; "
             f"these types can: {', '.join(readable_types())}"
         )
+    if not fields.get("quantization_config"):
+        check_kinds(empty, held.tensors, name)
     try:
-        module, info = auto.from_pretrained(where, config=config, output_loading_info=True, local_files_only=True)
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        OSError,
-        ValueError,
-        RuntimeError,
-        EOFError,
-        KeyError,
-    ) as error:
-        for file in sorted([*where.glob("*.safetensors"), *where.glob("pytorch_model*.bin")]):
+        module, info = auto.from_pretrained(
+            where, config=config, output_loading_info=True, local_files_only=True, trust_remote_code=False
+        )
+    except BROKEN as error:
+        for file in files:
             read_tensors(file)  # says more clearly what is wrong with a file
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"the weights of {name} cannot be read, they are damaged or do not fit: {reason}") from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise InputError(f"the weights of {name} lack {len(missing)} tensors, the first {missing[0]}")
+        raise InputError(
+            f"the weights of {name} cannot be read, they are damaged or do not fit: {reason(error)}"
+        ) from error
+    unexpected = sorted(key for key in info["unexpected_keys"] if not UNUSED.search(key))
+    check_names(sorted(info["missing_keys"]), unexpected, config, name)
+    _check_head(module, files, held.tensors, name)
     return module
 
 
-def _number(value: Any) -> float:
-    """A number of a configuration; transformers 5 writes infinity as a dict that transformers 4 hands on."""
-    return float(value["__float__"]) if isinstance(value, dict) else float(value)
-
-
-def readable_types() -> list[str]:
-    """The transformers model types with layers that can be read."""
-    from ssmscope.models import architectures
-
-    return sorted({"ssm-classifier", *(kind for a in architectures().values() for kind in a.MODEL_TYPES)})
+def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:
+    """Refuse a stored head that transformers replaced with the embeddings, or the embeddings with it."""
+    head, embeddings = module.get_output_embeddings(), module.get_input_embeddings()
+    if head is None or not getattr(module.config, "tie_word_embeddings", False):
+        return
+    names = {id(part): f"{at}.weight" for at, part in module.named_modules() if part is head or part is embeddings}
+    stored = [names[id(part)] for part in (head, embeddings)]
+    if all(each in held for each in stored):
+        tensors = {n: t for file in files for n, t in read_tensors(file).items() if n in stored}
+        check_tied(tensors[stored[0]], tensors[stored[1]], name)
 
 
 def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
@@ -263,8 +321,4 @@ def _tokenizer(tokenizer: Any, where: Path | None) -> Any:
         tokenizer = where
     if not isinstance(tokenizer, (str, os.PathLike)):
         return tokenizer
-    try:
-        with quiet():
-            return transformers.AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise InputError(f"the tokenizer {str(tokenizer)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return read_tokenizer(tokenizer)

@@ -15,7 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures, checkpoints
-from ssmscope.models.load import demos, readable_types
+from ssmscope.models.fields import readable_types
+from ssmscope.models.load import demos
 from ssmscope.tasks.sequences import listops, majority
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]

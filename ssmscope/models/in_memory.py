@@ -1,0 +1,104 @@
+"""A user's model in memory: out of its wrappers, and in another dtype or on another device without touching it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ssmscope.errors import InputError
+from ssmscope.models.stored import BROKEN, reason
+
+
+def readable(module: nn.Module) -> PreTrainedModel:
+    """The transformers model in a module, or within `torch.compile`'s, DataParallel's or peft's wrapper of it.
+
+    What stands in the model stays: the adapters of an unmerged PeftModel are part of its layers.
+
+    Raises:
+        InputError: when there is none, it has no head, its weights are not in memory, or its wrapper computes something
+            of its own.
+    """
+    given, module = type(module).__name__, unwrapped(module)
+    name = type(module).__name__
+    if not isinstance(module, PreTrainedModel):
+        within = f" within the {given} that was given" if name != given else ""
+        raise InputError(
+            f"{name}{within} is no transformers model; give one, as MambaForCausalLM, or the directory of a model in "
+            "mamba_ssm's layout"
+        )
+    absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
+    if absent is not None:
+        raise InputError(
+            f"the weights of {name} are not in memory ({absent} is on the meta device): load the model without "
+            "offloading"
+        )
+    if not name.endswith("ForSequenceClassification") and module.get_output_embeddings() is None:
+        raise InputError(
+            f"{name} has no head that gives logits; give a language model (…ForCausalLM) or a classifier "
+            "(…ForSequenceClassification)"
+        )
+    return module
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module within wrappers that hand their input on as it is.
+
+    Raises:
+        InputError: for a PeftModel that does more, as prompt tuning does.
+    """
+    while (inner := _inner(module)) is not None:
+        module = inner
+    return module
+
+
+def _inner(module: Any) -> nn.Module | None:
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return module.module
+    # Neither library is imported for this: where it is not, nothing of it can have been given.
+    dynamo, peft = sys.modules.get("torch._dynamo"), sys.modules.get("peft")
+    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        return module._orig_mod
+    if peft is None or not isinstance(module, peft.PeftModel | peft.PeftMixedModel):
+        return None
+    for config in module.peft_config.values():
+        if (
+            config.is_prompt_learning
+            or config.peft_type in (peft.PeftType.XLORA, peft.PeftType.POLY)
+            or getattr(config, "alora_invocation_tokens", None)
+        ):
+            raise InputError(
+                f"a PeftModel of {config.peft_type.value} changes the model's input, not only its layers: it cannot be "
+                "read"
+            )
+    return module.base_model.model
+
+
+def converted(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None) -> PreTrainedModel:
+    """The module itself where it has this dtype and stands on this device, else a copy that does.
+
+    Raises:
+        InputError: for a module that cannot be copied or converted.
+    """
+    if all(
+        (dtype is None or not t.is_floating_point() or t.dtype == dtype) and _same(t.device, device)
+        for t in module.parameters()
+    ):
+        return module
+    try:
+        return copy.deepcopy(module).to(device=device, dtype=dtype)
+    except BROKEN as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied to {dtype or device} ({reason(error)}): convert it first, and "
+            "give neither dtype nor device"
+        ) from error
+
+
+def _same(present: torch.device, wanted: torch.device | None) -> bool:
+    if wanted is None:
+        return True
+    return present.type == wanted.type and (wanted.index is None or present.index == wanted.index)

@@ -1,0 +1,380 @@
+"""Models whose files are damaged are refused in one line; what is damaged without consequence is loaded as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from damaged import LAYOUTS, VALUES, WAYS, damage_file, fields, rewritten, save, with_field
+from torch import Tensor
+from transformers import PretrainedConfig
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.models import stored
+
+COMMON = {*PretrainedConfig().to_dict(), "transformers_version"} - {"tie_word_embeddings", "architectures", "id2label"}
+"""Fields that every configuration has, and that say nothing of what a state-space model computes."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Callable[[str], tuple[Path, Tensor]]:
+    """The directory of a small model and its answer, made once; a test puts its files back."""
+    made: dict[str, tuple[Path, Tensor]] = {}
+
+    def find(layout: str) -> tuple[Path, Tensor]:
+        if layout not in made:
+            path = save(layout, tmp_path_factory.mktemp(layout) / "model")
+            made[layout] = path, answer(path)
+        return made[layout]
+
+    return find
+
+
+@pytest.fixture
+def copied(saved, tmp_path) -> Callable[[str], tuple[Path, Tensor]]:
+    """The same, of a copy that may be damaged."""
+
+    def find(layout: str) -> tuple[Path, Tensor]:
+        path, own = saved(layout)
+        return Path(shutil.copytree(path, tmp_path / "model")), own
+
+    return find
+
+
+def answer(path: Path) -> Tensor:
+    """What a directory's model answers; all that every analysis asks of it is asked."""
+    model = ssmscope.load(path)
+    assert model.fingerprint and (model.labels is None) == (not model.is_classifier)
+    if model.tokenizer is not None:
+        return model.logits(model.encode("a good film"))
+    if model.channels is not None:
+        return model.logits(model.encode(values=torch.linspace(0, 1, 12).view(1, 4, 3)))
+    return model.logits(model.encode(ids=[5, 1, 17, 3, 9]))
+
+
+def check(path: Path, own: Tensor, what: object) -> bool:
+    """Whether the model is refused, in one line; otherwise it must answer as before."""
+    try:
+        found = answer(path)
+    except InputError as error:
+        assert "\n" not in str(error) and len(str(error)) < 700, what
+        return True
+    assert found.shape == own.shape and torch.allclose(found, own, rtol=1e-4, atol=1e-4), what
+    return False
+
+
+ALL = os.environ.get("SSMSCOPE_EXHAUSTIVE") == "1"
+"""Whether every value is tried in every field; otherwise every field meets a sixth of the values, in turn."""
+
+
+@pytest.mark.parametrize("layout", [name for name in sorted(LAYOUTS) if ALL or name != "pixels"])
+def test_every_field_of_a_configuration(saved, layout):
+    """A field of another kind, negative, huge or nested is refused, unless nothing depends on it."""
+    path, own = saved(layout)
+    file, refusals = path / "config.json", 0
+    whole = file.read_text()
+    try:
+        for turn, field in enumerate(f for f in fields(json.loads(whole)) if f[-1] not in COMMON):
+            for at, (name, value) in enumerate(VALUES.items()):
+                if not ALL and (at + turn) % 6 or (field[-1], name) == ("layer_norm_epsilon", "zero"):
+                    continue  # some models do norm without an epsilon
+                with_field(path, field, value)
+                refusals += check(path, own, (field, name))
+                file.write_text(whole)
+    finally:
+        file.write_text(whole)
+    assert refusals > 15
+
+
+FILES = {
+    "mamba": ("config.json", "model.safetensors"),
+    "classifier": ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    "mamba_ssm": ("config.json", "model.safetensors"),
+    "mamba_ssm-2": ("config.json", "pytorch_model.bin"),
+    "diff-mamba": ("config.json", "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("layout, name", [(layout, name) for layout, names in FILES.items() for name in names])
+def test_every_file(copied, layout, name):
+    """Cut, empty, absent, another thing altogether: refused. What reads no such file is not harmed by it."""
+    path, own = copied(layout)
+    file = path / name
+    content = file.read_bytes()
+    passed = []
+    for how in WAYS:
+        damage_file(file, how)
+        if not check(path, own, how):
+            passed.append(how)
+        if file.is_dir() and not file.is_symlink():
+            file.rmdir()
+        file.unlink(missing_ok=True)
+        file.write_bytes(content)
+    # A tokenizer.json says all that its settings do.
+    assert passed == [] or name == "tokenizer_config.json"
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"]
+)
+def test_files_that_a_model_need_not_have(copied, name):
+    path, own = copied("classifier")
+    for how in WAYS:
+        (path / name).write_text("{}")
+        damage_file(path / name, how)
+        check(path, own, how)
+        if (path / name).is_dir() and not (path / name).is_symlink():
+            (path / name).rmdir()
+        (path / name).unlink(missing_ok=True)
+
+
+def with_tensors(path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    rewritten(path / "model.safetensors", change)
+    return path
+
+
+@pytest.mark.parametrize(
+    "layout, field, value, words",
+    [
+        (
+            "mamba",
+            ("num_hidden_layers",),
+            1,
+            r"no place for 1\d tensors, the first .*layers\.1\..*num_hidden_layers is 1",
+        ),
+        (
+            "mamba2",
+            ("num_hidden_layers",),
+            1,
+            r"no place for 9 tensors, the first .*layers\.1\..*num_hidden_layers is 1",
+        ),
+        ("mamba", ("use_conv_bias",), False, r"no place for 2 tensors.*conv1d.bias.*use_conv_bias is False"),
+        ("mamba2", ("use_conv_bias",), False, r"no place for 2 tensors.*conv1d.bias.*use_conv_bias is False"),
+        ("mamba", ("use_bias",), True, r"lack .*in_proj.bias.*use_bias is True"),
+        ("mamba2", ("time_step_limit",), [1, 0], r"time_step_limit is \[1, 0\]; allowed is \[low, high\]"),
+        ("mamba2", ("tie_word_embeddings",), True, "hold a head other than the embeddings"),
+        ("classifier", ("backbone", "num_hidden_layers"), 1, r"no place for .*num_hidden_layers is 1"),
+        ("classifier", ("backbone", "time_step_limit"), [1, 0], r"time_step_limit is \[1, 0\]"),
+        ("classifier", ("backbone", "model_type"), "wide", "model type 'wide' is unknown"),
+        ("classifier", ("id2label",), {"0": "a"}, "do not fit|cannot be built"),
+        ("classifier", ("id2label",), {"0": "a", "1": "a"}, "id2label is .*another name for each class"),
+        ("classifier", ("id2label",), {"1": "a", "2": "b"}, "id2label is .*another name for each class"),
+        ("mamba_ssm", ("n_layer",), 1, r"no place for .*num_hidden_layers is 1"),
+        ("mamba_ssm", ("ssm_cfg", "conv_bias"), False, "no place for .*use_conv_bias is False"),
+        ("mamba_ssm-2", ("ssm_cfg", "dt_limit"), [1, 0], r"dt_limit is \[1, 0\]"),
+        ("mamba_ssm-2", ("tie_embeddings",), True, "hold a head other than the embeddings"),
+        ("mamba_ssm-2", ("ssm_cfg", "layer"), "Mamba3", "has layers 'Mamba3'"),
+        ("diff-mamba", ("num_hidden_layers",), 1, "no place for|cannot be built"),
+        ("diff-mamba", ("time_step_limit",), [1, 0], r"time_step_limit is \[1, 0\]"),
+        ("mamba", ("attn_implementation",), "someone/kernel", "no code from the hub, which is never run"),
+    ],
+)
+def test_a_configuration_of_another_model(copied, layout, field, value, words):
+    path, _ = copied(layout)
+    with_field(path, field, value)
+    with pytest.raises(InputError, match=words) as caught:
+        ssmscope.load(path)
+    assert "\n" not in str(caught.value)
+
+
+LAYER = "backbone.layers.1.mixer."
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda t: t | {LAYER + "extra": torch.zeros(2)}, "no place for backbone.layers.1.mixer.extra"),
+        (lambda t: {k: v for k, v in t.items() if k != LAYER + "D"}, "lack backbone.layers.1.mixer.D"),
+        (lambda t: t | {LAYER + "D": t[LAYER + "D"].view(torch.int32)}, "D holds no floating-point numbers"),
+        (lambda t: t | {LAYER + "D": t[LAYER + "D"][:-1]}, "do not fit"),
+        (lambda t: t | {LAYER + "D": t[LAYER + "D"] * torch.nan}, "of the 32 numbers of .*D are not finite"),
+        (lambda t: t | {LAYER + "D": t[LAYER + "D"].to(torch.complex64)}, "D holds no floating-point numbers"),
+        (lambda t: {LAYER + "D": t[LAYER + "D"]}, "tensors in the weights, 1|has no backbone.embedding"),
+        (
+            lambda t: t | {"lm_head.weight": -next(t[name] for name in t if "embedding" in name)},
+            "a head other than the embeddings",
+        ),
+    ],
+)
+@pytest.mark.parametrize("layout", ["mamba", "mamba_ssm"])
+def test_tensors_that_are_not_the_models(copied, layout, change, words):
+    path, _ = copied(layout)
+    with pytest.raises(InputError, match=words) as caught:
+        ssmscope.load(with_tensors(path, change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda t: {"backbone.rotary_emb.inv_freq": torch.ones(2)},
+        lambda t: {"backbone.position_ids": torch.arange(4)},
+        lambda t: {"lm_head.weight": t["backbone.embeddings.weight"].clone()},
+    ],
+)
+def test_tensors_that_older_versions_stored_are_passed_over(copied, more):
+    path, own = copied("mamba")
+    assert not check(with_tensors(path, lambda t: t | more(t)), own, more)
+
+
+def test_no_memory_is_taken_for_a_model_that_its_files_cannot_fill(copied, monkeypatch):
+    """A configuration that asks for 16 TB is refused before any tensor is made."""
+    for layout, field in (
+        ("mamba_ssm", ("ssm_cfg", "d_state")),
+        ("mamba", ("hidden_size",)),
+        ("mamba2", ("vocab_size",)),
+    ):
+        path, _ = copied(layout)
+        with_field(path, field, 2**31)
+        with pytest.raises(InputError, match="model of more than .* numbers|cannot be built"):
+            ssmscope.load(path)
+        shutil.rmtree(path)
+
+
+def test_a_file_whose_header_asks_for_more_than_it_holds(copied):
+    path, _ = copied("mamba")
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(InputError, match="no complete safetensors file"):
+        ssmscope.load(path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["null", "[]", "{}", '{"weight_map": null}', '{"weight_map": {}}', '{"weight_map": {"a": 5}}',
+     '{"weight_map": {"a": "absent.safetensors"}}', "[" * 50_000],
+)  # fmt: skip
+def test_an_index_of_weights_that_is_none(copied, index):
+    path, _ = copied("mamba")
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InputError, match="index"):
+        ssmscope.load(path)
+
+
+def test_shards(copied):
+    path, own = copied("mamba")
+    module = transformers.AutoModelForCausalLM.from_pretrained(path)
+    (path / "model.safetensors").unlink()
+    module.save_pretrained(path, max_shard_size="4KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 1
+    assert not check(path, own, "shards")
+    with_field(path, ("num_hidden_layers",), 1)
+    with pytest.raises(InputError, match="no place for"):
+        ssmscope.load(path)
+
+
+GOOD = {
+    "embedding.weight": torch.randn(7, 4),
+    "SSM.ssm.A": -torch.rand(4, 3),
+    "SSM.ssm.W_B": torch.randn(3, 4),
+    "SSM.ssm.W_C": torch.randn(3, 4),
+    "SSM.ssm.q_delta": torch.randn(4),
+    "SSM.ssm.p_delta": torch.zeros(1),
+    "SSM.w": torch.randn(4),
+}
+ODD = {
+    "number": torch.tensor(1.0),
+    "row": torch.ones(5),
+    "nothing": torch.zeros(0),
+    "empty": torch.zeros(0, 4),
+    "cube": torch.ones(2, 3, 4),
+    "whole": torch.ones(4, 3, dtype=torch.int64),
+    "complex": torch.ones(4, 3, dtype=torch.complex64),
+    "sparse": torch.eye(4).to_sparse(),
+    "nan": torch.full((4, 3), torch.nan),
+    "endless": torch.ones(1).expand(10**12),
+    "no tensor": 5,
+}
+
+
+def test_state_dicts_of_odd_shapes(tmp_path):
+    file = tmp_path / "odd.pth"
+    torch.save(GOOD, file)
+    assert ssmscope.load(file).is_classifier
+    for name in GOOD:
+        for odd, value in ODD.items():
+            if value is ODD["nan"] and GOOD[name].shape != value.shape:
+                value = torch.full_like(GOOD[name], torch.nan)
+            torch.save({**GOOD, name: value}, file)
+            with pytest.raises(InputError) as caught:
+                ssmscope.load(file)
+            assert "\n" not in str(caught.value), (name, odd)
+    for name in ({}, {5: torch.ones(2)}, {"state_dict": None}, {"state_dict": {}}, 5, None, "text"):
+        torch.save(name, file)
+        with pytest.raises(InputError):
+            ssmscope.load(file)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "/dev/zero", "/dev/null", "/proc/self/mem", "~nouser", "~nouser/model", "x" * 5000,
+     "a/" + "x" * 5000, "/" + "x" * 5000, "demo/" + "x" * 5000, "", " ", ".", "/", "a\x00b", "a\nb", "\ud800",
+     "owner/\ud800", "-", "…", "demo/", "demo/../demo/sst2-mamba2", "https://huggingface.co/state-spaces/mamba-130m"],
+)  # fmt: skip
+def test_names_that_name_no_model(name, analyze):
+    with pytest.raises(InputError) as caught:
+        ssmscope.load(name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1500
+    if name not in ("-",) and "\x00" not in name:
+        answered = analyze("heatmap", name, "--text", "x")
+        assert answered.code == 2 and answered.out == "" and answered.err.count("\n") == 1
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="neither a directory nor a file"):
+        ssmscope.load(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("how", ["null", "deep", "half", "list", "surrogate"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_on_the_command_line(copied, refusal, name, how):
+    path, _ = copied("classifier")
+    damage_file(path / name, how)
+    assert "analyze: " in refusal("heatmap", path, "--text", "x")
+
+
+def test_an_adapter_is_no_model(copied):
+    """transformers would load the base that it names, or without peft pass over it."""
+    path, _ = copied("mamba")
+    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else", "peft_type": "LORA"}')
+    with pytest.raises(InputError, match="holds an adapter .*load both with peft"):
+        ssmscope.load(path)
+
+
+def test_a_model_that_cannot_run_is_refused(copied, monkeypatch):
+    """What no shape shows: here a norm without an epsilon."""
+    path, _ = copied("mamba")
+    with_field(path, ("layer_norm_epsilon",), None)
+    with pytest.raises(InputError, match="cannot be run as its config.json describes it.*TypeError|cannot be built"):
+        ssmscope.load(path)
+
+
+def test_a_guarded_build_leaves_no_hook_and_minds_its_own_thread():
+    """Models that other threads build meanwhile are not counted, and nothing is left behind after an error."""
+    held = stored.Contents({"a": stored.Stored((1,), True)}, 400)
+
+    def build():
+        other = threading.Thread(target=lambda: [torch.nn.Linear(50, 50) for _ in range(300)])
+        other.start()
+        other.join()
+        return torch.nn.Linear(1, 1)
+
+    assert isinstance(stored.outline(build, held, "x", "y"), torch.nn.Linear)
+    with pytest.raises(InputError, match="more than 102 tensors"):
+        stored.outline(lambda: [torch.nn.Linear(1, 1) for _ in range(300)], held, "x", "y")
+    with pytest.raises(InputError, match="more than 1,600 numbers"):
+        stored.outline(lambda: torch.nn.Linear(2**20, 2**20), held, "x", "y")
+    with pytest.raises(InputError, match="more than 120 modules"):
+        stored.outline(lambda: torch.nn.Sequential(*[torch.nn.Identity() for _ in range(300)]), held, "x", "y")
+    assert [torch.nn.Linear(50, 50) for _ in range(300)]

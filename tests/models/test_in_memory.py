@@ -1,0 +1,163 @@
+"""Models in memory: out of their wrappers, as they are, and never touched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from loud import loud
+from torch import nn
+from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, MambaModel
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+
+SIZES = dict(vocab_size=48, hidden_size=16, num_hidden_layers=2, expand=2, state_size=4)
+IDS = [5, 1, 17, 3, 9]
+
+
+def language_model() -> MambaForCausalLM:
+    torch.manual_seed(0)
+    return loud(MambaForCausalLM(MambaConfig(**SIZES, time_step_rank=3)))
+
+
+def classifier() -> SSMForSequenceClassification:
+    torch.manual_seed(0)
+    backbone = Mamba2Config(**SIZES, num_heads=4, head_dim=8, n_groups=1)
+    return loud(SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=3)))
+
+
+def logits(model: ssmscope.Model) -> torch.Tensor:
+    return model.logits(model.encode(ids=IDS))
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda m: torch.compile(nn.DataParallel(m))])
+@pytest.mark.parametrize("make", [language_model, classifier])
+def test_wrappers_are_taken_off(wrap, make):
+    module = make()
+    model = ssmscope.load(wrap(module))
+    assert model.module is module
+    assert model.is_classifier == (make is classifier)
+    assert torch.equal(logits(model), logits(ssmscope.load(make())))
+
+
+def test_adapters_stay_active():
+    """The logits are those of the wrapped model, which are not those of its base."""
+    peft = pytest.importorskip("peft")
+    base = language_model()
+    without = logits(ssmscope.load(copy.deepcopy(base)))
+    lora = peft.LoraConfig(r=2, target_modules=["in_proj", "x_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(base, lora).eval()
+    with torch.no_grad():
+        own = wrapped(torch.tensor([IDS]), use_cache=False).logits
+    for given in (wrapped, nn.DataParallel(wrapped)):
+        found = logits(ssmscope.load(given))
+        torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-3)
+        assert (found - without).abs().max() > 0.1
+    assert any("lora" in name for name, _ in ssmscope.load(wrapped).module.named_parameters())
+
+
+def test_adapters_of_the_input_are_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=3, token_dim=16, num_layers=2, num_attention_heads=1
+    )
+    with pytest.raises(InputError, match="PeftModel of PROMPT_TUNING changes the model's input"):
+        ssmscope.load(peft.get_peft_model(language_model(), config))
+
+
+class Own(nn.Module):
+    """A head of a user's own on a backbone."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = language_model().backbone
+        self.config = self.backbone.config
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (lambda: nn.Linear(2, 2), "Linear is no transformers model"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "Linear within the DataParallel .* is no transformers model"),
+        (Own, "Own is no transformers model"),
+        (lambda: language_model().backbone.layers[0].mixer, "MambaMixer is no transformers model"),
+        (lambda: MambaModel(MambaConfig(**SIZES)), "MambaModel has no head .*ForCausalLM"),
+        (lambda: language_model().to("meta"), "not in memory .*meta device"),
+        (lambda: 5, "a int was given"),
+        (lambda: None, "a NoneType was given"),
+        (lambda: ["demo/sst2-mamba2"], "a list was given"),
+    ],
+)
+def test_what_is_no_model(given, words):
+    with pytest.raises(InputError, match=words) as caught:
+        ssmscope.load(given())
+    assert "\n" not in str(caught.value)
+
+
+def test_offloaded_weights_are_refused():
+    accelerate = pytest.importorskip("accelerate")
+    module = accelerate.cpu_offload(language_model(), execution_device=torch.device("cpu"))
+    with pytest.raises(InputError, match="without offloading"):
+        ssmscope.load(module)
+
+
+def test_another_dtype_is_that_of_a_copy():
+    module = classifier()
+    before = {name: (t, t.data_ptr(), t.clone()) for name, t in module.state_dict(keep_vars=True).items()}
+    own = logits(ssmscope.load(module))
+    model = ssmscope.load(module, dtype="float64")
+    assert model.module is not module and {p.dtype for p in model.module.parameters()} == {torch.float64}
+    torch.testing.assert_close(logits(model).float(), own, rtol=1e-4, atol=1e-3)
+    for name, now in module.state_dict(keep_vars=True).items():
+        then, address, value = before[name]
+        assert now is then and now.data_ptr() == address and now.dtype == torch.float32 and torch.equal(now, value)
+
+
+def test_tied_weights_of_a_copy_are_tied():
+    copied = ssmscope.load(language_model(), dtype="float64").module
+    assert copied.lm_head.weight is copied.backbone.embeddings.weight
+
+
+@pytest.mark.parametrize("given", [{}, {"dtype": "float32"}, {"dtype": torch.float32, "device": "cpu"}])
+def test_the_module_itself_where_nothing_else_is_asked_for(given):
+    module = language_model()
+    assert ssmscope.load(module, **given).module is module
+
+
+def test_a_module_that_cannot_be_copied_is_refused():
+    module = language_model()
+    module.doubled = module.lm_head.weight * 2  # deepcopy refuses tensors that autograd made
+    with pytest.raises(InputError, match="cannot be copied to torch.float64"):
+        ssmscope.load(module, dtype="float64")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(value):
+    module = classifier()
+    with torch.no_grad():
+        module.backbone.layers[1].mixer.D[2] = value
+    with pytest.raises(InputError, match=r"1 of the 4 numbers of backbone.layers.1.mixer.D are not finite"):
+        ssmscope.load(module)
+
+
+def test_large_weights_are_finite():
+    """Their sum is not."""
+    module = language_model()
+    with torch.no_grad():
+        module.backbone.layers[0].mixer.in_proj.weight.fill_(3e38)
+    assert ssmscope.load(module).module is module
+
+
+@pytest.mark.parametrize("device", ["meta", "warp", "", "cpu:x", 5.5, [], "cuda:4096"])
+def test_devices_that_cannot_be_used(device):
+    with pytest.raises(InputError, match="device .* cannot be used"):
+        ssmscope.load(language_model(), device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int64, torch.complex64, 5, ""])
+def test_dtypes_that_cannot_be_used(dtype):
+    with pytest.raises(InputError, match="dtype .* is unknown"):
+        ssmscope.load(language_model(), dtype=dtype)
