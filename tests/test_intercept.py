@@ -294,7 +294,8 @@ def test_a_trace_refuses_to_mix_two_models(name):
 def test_damaged_weights_are_refused(value):
     module = mamba().eval()
     module.backbone.layers[1].mixer.A_log.data[3, 2] = value
-    with pytest.raises(InputError, match=r"is damaged: 1 of the .* numbers of backbone\.layers\.1\.mixer\.A_log are not finite"):
+    damaged = r"is damaged: 1 of the .* numbers of backbone\.layers\.1\.mixer\.A_log are not finite"
+    with pytest.raises(InputError, match=damaged):
         Model(module)
 
 
