@@ -28,7 +28,7 @@ ROUTES = re.compile(
 CALL, ANSWERS = "/gradio_api/queue/join", "/gradio_api/queue/data"
 """Where the page sends its calls, and reads their answers."""
 OPEN = 1024
-"""How many sessions may have answers that they have not read."""
+"""Of how many sessions the answers can be read: those that called last."""
 SESSION = re.compile(r"\w{1,64}", re.ASCII)
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
@@ -73,9 +73,8 @@ class OwnPage:
         largest: int = LARGEST,
     ) -> None:
         self.app, self.hosts, self.calls, self.largest = app, hosts, calls or {}, largest
-        self._number = 0
-        self._called: OrderedDict[str, int] = OrderedDict()
-        """The number of the last call of each session whose answers are not all read."""
+        self._called: OrderedDict[str, None] = OrderedDict()
+        """The sessions that made the latest calls."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -93,8 +92,9 @@ class OwnPage:
                 scope = {**scope, "headers": _sized(scope["headers"], len(body))}
                 receive = _given(body, receive)
             elif (scope["method"], scope["path"]) == ("GET", ANSWERS):
-                await self._answers(scope, receive, send)
-                return
+                asked = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])
+                if asked[0] not in self._called:  # Gradio fails at such a session
+                    raise Refused(404, "this session has made no call")
             elif scope["method"] not in ("GET", "HEAD") or not _is_read(scope["path"]):
                 raise Refused(404, "this page has no such route")
         except Refused as refusal:
@@ -102,21 +102,8 @@ class OwnPage:
             return
         await self.app(scope, receive, _own(send))
 
-    async def _answers(self, scope: Any, receive: Any, send: Any) -> None:
-        """The answers of a session that waits for some: Gradio fails at another."""
-        session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
-        last = self._called.get(session)
-        if last is None:
-            raise Refused(404, "this session has made no call")
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            if self._called.get(session) == last:
-                del self._called[session]
-
     def _remember(self, session: str) -> None:
-        self._number += 1
-        self._called[session] = self._number
+        self._called[session] = None
         self._called.move_to_end(session)
         while len(self._called) > OPEN:
             self._called.popitem(last=False)

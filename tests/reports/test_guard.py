@@ -190,8 +190,8 @@ class TestWhatIsAsked:
         assert asked(page, path=ANSWERS, query="session_hash=abc") == (404, "this session has made no call")
         assert asked(page, path=ANSWERS)[0] == 404
         asked(page, "POST", CALL, parts=(call(["a", "b"]),))
-        assert asked(page, path=ANSWERS, query="session_hash=abc")[0] == 200
-        assert asked(page, path=ANSWERS, query="session_hash=abc")[0] == 404
+        for _ in range(2):  # a page may ask again when it has read all
+            assert asked(page, path=ANSWERS, query="session_hash=abc") == (200, "own")
 
     def test_few_sessions_are_remembered(self, page, monkeypatch) -> None:
         monkeypatch.setattr(guard, "OPEN", 2)
