@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,17 @@ def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> flo
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
 
 
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """Within the context torch's float32 matrix products have this precision (`torch.set_float32_matmul_precision`)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def watched(module: nn.Module) -> dict[str, float]:
     """What is told of a model beside its loss: s_A of a selective SSM, the mean λ of a Differential Mamba."""
     parts = list(module.modules())
@@ -99,7 +110,7 @@ class Fit:
         groups = parameter_groups(module, options["weight_decay"])
         if objective.extra is not None:
             groups += parameter_groups(objective.extra, options["weight_decay"])
-        self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"])
+        self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], fused=self.device.type == "cuda")
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
         self.best: dict[str, Any] | None = None
@@ -116,6 +127,7 @@ class Fit:
             self.console.print(f"continuing in epoch {self.epoch + 1} after {self.step} steps")
         with ExitStack() as stack:
             stack.enter_context(fast_scan(self.module))
+            stack.enter_context(matrix_products("high" if self.options["precision"] == "tf32" else "highest"))
             if self.options["compile"] and self._compiles():
                 stack.enter_context(compiled_pieces())
             bar = stack.enter_context(_progress(self.console))

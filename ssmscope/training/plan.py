@@ -23,7 +23,7 @@ TOKENIZER = {"vocabulary": 4000, "lowercase": True}
 """The tokenizer of texts or instructions, of a model trained from scratch, where nothing is given."""
 
 CHOICES = {
-    "precision": ("fp32", "bf16"),
+    "precision": ("fp32", "tf32", "bf16"),
     "saved_as": ("bfloat16", "float16", "float32"),
     "kl": ("true", "printed"),
     "base": ("mamba2", "mamba"),
@@ -104,7 +104,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             if options[name] is not None and not fits(options[name]):
                 raise InputError(f"{name} is {options[name]}; it must be {range_}")
     _check_kind(options)
-    recipe = defaults(options["architecture"], kind, options["recipe"])
+    recipe = defaults(options["architecture"], kind, options["recipe"], str(options["data"]))
     sizes = {name for names in SIZES.values() for name in names}
     fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
     if options["init_from"] is not None:
@@ -119,6 +119,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         _settle_model(options, architecture, recipe, sizes)
     for name, value in recipe.items():
         of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
+        of_the_model |= name == "vocabulary" and options["init_from"] is not None
         if not of_the_model and name in options and options[name] is None and _fits(name, kind):
             options[name] = value
     return options
