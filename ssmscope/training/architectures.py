@@ -17,8 +17,15 @@ SIZES = {
 }
 """The sizes that a base has: of the residual stream, the number of layers, N, P, inner channels per channel."""
 
+GATE_OPTIONS = ("beta", "tau", "prior", "kl", "samples", "kl_over", "prior_per")
+"""The fields of a Baleen's configuration."""
+
+ANNEALING = ("prior_from", "prior_step", "prior_every")
+"""How the prior of a Baleen-B reaches its value."""
+
 OWN = (
-    *("beta", "tau", "prior", "kl"),
+    *GATE_OPTIONS,
+    *ANNEALING,
     *("scope", "differential_layers", "k", "state_groups", "fir_taps", "spectral_abscissa"),
 )
 """The options that belong to some architectures only."""
@@ -107,7 +114,7 @@ def _baleen(gate: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
         from ssmscope.models.baleen import BaleenMamba2Config, BaleenMambaConfig
 
         kind = BaleenMamba2Config if options["base"] == "mamba2" else BaleenMambaConfig
-        return kind(**_on_mamba(options, tokens), gate=gate, **_chosen(options, "beta", "tau", "prior", "kl"))
+        return kind(**_on_mamba(options, tokens), gate=gate, **_chosen(options, *GATE_OPTIONS))
 
     return configure
 
@@ -185,8 +192,14 @@ EITHER = ("mamba2", "mamba")
 ARCHITECTURES: Mapping[str, Architecture] = {
     "mamba": Architecture(("mamba",), _plain),
     "mamba2": Architecture(("mamba2",), _plain),
-    "baleen-b": Architecture(EITHER, _baleen("bernoulli"), {"beta": None, "tau": None, "prior": None}),
-    "baleen-e": Architecture(EITHER, _baleen("exponential"), {"beta": None, "prior": None, "kl": None}),
+    "baleen-b": Architecture(
+        EITHER,
+        _baleen("bernoulli"),
+        dict.fromkeys(("beta", "tau", "prior", "samples", "kl_over", *ANNEALING)),
+    ),
+    "baleen-e": Architecture(
+        EITHER, _baleen("exponential"), dict.fromkeys(("beta", "prior", "kl", "kl_over", "prior_per"))
+    ),
     "diff-mamba": Architecture(EITHER, _diff_mamba, {"scope": None, "differential_layers": None}),
     "groupmamba": Architecture(EITHER, _groupmamba, {"k": None}),
     "gfssm": Architecture(EITHER, _gfssm, {"state_groups": None, "fir_taps": None}),

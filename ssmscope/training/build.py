@@ -17,7 +17,7 @@ from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.tokens import TokenData
-from ssmscope.training.architectures import GATES, Tokens, named
+from ssmscope.training.architectures import GATE_OPTIONS, GATES, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
 RATES = (0.02, 0.5)
@@ -155,7 +155,7 @@ def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
     """The backbone or language model of a loaded model as the architecture that was asked for, no parameter added."""
     architecture = options["architecture"]
     gate, kind = GATES.get(architecture), getattr(getattr(module, "config", None), "model_type", None)
-    chosen = {name: options[name] for name in ("beta", "tau", "prior", "kl") if options[name] is not None}
+    chosen = {name: options[name] for name in GATE_OPTIONS if options[name] is not None}
     if gate is not None and kind in ("mamba", "mamba2"):
         return convert(module, gate, **chosen)
     same_gate = gate is not None and getattr(getattr(module, "config", None), "gate", None) == gate

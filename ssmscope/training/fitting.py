@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ssmscope.errors import InputError
 from ssmscope.model import fast_scan
+from ssmscope.models.baleen import anneal_prior
 from ssmscope.models.diff_layers import Subtraction
 from ssmscope.models.selective import SelectiveSSM
 from ssmscope.scans.compiling import compiled_pieces
@@ -73,6 +74,14 @@ def matrix_products(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
+    """The prior keep probability in an epoch, the first being 0: from `prior_from` a step of `prior_step` (0.1) towards
+    `prior` every `prior_every` (10) epochs (GSAT, Miao et al. 2022)."""
+    start, every = options["prior_from"], options["prior_every"] or 10
+    gone = (options["prior_step"] or 0.1) * (epoch // every)
+    return max(start - gone, prior) if start > prior else min(start + gone, prior)
 
 
 def watched(module: nn.Module) -> dict[str, float]:
@@ -157,6 +166,9 @@ class Fit:
         return agrees
 
     def _run_epoch(self, bar: Progress) -> None:
+        if self.options["prior_from"] is not None:
+            config = getattr(self.module.config, "backbone", None) or self.module.config
+            anneal_prior(self.module, prior_in(self.epoch, self.options, config.prior or 0.5))
         order = self.objective.batches(self.epoch)
         epochs = self.options["epochs"]
         task = bar.add_task(f"epoch {self.epoch + 1}/{epochs}", total=len(order), completed=self.step)

@@ -58,6 +58,12 @@ def train_model(
     tau: float | None = None,
     prior: float | None = None,
     kl: str | None = None,
+    samples: str | None = None,
+    kl_over: str | None = None,
+    prior_per: str | None = None,
+    prior_from: float | None = None,
+    prior_step: float | None = None,
+    prior_every: int | None = None,
     scope: str | None = None,
     differential_layers: str | None = None,
     tied: bool | None = None,
@@ -138,6 +144,12 @@ def train_model(
         tau: temperature of Baleen-B's relaxed gates (0.5).
         prior: Baleen-B's prior keep probability (0.5), or Baleen-E's prior mean of Δ (its mean at the start).
         kl: Baleen-E's divergence, `true` or `printed` (Eq. 9 to the letter).
+        samples: of Baleen-B's gates in training, `hard` (default) or `soft`, which have another mean.
+        kl_over: positions, whose divergences have their `mean` taken (default) or their `sum` (Baleen, Eq. 5).
+        prior_per: of Baleen-E, one prior mean of Δ for every `layer` (default) or every `head`.
+        prior_from: Baleen-B's prior in the first epochs, from which it goes to `prior`.
+        prior_step: by how much, every `prior_every` epochs (0.1).
+        prior_every: epochs between two steps of the prior (10).
         scope: of Diff-Mamba, `block` (Diff-Mamba, default) or `s6` (Diff-S6).
         differential_layers: `full` (default) or `hybrid`, every second layer.
         tied: of a language model, whether its head is its embeddings (True for `instruct`).
