@@ -104,11 +104,16 @@ def fast_scan(
     Args:
         module: any model with readable mixers.
         mask: (batch, length) bool, True at real positions; else the mask that the model hands to its mixers.
-        states: one per mixer, from which the run continues.
+        states: one per mixer, from which the run continues; refused where layers between the mixers remember too.
         retention: sum the retention map inside the scans.
         visit: called with each mixer's index, terms and scans as it runs.
     """
     found = mixers(module)
+    if states is not None and not all(getattr(reader_of(mixer), "CONTINUES", True) for mixer in found):
+        raise InputError(
+            f"a run of {type(module).__name__} cannot be continued: what its attention layers have read is in no "
+            "state; give the whole text at once"
+        )
     around = ExitStack()
     caching = {
         id(part.config): part.config
@@ -135,7 +140,8 @@ def fast_scan(
             config.use_cache = True
 
 
-def _forward(own_forward, mixer, index, mask, state, retention, visit, /, u, cache_params=None, *args, **kwargs):
+def _forward(own_forward, mixer, index, mask, state, retention, visit, /, u=None, cache_params=None, *args, **kwargs):
+    u = kwargs.pop("hidden_states") if u is None else u  # Bamba's layers name it
     if cache_params is not None:
         return own_forward(mixer, u, cache_params, *args, **kwargs)
     if kwargs.get("state") is not None:  # the cache of RWKV

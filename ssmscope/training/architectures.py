@@ -174,6 +174,27 @@ def _rwkv(options: Mapping[str, Any], tokens: Tokens) -> Any:
     return RwkvConfig(**_shared(options, tokens), rescale_every=0)
 
 
+def _hybrid(options: Mapping[str, Any], tokens: Tokens) -> Any:
+    """Bamba: Mamba-2's mixers, every third layer softmax attention, and in every layer a narrow feed-forward part."""
+    from transformers import BambaConfig
+
+    width, layers = options["width"], options["layers"]
+    heads = max(width // 32, 1)
+    return BambaConfig(
+        **_shared(options, tokens),
+        intermediate_size=max(width // 5, 1),
+        attn_layer_indices=list(range(2, layers, 3)),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=32768,
+        mamba_n_heads=width * options["expand"] // options["head_width"],
+        mamba_d_head=options["head_width"],
+        mamba_d_state=options["state"],
+        mamba_expand=options["expand"],
+        mamba_chunk_size=32,
+    )
+
+
 def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
     from ssmscope.models.selective import SelectiveSSMConfig
 
@@ -207,6 +228,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "retnet": Architecture(("attention",), _retnet),
     "deltanet": Architecture(("attention",), _deltanet),
     "rwkv": Architecture(("rwkv",), _rwkv),
+    "hybrid": Architecture(("mamba2",), _hybrid),
     "selective": Architecture(("selective",), _selective, {"spectral_abscissa": 0.0}),
 }
 

@@ -42,6 +42,8 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
         module = _language_model(options, tokens, source)
     else:
         module = _classifier(options, train, tokens, source)
+    if source is None and options["architecture"] == "hybrid":
+        _mamba_steps(module, STEPS[options["decays"] or "standard"])
     if source is None and options["decays"] == "spread":
         _spread_decays(module)
     return tokenizer, module
@@ -174,12 +176,22 @@ OWN_KINDS = {
     "groupmamba": ("groupmamba", "groupmamba-mamba2"),
     "gfssm": ("gfssm", "gfssm-mamba"),
     "gla": ("ssm-gla",),
+    "hybrid": ("bamba",),
     "retnet": ("ssm-retnet",),
     "deltanet": ("ssm-deltanet",),
     "rwkv": ("rwkv",),
     "selective": ("selective-ssm",),
 }
 """The model types that an architecture's further training can start from."""
+
+
+def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:
+    """Δ of every head drawn as Mamba-2 draws it, log-uniform; Bamba's begin at softplus(1) and forget within a step."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("dt_bias"):
+            low, high = math.log(steps[0]), math.log(steps[1])
+            drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
+            parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # the inverse of softplus
 
 
 def _spread_decays(module: Any) -> None:

@@ -13,6 +13,7 @@ from loud import TrueFloat64
 
 import ssmscope.models
 from ssmscope import ssm
+from ssmscope.errors import InputError
 from ssmscope.model import Model, fast_scan, mixers, reader_of
 from ssmscope.trace import LayerTrace
 
@@ -153,6 +154,10 @@ def test_a_run_continues_from_its_state(model):
     whole = model.run(model.encode(ids=TEXTS))
     heads, tails = [t[:2] for t in TEXTS], [t[2:] for t in TEXTS]
     first = model.run(model.encode(ids=heads))
+    if not getattr(reader_of(model.mixers[0]), "CONTINUES", True):
+        with pytest.raises(InputError, match="cannot be continued: what its attention layers have read is in no state"):
+            model.run(model.encode(ids=tails), first.states)
+        return
     second = model.run(model.encode(ids=tails), first.states)
     for row, text in enumerate(TEXTS):
         joined = torch.cat([first.logits[row, :2], second.logits[row, : len(text) - 2]])
