@@ -27,6 +27,7 @@ from ssmscope.matrices import rows as rows_of_matrices
 from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
+from ssmscope.scans.compiling import piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,7 @@ class Recurrence:
     @property
     def written(self) -> Tensor:
         """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
-        return self.x if self.delta is None else self.x * self.delta.unsqueeze(-1)
+        return self.x if self.delta is None else _scaled(self.x, self.delta)
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
@@ -472,4 +473,14 @@ def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
     if recurrence.D is None:
         return y
     D = recurrence.D if recurrence.D.ndim == 2 else rearrange(recurrence.D, "head -> head 1")
-    return torch.addcmul(y, recurrence.x, D)
+    return _skipped(y, recurrence.x, D)
+
+
+@piece
+def _skipped(y: Tensor, x: Tensor, D: Tensor) -> Tensor:
+    return torch.addcmul(y, x, D)
+
+
+@piece
+def _scaled(x: Tensor, step: Tensor) -> Tensor:
+    return x * step.unsqueeze(-1)

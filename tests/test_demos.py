@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 import ssmscope
 from ssmscope.models.load import demos
 from ssmscope.tasks.babi import question_tokens, questions
+from ssmscope.tasks.documents import bits_per_character, document_data, load_documents
 from ssmscope.tasks.filler import load_filler
 from ssmscope.tasks.instructions import TASKS, instruction_data, label_tokens, seen_templates, unseen_templates
 from ssmscope.tasks.pixels import load_pixels
@@ -31,6 +34,8 @@ PIXELS = [f"demo/cifar10-{name}" for name in ("baleen-b", "baleen-e", "gla", "ma
 
 INSTRUCT = ["demo/instruct-baleen-b", "demo/instruct-baleen-e", "demo/instruct-mamba2"]
 
+BOOKS = ["demo/books-baleen-e", "demo/books-hybrid", "demo/books-mamba2"]
+
 BABI = ["demo/babi-diff-mamba", "demo/babi-hybrid", "demo/babi-mamba2"]
 
 
@@ -39,11 +44,12 @@ def card(name: str) -> dict:
 
 
 def test_what_is_shipped():
-    assert {*NAMES, *PIXELS, *INSTRUCT, *BABI, *(name for name, _ in OTHERS)} == set(demos())
+    assert {*NAMES, *PIXELS, *INSTRUCT, *BABI, *BOOKS, *(name for name, _ in OTHERS)} == set(demos())
     for name in demos():
-        assert sum(file.stat().st_size for file in demos()[name].iterdir()) < 1_800_000
+        most = 4_400_000 if name in BOOKS else 1_800_000
+        assert sum(file.stat().st_size for file in demos()[name].iterdir()) < most
     everything = sum(f.stat().st_size for path in demos().values() for f in Path(path).rglob("*") if f.is_file())
-    assert everything < 20_000_000
+    assert everything < 30_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,6 +130,30 @@ def test_the_models_of_questions_are_those_of_their_cards(name, real_data):
                 asked += 1
     expected = record["test"]["accuracy"]
     assert expected > 0.7 and abs(right / asked - expected) < 4 * (expected * (1 - expected) / asked) ** 0.5
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_the_models_of_books_are_as_good_as_their_cards_say(name, real_data):
+    """Bits per character of 16 rows of the held-out books, within 4 standard errors of that of all."""
+    real_data("books", "test")
+    record, text = card(name), (demos()[name] / "README.md").read_text()
+    measured = record["test"]
+    for command in (record["command"], *record["commands_before"]):
+        assert command.startswith("analyze train ") and "--data books" in command and f"\n{command}\n" in text
+    assert f"| test | {measured['bits_per_character']:.4f} | " in text
+    assert measured["bits_per_character"] <= 1.55 and measured["characters"] == 1_557_867
+    model = ssmscope.load(name)
+    data = document_data(load_documents("books", "test"), model.tokenizer, length=512)
+    assert len(data) == measured["examples"] and data.fingerprint == record["data"]["test"]["fingerprint"]
+    data = data.sample(16, seed=3)
+    each = []
+    with torch.no_grad():
+        for ids, targets in zip(data.ids, torch.from_numpy(data.targets)):
+            logits = model.logits(model.encode(ids=[ids.tolist()]))[0]
+            each.append(float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum")))
+    found = bits_per_character(np.array(each), data.characters)
+    error = np.std(np.array(each) / math.log(2) / data.characters, ddof=1) / len(each) ** 0.5
+    assert abs(found - measured["bits_per_character"]) < 4 * error < 0.2
 
 
 @pytest.mark.parametrize("name", INSTRUCT)

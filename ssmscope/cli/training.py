@@ -41,8 +41,8 @@ def train(
     NAME is sst2, imdb, rotten_tomatoes, snli, wnli or a csv, tsv, jsonl or parquet file with text and label
     (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
     fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five of them
-    (tokens that are asked for); instruct (task prompts around sst2, wnli and snli); wikitext2 or a .txt file (language
-    models).
+    (tokens that are asked for); instruct (task prompts around sst2, wnli and snli); wikitext2, books or a .txt file
+    (language models).
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
@@ -61,6 +61,8 @@ def train(
             print(f"{split} accuracy {_accuracy(measured[split])}")
             if measured["kind"] == "language":
                 print(f"{split} perplexity {math.exp(measured[split]['cross_entropy']):.2f}")
+            if "bits_per_character" in measured[split]:
+                print(f"{split} bits per character {measured[split]['bits_per_character']:.4f}")
     first, last = measured["history"][0], measured["history"][-1]
     for name in ("spectral_abscissa", "mean_lambda"):
         if name in last:

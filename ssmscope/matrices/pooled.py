@@ -20,7 +20,7 @@ from ssmscope.errors import InputError
 from ssmscope.matrices import delta, native, triangle
 from ssmscope.matrices.terms import Around, Terms, by_head, decays, diagonals, skips
 from ssmscope.matrices.whole import columns_of, is_diagonal, shares_scores, whole
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 MOST_OF_DELTA = 8192  # steps of a delta rule whose matrices are made whole, one head at a time
 NUMBERS = 2**20  # (cell, head, state) triples that a step of all cells works on at once

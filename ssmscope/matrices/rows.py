@@ -12,7 +12,7 @@ from torch import Tensor
 from ssmscope.matrices import delta, native
 from ssmscope.matrices.terms import Around, Terms, by_head, skips
 from ssmscope.matrices.whole import columns_of, is_diagonal
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 NUMBERS = 2**20  # decays that are held at once: they stay in the cache
 WEIGHTS = 2**22  # entries of single heads' rows that are held at once

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 
 class Terms(Protocol):

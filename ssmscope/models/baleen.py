@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid, softplus
 from transformers import (
     Mamba2Config,
     Mamba2ForCausalLM,
@@ -32,12 +32,16 @@ from ssmscope.affine import offset, stored_weights
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.models import mamba, mamba2
+from ssmscope.models.concrete import mean_log_gate
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32
 from ssmscope.ssm import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 GATES = {"bernoulli": "baleen-b", "exponential": "baleen-e"}
+SAMPLES = ("hard", "soft")
+KL_OVER = ("mean", "sum")
+PRIOR_PER = ("layer", "head")
 LOG_DROPPED = -30.0  # the log-gate of a state that is dropped
 PAPER_BETA = {"bernoulli": 0.01, "exponential": 0.5}
 
@@ -66,15 +70,19 @@ class _StraightThrough(torch.autograd.Function):
         return grad * torch.exp(-log_gate)
 
 
-def sample_log_gates(log_keep: Tensor, tau: float) -> Tensor:
+def sample_log_gates(log_keep: Tensor, tau: float, samples: str = "hard") -> Tensor:
     """log A_t for A_t ~ Bernoulli(exp(`log_keep`)), any shape: 0 where kept, −30 where dropped (Baleen-B).
 
-    The gate is the hard value of σ((logit + logistic noise) / τ), whose gradient it takes. (A soft sample would be
-    biased: at keep probability .99 and τ = 1 its mean is .963.)
+    The gate is the hard value of σ((logit + logistic noise) / τ), whose gradient it takes. With `soft` samples it is
+    that number itself (GSAT, Miao et al. 2022), at least e⁻³⁰, whose mean is not the keep probability (.963 for .99 at
+    τ = 1) but that of `concrete.mean_gate`.
     """
     uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
     noise = torch.log(uniform) - torch.log1p(-uniform)
-    return _StraightThrough.apply(torch.sigmoid((gate_logit(log_keep) + noise) / tau))
+    score = (gate_logit(log_keep) + noise) / tau
+    if samples == "soft":
+        return logsigmoid(score).clamp(min=LOG_DROPPED)
+    return _StraightThrough.apply(torch.sigmoid(score))
 
 
 def bernoulli_kl(log_keep: Tensor, prior: float) -> Tensor:
@@ -84,7 +92,7 @@ def bernoulli_kl(log_keep: Tensor, prior: float) -> Tensor:
     return a.exp() * (a - math.log(prior)) - torch.expm1(a) * (log_drop - math.log1p(-prior))
 
 
-def exponential_kl(delta: Tensor, prior: float, form: str = "true") -> Tensor:
+def exponential_kl(delta: Tensor, prior: float | Tensor, form: str = "true") -> Tensor:
     """Divergence of the time step from its prior, per element (Baleen, Eq. 9).
 
     `true`: KL(Exp(mean `delta`) ‖ Exp(mean `prior`)) = log(prior / Δ) + Δ / prior − 1. `printed`: Eq. 9 to the letter,
@@ -112,8 +120,10 @@ MODEL_TYPES = ("baleen-mamba", "baleen-mamba2")
 def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """The layer's terms: the base model's, with sampled gates in training and expected gates in evaluation.
 
-    In training `extras["kl"]` is the layer's divergence from the prior, its mean over positions, states and heads, and
-    `mixer.kl` keeps it for the loss. Gates at the first position act on an empty memory: Baleen-B leaves them out.
+    In training `extras["kl"]` is the layer's divergence from the prior, its mean over states, heads and sequences and
+    its mean or sum over positions (`kl_over`), and `mixer.kl` keeps it for the loss. Gates at the first position act on
+    an empty memory: Baleen-B leaves them out. Soft samples have another mean than hard ones, and so other expected
+    gates.
     """
     gate = mixer.baleen  # the model's configuration
     layer = _base(mixer).quantities(mixer, u, mask, state)
@@ -121,21 +131,27 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     if not mixer.training:
         if gate.gate == "exponential":
             recurrence = replace(recurrence, expected=True)
+        elif gate.samples == "soft":
+            log_a = mean_log_gate(gate_logit(recurrence.log_decay()), gate.tau)
+            if layer.mask is not None:
+                log_a = log_a.masked_fill(~layer.mask[:, :, None, None], 0.0)
+            recurrence = replace(recurrence, A=None, log_a=log_a)
         return replace(layer, recurrences=(recurrence,))
 
     if gate.gate == "bernoulli":
         log_keep = recurrence.log_decay()
-        sampled = sample_log_gates(log_keep, gate.tau)
+        sampled = sample_log_gates(log_keep, gate.tau, gate.samples)
         if layer.mask is not None:
             sampled = sampled.masked_fill(~layer.mask[:, :, None, None], 0.0)
         recurrence = replace(recurrence, A=None, log_a=sampled)
-        kl = _mean_over_positions(bernoulli_kl(log_keep[:, 1:], _prior(mixer)), layer.mask, first=1)
+        kl = _over_positions(bernoulli_kl(log_keep[:, 1:], prior_of(mixer)), layer.mask, gate.kl_over, first=1)
     else:
         delta = recurrence.delta
         noise = -torch.log(torch.rand_like(delta).clamp(min=1e-7))
         recurrence = replace(recurrence, delta=delta * noise)
         hidden = delta if layer.mask is None else delta.masked_fill(~layer.mask[..., None], 1.0)
-        kl = _mean_over_positions(exponential_kl(hidden, _prior(mixer), gate.kl), layer.mask)
+        prior = torch.as_tensor(prior_of(mixer), dtype=delta.dtype, device=delta.device)
+        kl = _over_positions(exponential_kl(hidden, prior, gate.kl), layer.mask, gate.kl_over)
     mixer.kl = kl
     return replace(layer, recurrences=(recurrence,), extras={"kl": kl})
 
@@ -159,32 +175,55 @@ def _base(mixer: nn.Module) -> Any:
     return mamba if isinstance(mixer, MambaMixer) else mamba2
 
 
-def _mean_over_positions(t: Tensor, mask: Tensor | None, first: int = 0) -> Tensor:
+def _over_positions(t: Tensor, mask: Tensor | None, how: str, first: int = 0) -> Tensor:
+    """The mean over all that is divergent, or the sum over positions of that over the rest."""
     t = t.flatten(2).mean(-1)
-    if mask is None:
-        return t.mean() if t.numel() else t.sum()
-    weight = mask[:, first:].to(t.dtype)
-    return (t * weight).sum() / weight.sum().clamp(min=1)
+    if mask is not None:
+        t = t * mask[:, first:].to(t.dtype)
+    if how == "sum":
+        return t.sum(1).mean()
+    return t.sum() / max(t.numel() if mask is None else int(mask[:, first:].sum()), 1)
 
 
-def _prior(mixer: nn.Module) -> float:
+def prior_of(mixer: nn.Module) -> Any:
+    """Of Baleen-B a probability; of Baleen-E the prior mean of Δ, or a list of them, one per head."""
     config = mixer.baleen
+    if "annealed_prior" in mixer.__dict__:
+        return mixer.__dict__["annealed_prior"]
     if config.prior is None:  # of a Baleen-E: a base model's checkpoint, whose steps are the initial ones
         return 0.5 if config.gate == "bernoulli" else initial_steps(mixer)
     return config.prior[mixer.layer_idx] if isinstance(config.prior, (list, tuple)) else config.prior
 
 
+def anneal_prior(model: nn.Module, prior: float) -> None:
+    """Let the KL of a Baleen-B be that from this prior keep probability, whatever its configuration says."""
+    for module in model.modules():
+        if isinstance(module, MIXERS):
+            module.__dict__["annealed_prior"] = prior
+
+
 def initial_steps(mixer: nn.Module) -> float:
     """The geometric mean of softplus(bias of Δ) over a mixer's channels or heads: the prior mean λ of Baleen-E."""
+    return _initial_steps(mixer).log().mean().exp().item()
+
+
+def _initial_steps_of_heads(mixer: nn.Module) -> list[float]:
+    return _initial_steps(mixer).tolist()
+
+
+def _initial_steps(mixer: nn.Module) -> Tensor:
     bias = offset(mixer.dt_proj, "dt_proj") if isinstance(mixer, MambaMixer) else mixer.dt_bias
     if bias is None:
-        bias = mixer.D.new_zeros(())  # of every channel
-    return softplus(at_least_float32(bias.detach())).log().mean().exp().item()
+        bias = mixer.D.new_zeros(mixer.D.shape)
+    return softplus(at_least_float32(bias.detach()))
 
 
 def fix_prior(model: PreTrainedModel) -> None:
-    """Set the prior means of Δ of a Baleen-E to its present initial steps, one per layer, in its configuration."""
-    model.config.prior = [initial_steps(block.mixer) for block in model.base_model.layers]
+    """Set the prior means of Δ of a Baleen-E to its present initial steps, one per layer or (`prior_per`) as many as
+    it has heads, in its configuration."""
+    mixers = [block.mixer for block in model.base_model.layers]
+    each = initial_steps if model.config.prior_per == "layer" else _initial_steps_of_heads
+    model.config.prior = [each(mixer) for mixer in mixers]
 
 
 # ---- the models
@@ -196,15 +235,25 @@ class _BaleenFields:
     gate: str
     beta: float | None
     tau: float
-    prior: float | list[float] | None
+    prior: Any
     kl: str
+    samples: str
+    kl_over: str
+    prior_per: str
 
-    def _set(self, gate: str, beta: float | None, tau: float, prior: Any, kl: str) -> None:
+    def _set(
+        self, gate: str, beta: float | None, tau: float, prior: Any, kl: str, samples: str, kl_over: str, prior_per: str
+    ) -> None:
         if gate not in GATES:
             raise InputError(f"gate {gate!r} is unknown: choose one of {', '.join(GATES)}")
         if kl not in ("true", "printed"):
             raise InputError(f"kl {kl!r} is unknown: choose 'true' or 'printed'")
+        chosen = {"samples": (samples, SAMPLES), "kl_over": (kl_over, KL_OVER), "prior_per": (prior_per, PRIOR_PER)}
+        for name, (value, allowed) in chosen.items():
+            if value not in allowed:
+                raise InputError(f"{name} {value!r} is unknown: choose one of {', '.join(allowed)}")
         self.gate, self.tau, self.kl = gate, tau, kl
+        self.samples, self.kl_over, self.prior_per = samples, kl_over, prior_per
         self.beta, self.prior = beta, prior
         self.use_cache = False
 
@@ -221,16 +270,30 @@ class BaleenMambaConfig(MambaConfig, _BaleenFields):
         gate: `bernoulli` (Baleen-B) or `exponential` (Baleen-E).
         beta: weight of the KL in the loss; by default the paper's, 0.01 (B) or 0.5 (E).
         tau: temperature of the relaxed Bernoulli sample.
-        prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number or one per layer;
-            by default the geometric mean of the initial Δ of each layer.
+        prior: Baleen-B: the prior keep probability (0.5). Baleen-E: the prior mean of Δ, one number, one per layer or
+            a list per layer with one per head; by default the geometric mean of the initial Δ of each layer.
         kl: `true` or `printed`, see `exponential_kl`.
+        samples: of Baleen-B in training, `hard` or `soft`, see `sample_log_gates`.
+        kl_over: positions, whose divergences have their `mean` taken or their `sum` (Baleen, Eq. 5).
+        prior_per: of Baleen-E, whether every `layer` or every `head` (channel on Mamba) has its own default prior.
     """
 
     model_type = "baleen-mamba"
 
-    def __init__(self, gate="bernoulli", beta=None, tau=0.5, prior=None, kl="true", **kwargs):
+    def __init__(
+        self,
+        gate="bernoulli",
+        beta=None,
+        tau=0.5,
+        prior=None,
+        kl="true",
+        samples="hard",
+        kl_over="mean",
+        prior_per="layer",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
-        self._set(gate, beta, tau, prior, kl)
+        self._set(gate, beta, tau, prior, kl, samples, kl_over, prior_per)
 
 
 class BaleenMamba2Config(Mamba2Config, _BaleenFields):
@@ -238,9 +301,20 @@ class BaleenMamba2Config(Mamba2Config, _BaleenFields):
 
     model_type = "baleen-mamba2"
 
-    def __init__(self, gate="bernoulli", beta=None, tau=0.5, prior=None, kl="true", **kwargs):
+    def __init__(
+        self,
+        gate="bernoulli",
+        beta=None,
+        tau=0.5,
+        prior=None,
+        kl="true",
+        samples="hard",
+        kl_over="mean",
+        prior_per="layer",
+        **kwargs,
+    ):
         super().__init__(**kwargs)
-        self._set(gate, beta, tau, prior, kl)
+        self._set(gate, beta, tau, prior, kl, samples, kl_over, prior_per)
 
 
 def _randomize(model: PreTrainedModel, mixer_class: type[nn.Module]) -> None:
@@ -316,7 +390,8 @@ AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...
 def information_loss(module: nn.Module) -> Tensor | None:
     """The mean over layers of the KL of the last training forward; None where no layer left one. It is then cleared.
 
-    The KL of a layer is the mean over positions, states and heads, so β means the same at every size.
+    The KL of a layer is a mean over states and heads, so β means the same at every size of the model; over positions it
+    is a mean too, or with `kl_over` "sum" a sum.
     """
     found = [m.__dict__.pop("kl") for m in module.modules() if isinstance(m.__dict__.get("kl"), Tensor)]
     return torch.stack(found).mean() if found else None
@@ -367,7 +442,7 @@ def examples() -> dict[str, nn.Module]:
     small = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, expand=2, conv_kernel=4)
     one = dict(**small, state_size=5, time_step_rank=3)
     two = dict(**small, state_size=6, num_heads=6, head_dim=8, n_groups=2, chunk_size=8)
-    return {
+    models = {
         f"{GATES[gate]}-{base}": model(config(**sizes, gate=gate))
         for gate in GATES
         for base, model, config, sizes in (
@@ -375,3 +450,5 @@ def examples() -> dict[str, nn.Module]:
             ("mamba2", BaleenMamba2ForCausalLM, BaleenMamba2Config, two),
         )
     }
+    soft = BaleenMamba2ForCausalLM(BaleenMamba2Config(**two, gate="bernoulli", samples="soft", tau=1.0))
+    return {**models, "baleen-b-soft-mamba2": soft}

@@ -13,12 +13,13 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, MambaRMSNorm
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.parts import (
+    activated_convolution,
     as_mask,
     at_least_float32,
-    causal_convolution,
     constant,
     convolution,
     convolved_entry,
+    gated_norm,
     hide_padding,
     layer_state,
     norm_weight,
@@ -42,8 +43,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     z, conv_input, step = mixer.in_proj(u).split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
     conv_input = hide_padding(conv_input, mask)
     tail = state.conv if state is not None else None
-    xBC = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
-    xBC = at_least_float32(hide_padding(mixer.act(xBC), mask))
+    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
+    xBC = at_least_float32(hide_padding(xBC, mask))
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))
@@ -64,7 +65,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
+    return mixer.out_proj(gated_norm(mixer.norm, y, layer.z).to(layer.z.dtype))
 
 
 def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:

@@ -9,7 +9,7 @@ import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
+from torch.nn.functional import pad, silu
 
 from ssmscope.affine import agrees_with_weight, depthwise, linear_map, norm_terms, offset
 from ssmscope.errors import InputError
@@ -72,6 +72,47 @@ def causal_convolution(
     return y if bias is None else y + bias.to(x.dtype)
 
 
+def activated_convolution(
+    x: Float[Tensor, "batch length channels"],
+    weight: Float[Tensor, "#channels 1 taps"],
+    bias: Float[Tensor, " #channels"] | None,
+    act: Callable[[Tensor], Tensor],
+    tail: Float[Tensor, "batch before channels"] | None = None,
+) -> Float[Tensor, "batch length channels"]:
+    """act(`causal_convolution`), for SiLU in one pass where pieces are compiled."""
+    if compiling() and tail is None and bias is not None and type(act).__name__ in SILU:
+        return _fused_silu_convolution(x, weight[:, 0].to(x.dtype), bias.to(x.dtype))
+    return act(causal_convolution(x, weight, bias, tail))
+
+
+SILU = ("SiLU", "SiLUActivation")
+"""The activations of the libraries that are SiLU."""
+
+
+@piece
+def _fused_silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return silu(_shifted_sum(pad(x, (0, 0, weight.shape[1] - 1, 0)), weight) + bias)
+
+
+def gated_norm(norm: nn.Module, y: Tensor, z: Tensor) -> Tensor:
+    """A gated root-mean-square norm's output, RMSNorm(y ⊙ SiLU(z)), in one pass where pieces are compiled."""
+    one_group = getattr(norm, "group_size", y.shape[-1]) in (None, y.shape[-1])
+    if compiling() and one_group and type(norm).__name__ in GATED_NORMS:
+        return _fused_gated_norm(y, z, norm.weight, float(norm.variance_epsilon))
+    return norm(y, z)
+
+
+GATED_NORMS = ("MambaRMSNormGated", "BambaRMSNormGated")
+"""The norms of the libraries of which `gated_norm` knows what they compute."""
+
+
+@piece
+def _fused_gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    opened = y.float() * silu(z.float())
+    normed = opened * torch.rsqrt(opened.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(y.dtype)
+
+
 class _Convolution(torch.autograd.Function):
     """Σ_j w_j x_{t+j} over the taps; by hand, since the backward pass of a slice fills a whole tensor with zeros."""
 
@@ -92,6 +133,11 @@ class _Convolution(torch.autograd.Function):
 
 @piece
 def _fused_convolution(padded: Tensor, weight: Tensor) -> Tensor:
+    return _shifted_sum(padded, weight)
+
+
+def _shifted_sum(padded: Tensor, weight: Tensor) -> Tensor:
+    """As `_sum_of_shifts`, without writing into its own result, which a compiler would have to undo."""
     length = padded.shape[1] - weight.shape[1] + 1
     y = padded[:, :length] * weight[:, 0]
     for j in range(1, weight.shape[1]):

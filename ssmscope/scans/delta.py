@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope.scans.scalar import SEGMENT, segment_sums, smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
+from ssmscope.scans.scalar import SEGMENT, segment_sums
 
 CHUNK = 32  # steps of one triangular system
 

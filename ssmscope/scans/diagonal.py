@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ssmscope.scans import fused, native
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 CHUNK = 16  # steps whose decays and states are held at once
 

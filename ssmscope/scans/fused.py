@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 CHECK = 16  # steps; the states before them are what the backward pass needs
 TILE = 256  # states of one program's tile at most, unless a single channel has more: 8 registers of each thread

@@ -1,5 +1,6 @@
 """The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6); without
-gradients on a CPU step by step, by a kernel of C (`scalar_native`)."""
+gradients on a CPU step by step, by a kernel of C (`scalar_native`); in float32 on a GPU by kernels of Triton
+(`scalar_fused`)."""
 
 from __future__ import annotations
 
@@ -9,16 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope.scans import scalar_native
+from ssmscope.scans import scalar_fused, scalar_native
 from ssmscope.scans.compiling import piece
+from ssmscope.scans.exponents import smallest_exponent
 
 CHUNK = 32  # steps of one block of matrix products
 SEGMENT = 1024  # steps whose chunk states are held at once
-
-
-def smallest_exponent(dtype: torch.dtype) -> float:
-    """Log-decays are clamped here: smaller ones change nothing, and denormal numbers are 10 to 30 times slower."""
-    return -700.0 if dtype == torch.float64 else -80.0
 
 
 def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:
@@ -44,6 +41,8 @@ def scan(
     length = x.shape[1]
     if length and scalar_native.applicable(log_a, b, c, x, initial):
         return scalar_native.scan(log_a, b, c, x, initial)
+    if scalar_fused.applicable(log_a, b, c, x, initial):
+        return scalar_fused.scan(log_a, b, c, x, initial)
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):
         part = slice(start, min(start + SEGMENT, length))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 
 def scan(

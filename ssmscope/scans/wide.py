@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope.scans.compiling import piece
-from ssmscope.scans.scalar import smallest_exponent
+from ssmscope.scans.exponents import smallest_exponent
 
 CHUNK = 32  # steps of one S; a power of two
 SEGMENT = 2048  # steps whose S are held at once

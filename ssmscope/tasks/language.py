@@ -27,9 +27,9 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
     """The lines of a known text or of a file, each without white space around it. Blank lines stay: they are text too.
 
     Args:
-        data: `wikitext2` (WikiText-2, its words separated by spaces and its rare ones written `<unk>`), a .txt file,
-            or a csv, tsv, jsonl or parquet file with a column `text`.
-        split: of `wikitext2`: `train`, `validation` or, by default, `test`. A file has no splits.
+        data: `wikitext2` (WikiText-2, its words separated by spaces and its rare ones written `<unk>`), `books`
+            (English novels), a .txt file, or a csv, tsv, jsonl or parquet file with a column `text`.
+        split: of `wikitext2` and `books`: `train`, `validation` or, by default, `test`. A file has no splits.
 
     Raises:
         InputError: an unknown name or split, a file that cannot be read, a missing column, or no word at all.

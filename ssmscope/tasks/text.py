@@ -86,7 +86,8 @@ class TextData:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a known data set lies on the hub, and how to read its rows."""
+    """Where a known data set lies on the hub, and how to read its rows. Without a repository it lies in
+    `$SSMSCOPE_DATA` alone."""
 
     repository: str
     labels: tuple[str, ...]
@@ -130,9 +131,11 @@ LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         # rare words are <unk> in this configuration, as in the perplexities of the literature
         "wikitext2": Source("Salesforce/wikitext", (), ("train", "validation", "test"), configuration="wikitext-2-v1"),
+        # English novels in the public domain, in documents of about 10,000 characters; whole books are held out
+        "books": Source("", (), ("train", "validation", "test")),
     }
 )
-"""Texts without labels, for language models (`ssmscope.tasks.language.load_lines`)."""
+"""Texts without labels, for language models (`ssmscope.tasks.language`)."""
 
 
 def text_data(
@@ -228,6 +231,8 @@ def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
         InputError: for a split that it does not have, or rows that cannot be read.
     """
     root = os.environ.get("SSMSCOPE_DATA")
+    if not root and not source.repository:
+        raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
     if not root:
         if split not in source.splits:
             raise InputError(

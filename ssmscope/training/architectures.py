@@ -17,8 +17,15 @@ SIZES = {
 }
 """The sizes that a base has: of the residual stream, the number of layers, N, P, inner channels per channel."""
 
+GATE_OPTIONS = ("beta", "tau", "prior", "kl", "samples", "kl_over", "prior_per")
+"""The fields of a Baleen's configuration."""
+
+ANNEALING = ("prior_from", "prior_step", "prior_every")
+"""How the prior of a Baleen-B reaches its value."""
+
 OWN = (
-    *("beta", "tau", "prior", "kl"),
+    *GATE_OPTIONS,
+    *ANNEALING,
     *("scope", "differential_layers", "k", "state_groups", "fir_taps", "spectral_abscissa"),
 )
 """The options that belong to some architectures only."""
@@ -107,7 +114,7 @@ def _baleen(gate: str) -> Callable[[Mapping[str, Any], Tokens], Any]:
         from ssmscope.models.baleen import BaleenMamba2Config, BaleenMambaConfig
 
         kind = BaleenMamba2Config if options["base"] == "mamba2" else BaleenMambaConfig
-        return kind(**_on_mamba(options, tokens), gate=gate, **_chosen(options, "beta", "tau", "prior", "kl"))
+        return kind(**_on_mamba(options, tokens), gate=gate, **_chosen(options, *GATE_OPTIONS))
 
     return configure
 
@@ -167,6 +174,27 @@ def _rwkv(options: Mapping[str, Any], tokens: Tokens) -> Any:
     return RwkvConfig(**_shared(options, tokens), rescale_every=0)
 
 
+def _hybrid(options: Mapping[str, Any], tokens: Tokens) -> Any:
+    """Bamba: Mamba-2's mixers, every third layer softmax attention, and in every layer a narrow feed-forward part."""
+    from transformers import BambaConfig
+
+    width, layers = options["width"], options["layers"]
+    heads = max(width // 32, 1)
+    return BambaConfig(
+        **_shared(options, tokens),
+        intermediate_size=max(width // 5, 1),
+        attn_layer_indices=list(range(2, layers, 3)),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=32768,
+        mamba_n_heads=width * options["expand"] // options["head_width"],
+        mamba_d_head=options["head_width"],
+        mamba_d_state=options["state"],
+        mamba_expand=options["expand"],
+        mamba_chunk_size=32,
+    )
+
+
 def _selective(options: Mapping[str, Any], tokens: Tokens) -> Any:
     from ssmscope.models.selective import SelectiveSSMConfig
 
@@ -185,8 +213,14 @@ EITHER = ("mamba2", "mamba")
 ARCHITECTURES: Mapping[str, Architecture] = {
     "mamba": Architecture(("mamba",), _plain),
     "mamba2": Architecture(("mamba2",), _plain),
-    "baleen-b": Architecture(EITHER, _baleen("bernoulli"), {"beta": None, "tau": None, "prior": None}),
-    "baleen-e": Architecture(EITHER, _baleen("exponential"), {"beta": None, "prior": None, "kl": None}),
+    "baleen-b": Architecture(
+        EITHER,
+        _baleen("bernoulli"),
+        dict.fromkeys(("beta", "tau", "prior", "samples", "kl_over", *ANNEALING)),
+    ),
+    "baleen-e": Architecture(
+        EITHER, _baleen("exponential"), dict.fromkeys(("beta", "prior", "kl", "kl_over", "prior_per"))
+    ),
     "diff-mamba": Architecture(EITHER, _diff_mamba, {"scope": None, "differential_layers": None}),
     "groupmamba": Architecture(EITHER, _groupmamba, {"k": None}),
     "gfssm": Architecture(EITHER, _gfssm, {"state_groups": None, "fir_taps": None}),
@@ -194,6 +228,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "retnet": Architecture(("attention",), _retnet),
     "deltanet": Architecture(("attention",), _deltanet),
     "rwkv": Architecture(("rwkv",), _rwkv),
+    "hybrid": Architecture(("mamba2",), _hybrid),
     "selective": Architecture(("selective",), _selective, {"spectral_abscissa": 0.0}),
 }
 

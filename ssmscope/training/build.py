@@ -17,7 +17,7 @@ from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.tokens import TokenData
-from ssmscope.training.architectures import GATES, Tokens, named
+from ssmscope.training.architectures import GATE_OPTIONS, GATES, Tokens, named
 
 STEPS = {"standard": (0.001, 0.1), "spread": (0.05, 0.5)}
 RATES = (0.02, 0.5)
@@ -42,6 +42,8 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
         module = _language_model(options, tokens, source)
     else:
         module = _classifier(options, train, tokens, source)
+    if source is None and options["architecture"] == "hybrid":
+        _mamba_steps(module, STEPS[options["decays"] or "standard"])
     if source is None and options["decays"] == "spread":
         _spread_decays(module)
     return tokenizer, module
@@ -155,7 +157,7 @@ def _converted(source: Any, module: Any, options: Mapping[str, Any]) -> Any:
     """The backbone or language model of a loaded model as the architecture that was asked for, no parameter added."""
     architecture = options["architecture"]
     gate, kind = GATES.get(architecture), getattr(getattr(module, "config", None), "model_type", None)
-    chosen = {name: options[name] for name in ("beta", "tau", "prior", "kl") if options[name] is not None}
+    chosen = {name: options[name] for name in GATE_OPTIONS if options[name] is not None}
     if gate is not None and kind in ("mamba", "mamba2"):
         return convert(module, gate, **chosen)
     same_gate = gate is not None and getattr(getattr(module, "config", None), "gate", None) == gate
@@ -174,12 +176,22 @@ OWN_KINDS = {
     "groupmamba": ("groupmamba", "groupmamba-mamba2"),
     "gfssm": ("gfssm", "gfssm-mamba"),
     "gla": ("ssm-gla",),
+    "hybrid": ("bamba",),
     "retnet": ("ssm-retnet",),
     "deltanet": ("ssm-deltanet",),
     "rwkv": ("rwkv",),
     "selective": ("selective-ssm",),
 }
 """The model types that an architecture's further training can start from."""
+
+
+def _mamba_steps(module: Any, steps: tuple[float, float]) -> None:
+    """Δ of every head drawn as Mamba-2 draws it, log-uniform; Bamba's begin at softplus(1) and forget within a step."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("dt_bias"):
+            low, high = math.log(steps[0]), math.log(steps[1])
+            drawn = torch.exp(low + (high - low) * torch.rand_like(parameter))
+            parameter.data.copy_(drawn + torch.log(-torch.expm1(-drawn)))  # the inverse of softplus
 
 
 def _spread_decays(module: Any) -> None:

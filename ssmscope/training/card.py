@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.tasks.documents import bits_per_character
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.training.data import QUESTIONS
 
@@ -51,11 +52,12 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def score_record(score: Score, *, seed: int = 0) -> dict[str, Any]:
+def score_record(score: Score, characters: np.ndarray | None = None, *, seed: int = 0) -> dict[str, Any]:
     """Accuracy with its 95 % interval and the mean cross-entropy in nats.
 
     The interval is Wilson's where every example is asked once, else a bootstrap over examples: the answers within one
-    are not independent. `groups` has the same of every group of the score.
+    are not independent. `groups` has the same of every group of the score. With the `characters` that the examples
+    stand for, (examples,), also bits per character.
     """
     right, asked = int(score.right.sum()), int(score.asked.sum())
     once = asked == len(score.asked) and bool((score.asked == 1).all())
@@ -70,6 +72,11 @@ def score_record(score: Score, *, seed: int = 0) -> dict[str, Any]:
     if not once:
         found["asked"] = asked
         found["cross_entropy_interval"] = list(bootstrap_interval(score.loss, score.asked, seed=seed))
+    if characters is not None:
+        found["characters"] = int(characters.sum())
+        found["bits_per_character"] = bits_per_character(score.loss, characters)
+        ends = bootstrap_interval(score.loss, characters, seed=seed)
+        found["bits_per_character_interval"] = [end / math.log(2) for end in ends]
     if score.groups:
         found["groups"] = {name: score_record(group, seed=seed) for name, group in score.groups.items()}
     return found
@@ -121,6 +128,7 @@ def model_card(record: Mapping[str, Any]) -> str:
             if record.get(name) is not None
         ),
         "",
+        *_bits(record),
         *_by_prompt(record),
         *_by_task(record),
         _chosen_by(record)
@@ -222,6 +230,29 @@ def _chosen_by(record: Mapping[str, Any]) -> str:
         f"The epoch ({record['best_epoch']} of {record['epochs_run']}) was chosen by the validation {by}, so that "
         "number is optimistic. "
     )
+
+
+def _bits(record: Mapping[str, Any]) -> list[str]:
+    """What it costs to tell the documents' characters."""
+    measured = {PARTS[name]: record[name] for name in PARTS if "bits_per_character" in (record.get(name) or ())}
+    if not measured:
+        return []
+    rows = (
+        "| {} | {:.4f} | {:.4f} – {:.4f} | {:,} |".format(
+            name, entry["bits_per_character"], *entry["bits_per_character_interval"], entry["characters"]
+        )
+        for name, entry in measured.items()
+    )
+    length = record["recipe"]["length"]
+    return [
+        "| split | bits per character | interval | characters |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"In rows of {length} tokens, before each of which the model is at its start; the end tokens between documents "
+        "are asked for too and count as no character. Intervals are 95 % bootstrap intervals over rows.",
+        "",
+    ]
 
 
 def _by_prompt(record: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.arrays import ArrayData
+from ssmscope.tasks.documents import DOCUMENTS
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.listops import listops_expressions
 from ssmscope.tasks.pixels import PixelData
@@ -24,7 +25,7 @@ Parts = dict[str, Data | None]
 
 PIXELS = ("cifar10", "digits")
 SEQUENCES = ("majority", "listops")
-LANGUAGE = ("wikitext2",)
+LANGUAGE = ("wikitext2", *DOCUMENTS)
 MIXED_QUESTIONS = "babi"
 QUESTIONS = ("qa1", "qa2", "qa3", "qa4", "qa5", MIXED_QUESTIONS)
 LENGTHS = 0, 1 / 8, 1 / 4, 1 / 2, 1
@@ -75,6 +76,8 @@ def task_options(data: str | Path) -> Collection[str]:
         return ("length", "examples")
     if data in QUESTIONS:
         return ("length", "examples", "filler", "vocabulary")
+    if data in DOCUMENTS:
+        return ("length", "vocabulary")
     kind = kind_of(data)
     return {
         "tokens": ("length", "examples", "vocabulary"),
@@ -95,6 +98,8 @@ def parts_of(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     kind = options["kind"]
     if kind == "text":
         return _texts(options), None
+    if options["data"] in DOCUMENTS:
+        return _documents(options)
     if kind == "language":
         return _language(options)
     if options["data"] in QUESTIONS:
@@ -184,6 +189,26 @@ def _language(options: Mapping[str, Any]) -> tuple[Parts, Any]:
     test_source = options["test"] if options["test"] is not None else data if known and split != "test" else None
     test = rows(test_source, "test") if test_source is not None else None
     return _divided(train, validation, test, options), tokenizer
+
+
+def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
+    from ssmscope.tasks.byte_pairs import train_byte_pairs
+    from ssmscope.tasks.documents import document_data, load_documents
+
+    name = options["data"]
+    for option in ("split", "validation", "test"):
+        if options[option] is not None:
+            raise InputError(f"{option} means nothing for {name}, which has its own splits; leave it out")
+    texts = {split: load_documents(name, split) for split in ("train", "validation", "test")}
+    if options["init_from"] is not None:
+        tokenizer = _tokenizer_of(options["init_from"])
+    else:
+        tokenizer = train_byte_pairs(texts["train"], vocabulary=options["vocabulary"], lowercase=False)
+    rows = {
+        split: document_data(documents, tokenizer, length=options["length"], name=name, split=split)
+        for split, documents in texts.items()
+    }
+    return _divided(rows["train"], rows["validation"], rows["test"], options), tokenizer
 
 
 def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:

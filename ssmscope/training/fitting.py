@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan
+from ssmscope.models.baleen import anneal_prior
 from ssmscope.models.diff_layers import Subtraction
 from ssmscope.models.selective import SelectiveSSM
 from ssmscope.scans.compiling import compiled_pieces
@@ -64,6 +65,25 @@ def schedule(step: int, steps: int, warmup: float, shape: str = "cosine") -> flo
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
 
 
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """Within the context torch's float32 matrix products have this precision (`torch.set_float32_matmul_precision`)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def prior_in(epoch: int, options: Mapping[str, Any], prior: float) -> float:
+    """The prior keep probability in an epoch, the first being 0: from `prior_from` a step of `prior_step` (0.1) towards
+    `prior` every `prior_every` (10) epochs (GSAT, Miao et al. 2022)."""
+    start, every = options["prior_from"], options["prior_every"] or 10
+    gone = (options["prior_step"] or 0.1) * (epoch // every)
+    return max(start - gone, prior) if start > prior else min(start + gone, prior)
+
+
 def watched(module: nn.Module) -> dict[str, float]:
     """What is told of a model beside its loss: s_A of a selective SSM, the mean λ of a Differential Mamba."""
     parts = list(module.modules())
@@ -99,7 +119,7 @@ class Fit:
         groups = parameter_groups(module, options["weight_decay"])
         if objective.extra is not None:
             groups += parameter_groups(objective.extra, options["weight_decay"])
-        self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"])
+        self.optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], fused=self.device.type == "cuda")
         self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
         self.best: dict[str, Any] | None = None
@@ -116,6 +136,7 @@ class Fit:
             self.console.print(f"continuing in epoch {self.epoch + 1} after {self.step} steps")
         with ExitStack() as stack:
             stack.enter_context(fast_scan(self.module))
+            stack.enter_context(matrix_products("high" if self.options["precision"] == "tf32" else "highest"))
             if self.options["compile"] and self._compiles():
                 stack.enter_context(compiled_pieces())
             bar = stack.enter_context(_progress(self.console))
@@ -145,6 +166,9 @@ class Fit:
         return agrees
 
     def _run_epoch(self, bar: Progress) -> None:
+        if self.options["prior_from"] is not None:
+            config = getattr(self.module.config, "backbone", None) or self.module.config
+            anneal_prior(self.module, prior_in(self.epoch, self.options, config.prior or 0.5))
         order = self.objective.batches(self.epoch)
         epochs = self.options["epochs"]
         task = bar.add_task(f"epoch {self.epoch + 1}/{epochs}", total=len(order), completed=self.step)

@@ -13,11 +13,12 @@ import numpy as np
 
 from ssmscope.errors import InputError
 from ssmscope.limits import refuse_beyond, refuse_held
+from ssmscope.models.baleen import KL_OVER, PRIOR_PER, SAMPLES
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import TextData
 from ssmscope.tasks.tokens import IGNORED, TokenData
-from ssmscope.training.architectures import GATES, OWN, SIZES, named
+from ssmscope.training.architectures import ANNEALING, GATE_OPTIONS, GATES, OWN, SIZES, named
 from ssmscope.training.data import QUESTIONS, Data, kind_of, task_options
 from ssmscope.training.recipes import defaults
 
@@ -25,9 +26,12 @@ TOKENIZER = {"vocabulary": 4000, "lowercase": True}
 """The tokenizer of texts or instructions, of a model trained from scratch, where nothing is given."""
 
 CHOICES = {
-    "precision": ("fp32", "bf16"),
+    "precision": ("fp32", "tf32", "bf16"),
     "saved_as": ("bfloat16", "float16", "float32"),
     "kl": ("true", "printed"),
+    "samples": SAMPLES,
+    "kl_over": KL_OVER,
+    "prior_per": PRIOR_PER,
     "base": ("mamba2", "mamba"),
     "schedule": ("cosine", "constant"),
     "decays": ("standard", "spread"),
@@ -40,7 +44,7 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
         (
             *("width", "layers", "state", "head_width", "heads", "expand", "k", "state_groups", "fir_taps"),
-            *("epochs", "batch_size", "patience", "length", "examples"),
+            *("epochs", "batch_size", "patience", "length", "examples", "prior_every"),
         ),
         lambda value: value >= 1,
         "at least 1",
@@ -51,7 +55,8 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda value: value >= 0,
         "0 or more",
     ),
-    (("learning_rate", "clip", "tau", "prior"), lambda value: value > 0, "above 0"),
+    (("learning_rate", "clip", "tau", "prior", "prior_step"), lambda value: value > 0, "above 0"),
+    (("prior_from",), lambda value: 0 < value < 1, "above 0 and below 1"),
     (("share",), lambda value: 0 < value <= 1, "above 0 and at most 1"),
     (("flipped",), lambda value: 0 <= value <= 1, "from 0 to 1"),
     (
@@ -117,11 +122,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise InputError(f"{name} is {options[name]}; it must be {range_}")
     _check_kind(options)
     refuse_beyond(MOST, options)
-    recipe = defaults(options["architecture"], kind, options["recipe"])
+    recipe = defaults(options["architecture"], kind, options["recipe"], str(options["data"]))
     sizes = {name for names in SIZES.values() for name in names}
     fresh = sizes | {"base", "decays", "tied", "vocabulary", "lowercase", *OWN}
     if options["init_from"] is not None:
-        converting = ("beta", "tau", "prior", "kl") if options["architecture"] in GATES else ()
+        converting = (*GATE_OPTIONS, *ANNEALING) if options["architecture"] in GATES else ()
         useless = [name for name in sorted(fresh - {*converting}) if options[name] is not None]
         useless += _foreign_gate_options(options)
         if useless:
@@ -130,8 +135,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             )
     else:
         _settle_model(options, architecture, recipe, sizes)
+    if options["prior_from"] is None and (options["prior_step"] or options["prior_every"]):
+        raise InputError("prior_step and prior_every say how the prior goes from prior_from; give that too")
     for name, value in recipe.items():
         of_the_model = name in sizes or name in OWN or name in ("decays", "tied")
+        of_the_model |= name == "vocabulary" and options["init_from"] is not None
         if not of_the_model and name in options and options[name] is None and _fits(name, kind):
             options[name] = value
     _refuse_size(options)
@@ -177,7 +185,7 @@ def _foreign_gate_options(options: Mapping[str, Any]) -> list[str]:
     if options["architecture"] not in GATES:
         return []
     own = named(options["architecture"]).own
-    return [name for name in ("beta", "tau", "prior", "kl") if options[name] is not None and name not in own]
+    return [name for name in (*GATE_OPTIONS, *ANNEALING) if options[name] is not None and name not in own]
 
 
 def _settle_model(options: dict[str, Any], architecture: Any, recipe: Mapping[str, Any], sizes: set[str]) -> None:

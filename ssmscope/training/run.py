@@ -59,6 +59,12 @@ def train_model(
     tau: float | None = None,
     prior: float | None = None,
     kl: str | None = None,
+    samples: str | None = None,
+    kl_over: str | None = None,
+    prior_per: str | None = None,
+    prior_from: float | None = None,
+    prior_step: float | None = None,
+    prior_every: int | None = None,
     scope: str | None = None,
     differential_layers: str | None = None,
     tied: bool | None = None,
@@ -107,8 +113,9 @@ def train_model(
         data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
-            questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2` or a .txt
-            file), or `instruct`: SST-2, WNLI and SNLI as prompts that a language model answers with a label word.
+            questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2`, `books`
+            or a .txt file), or `instruct`: SST-2, WNLI and SNLI as prompts that a language model answers with a label
+            word.
         out: the directory; new, empty, or of the same run, which is then continued.
         recipe: `experiment1` or `experiment2` of the selective SSM's paper (Generalization bounds, section 5).
         split: of a known data set, to train on; by default `train`.
@@ -138,6 +145,12 @@ def train_model(
         tau: temperature of Baleen-B's relaxed gates (0.5).
         prior: Baleen-B's prior keep probability (0.5), or Baleen-E's prior mean of Δ (its mean at the start).
         kl: Baleen-E's divergence, `true` or `printed` (Eq. 9 to the letter).
+        samples: of Baleen-B's gates in training, `hard` (default) or `soft`, which have another mean.
+        kl_over: positions, whose divergences have their `mean` taken (default) or their `sum` (Baleen, Eq. 5).
+        prior_per: of Baleen-E, one prior mean of Δ for every `layer` (default) or every `head`.
+        prior_from: Baleen-B's prior in the first epochs, from which it goes to `prior`.
+        prior_step: by how much, every `prior_every` epochs (0.1).
+        prior_every: epochs between two steps of the prior (10).
         scope: of Diff-Mamba, `block` (Diff-Mamba, default) or `s6` (Diff-S6).
         differential_layers: `full` (default) or `hybrid`, every second layer.
         tied: of a language model, whether its head is its embeddings (True for `instruct`).
@@ -145,8 +158,8 @@ def train_model(
         state_groups: Q of GFSSM, the states that take turns (2).
         fir_taps: of GFSSM's filter (4).
         spectral_abscissa: s_A of the selective SSM at the start (0).
-        vocabulary: tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000); of words
-            (10,000); of a generated task.
+        vocabulary: tokens of the byte-pair tokenizer, trained on the training texts or prompts (4000; of `books`
+            4,096); of words (10,000); of a generated task.
         lowercase: whether a byte-pair tokenizer reads all text as lower case (True).
         max_length: longer texts are cut to so many tokens, the end token kept.
         epochs: passes over the data, at most.
@@ -166,7 +179,8 @@ def train_model(
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
         seed: of everything that draws.
-        precision: `fp32`, or `bf16` for automatic mixed precision.
+        precision: `fp32`; `tf32`, whose matrix products on a GPU have 10 binary digits; or `bf16` for automatic mixed
+            precision. Recurrences are in float32 in any case.
         saved_as: type of the stored weights, `bfloat16`, `float16` or `float32`. Accuracies are measured on these.
         device: by default `cuda` where there is one, else `cpu`.
         compile: fuse parts of the scans with torch.compile, after a check that gradients stay the same; pays on a GPU.
@@ -320,11 +334,13 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
     # apart seen and unseen prompts are
     more = {"sequences": ("train", "validation", "test"), "instructions": ("validation", "test", "unseen")}
     for name in more.get(options["kind"], ("validation", "test")):
-        if objective.parts[name] is None:
+        part = objective.parts[name]
+        if part is None:
             found[name] = None
             continue
         with fast_scan(model.module):
-            found[name] = score_record(objective.score(model.module, name), seed=options["seed"])
+            score = objective.score(model.module, name)
+        found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
     return found
 
 

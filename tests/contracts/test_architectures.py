@@ -13,6 +13,7 @@ from loud import TrueFloat64
 
 import ssmscope.models
 from ssmscope import ssm
+from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.trace import LayerTrace
@@ -154,6 +155,11 @@ def test_a_run_continues_from_its_state(model):
     whole = model.run(model.encode(ids=TEXTS))
     heads, tails = [t[:2] for t in TEXTS], [t[2:] for t in TEXTS]
     first = model.run(model.encode(ids=heads))
+    if not model.continues:
+        assert type(model.module).__name__.startswith("Bamba")
+        with pytest.raises(InputError, match="cannot continue from the states of its state-space layers"):
+            model.run(model.encode(ids=tails), first.states)
+        return
     second = model.run(model.encode(ids=tails), first.states)
     for row, text in enumerate(TEXTS):
         joined = torch.cat([first.logits[row, :2], second.logits[row, : len(text) - 2]])

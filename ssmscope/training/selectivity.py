@@ -1,0 +1,95 @@
+"""Whether a model selects: how much Δ varies over tokens, how long heads remember, and a Baleen's divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmscope.mixers import fast_scan, mixers
+from ssmscope.models.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
+from ssmscope.ssm import Recurrence
+from ssmscope.trace import LayerTrace
+
+FLAT = 0.1
+"""The coefficient of variation of Δ below which a head's selection is noise."""
+
+
+class _Sums:
+    """Sums over tokens of one layer: of Δ, Δ² and log a by head, and of the divergence."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.of: dict[str, Any] = {"delta": 0.0, "squared": 0.0, "log_a": 0.0, "kl": 0.0}
+
+    def add(self, mixer: Any, layer: LayerTrace) -> None:
+        recurrence = layer.recurrence
+        if recurrence.delta is None:
+            return
+        delta = recurrence.delta.double()
+        log_a = recurrence.log_decay().double().mean(-1)
+        values = {"delta": delta, "squared": delta.square(), "log_a": log_a}
+        if isinstance(mixer, MIXERS):
+            values["kl"] = _divergence(mixer, recurrence)
+        real = torch.ones_like(delta[..., 0]) if layer.mask is None else layer.mask.to(delta)
+        self.tokens += int(real.sum())
+        for name, value in values.items():
+            self.of[name] = self.of[name] + (value * real.unsqueeze(-1)).sum((0, 1))
+
+
+def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
+    """The KL of every token and head, (batch, length, heads)."""
+    assert recurrence.delta is not None
+    prior = prior_of(mixer)
+    if mixer.baleen.gate == "exponential":
+        return exponential_kl(recurrence.delta.double(), torch.as_tensor(prior).to(recurrence.delta), mixer.baleen.kl)
+    A = -mixer.A_log.double().exp()
+    A = A if A.ndim == 2 else A.unsqueeze(-1)
+    return bernoulli_kl(recurrence.delta.double().unsqueeze(-1) * A, prior).mean(-1)
+
+
+@torch.no_grad()
+def selectivity(module: Any, inputs: Iterable[dict[str, Tensor]]) -> list[dict[str, Any]]:
+    """Of every layer with a time step Δ, over all tokens of the inputs, by head (by channel on Mamba):
+
+    `variation`, the standard deviation of Δ over tokens by its mean; `half_life`, ln 2 by the mean of −log a, in
+    tokens; `selective`, the share of heads that vary by `FLAT` or more; for a Baleen `kl`, the divergence from its
+    prior, a mean over tokens and heads in nats. Gates are those of evaluation.
+
+    Args:
+        module: a model in evaluation.
+        inputs: the keyword arguments of its calls.
+    """
+    sums: dict[int, _Sums] = {}
+    found = mixers(module)
+
+    def visit(index: int, layer: LayerTrace, _: Any) -> None:
+        if len(layer.recurrences) == 1:
+            sums.setdefault(index, _Sums()).add(found[index], layer)
+
+    was_training = module.training
+    module.eval()
+    try:
+        with fast_scan(module, visit=visit):
+            for given in inputs:
+                module(**given)
+    finally:
+        module.train(was_training)
+    return [_record(index, found[index], one) for index, one in sorted(sums.items()) if one.tokens]
+
+
+def _record(index: int, mixer: Any, sums: _Sums) -> dict[str, Any]:
+    mean, squared, log_a = (sums.of[name] / sums.tokens for name in ("delta", "squared", "log_a"))
+    variation = (squared - mean.square()).clamp(min=0).sqrt() / mean
+    record = {
+        "layer": index,
+        "variation": [round(v, 4) for v in variation.tolist()],
+        "half_life": [round(v, 2) for v in (math.log(2) / (-log_a).clamp(min=1e-12)).tolist()],
+        "selective": float((variation >= FLAT).double().mean()),
+    }
+    if isinstance(mixer, MIXERS):
+        record["kl"] = float((sums.of["kl"] / sums.tokens).mean())
+    return record

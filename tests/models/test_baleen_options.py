@@ -1,0 +1,127 @@
+"""Baleen's options: soft samples and their expectation, sums over positions, a prior per head, an annealed prior."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loud import loud
+from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+from ssmscope.errors import InputError
+from ssmscope.mixers import mixers
+from ssmscope.model import Model
+from ssmscope.models import baleen
+from ssmscope.models.concrete import mean_log_gate
+from ssmscope.training.fitting import prior_in
+
+SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3)
+IDS = torch.tensor([[3, 9, 17, 2, 40, 5, 6], [7, 7, 8, 30, 1, 0, 0]])
+MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+
+
+@pytest.fixture(params=["mamba", "mamba2"])
+def base(request):
+    torch.manual_seed(0)
+    if request.param == "mamba":
+        return loud(MambaForCausalLM(MambaConfig(**SMALL, state_size=4, time_step_rank=2)))
+    sizes = dict(state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=8)
+    return loud(Mamba2ForCausalLM(Mamba2Config(**SMALL, **sizes)))
+
+
+def divergence(model, seed=0, mask=MASK):
+    torch.manual_seed(seed)
+    model.train()(input_ids=IDS, attention_mask=mask)
+    return baleen.information_loss(model)
+
+
+def test_soft_samples_are_the_relaxed_gates():
+    torch.manual_seed(3)
+    log_keep = -torch.rand(50, dtype=torch.float64)
+    torch.manual_seed(5)
+    ours = baleen.sample_log_gates(log_keep, 0.7, "soft")
+    torch.manual_seed(5)
+    uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
+    theirs = torch.sigmoid((torch.logit(log_keep.exp()) + torch.logit(uniform)) / 0.7)
+    torch.testing.assert_close(ours.exp(), theirs)
+    assert ((ours < 0) & (ours >= baleen.LOG_DROPPED)).all()
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0])
+def test_soft_gates_have_their_own_expectation(base, tau):
+    """The mean of a layer's outputs over soft gates is the output with the tabulated gates, not with Ā."""
+    model = baleen.convert(base, "bernoulli", samples="soft", tau=tau)
+    mixer = mixers(model)[0]
+    torch.manual_seed(1)
+    u, draws = torch.randn(1, 8, 16), 10_000
+    with torch.no_grad():
+        layer = baleen.quantities(mixer.eval(), u)
+        expected = layer.scan()[0].y[0]
+        hard = baleen.convert(base, "bernoulli").eval()
+        plain = baleen.quantities(mixers(hard)[0], u).scan()[0].y[0]
+        samples = baleen.quantities(mixer.train(), u.expand(draws, -1, -1)).scan()[0].y
+    mean, error = samples.mean(0), samples.std(0) / draws**0.5
+    assert ((mean - expected).abs() < 5.5 * error + 1e-4 * expected.abs().max()).all()
+    assert ((mean - plain).abs() > 8 * error).any()
+    log_keep = baleen.quantities(mixers(hard)[0], u).recurrence.log_decay()
+    torch.testing.assert_close(layer.recurrence.log_decay(), mean_log_gate(baleen.gate_logit(log_keep), tau))
+
+
+def test_padding_does_not_reach_soft_gates(base):
+    model = Model(baleen.convert(base, "bernoulli", samples="soft", tau=1.0).eval())
+    both = model.logits(model.encode(ids=[[3, 9, 17, 2, 40], [7, 7]]))
+    torch.testing.assert_close(both[1, :2], model.logits(model.encode(ids=[[7, 7]]))[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gate", ["bernoulli", "exponential"])
+def test_a_sum_over_positions_is_the_mean_times_their_number(base, gate):
+    positions = 7 - (gate == "bernoulli")  # the first gate acts on an empty memory
+    every = torch.ones_like(MASK)
+    mean, total = (divergence(baleen.convert(base, gate, kl_over=how), mask=every) for how in ("mean", "sum"))
+    torch.testing.assert_close(total, positions * mean)
+    mixer = mixers(baleen.convert(base, gate, kl_over="sum"))[0].train()
+    torch.manual_seed(2)
+    u = torch.randn(2, 7, 16)
+    together = baleen.quantities(mixer, u, MASK).extras["kl"]
+    singly = [baleen.quantities(mixer, u[i : i + 1, :n]).extras["kl"] for i, n in enumerate((7, 5))]
+    torch.testing.assert_close(together, torch.stack(singly).mean())
+
+
+def test_a_prior_for_every_head(base, tmp_path):
+    model = baleen.convert(base, "exponential", prior_per="head")
+    mixer = mixers(model)[0]
+    bias = mixer.dt_proj.bias if isinstance(mixer, baleen.BaleenMambaMixer) else mixer.dt_bias
+    steps = torch.nn.functional.softplus(bias.detach())
+    torch.testing.assert_close(torch.tensor(model.config.prior[0]), steps)
+    u = torch.randn(2, 7, 16)
+    layer = baleen.quantities(mixer.train(), u)
+    delta = baleen.quantities(mixer.eval(), u).recurrence.delta
+    torch.testing.assert_close(layer.extras["kl"], baleen.exponential_kl(delta, steps).mean())
+    one = baleen.convert(base, "exponential")
+    assert one.config.prior[0] == pytest.approx(steps.log().mean().exp().item())
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.prior == model.config.prior and again.config.prior_per == "head"
+    torch.testing.assert_close(divergence(again), divergence(model))
+
+
+def test_the_divergence_is_from_the_annealed_prior(base):
+    model, other = baleen.convert(base, "bernoulli"), baleen.convert(base, "bernoulli", prior=0.9)
+    baleen.anneal_prior(model, 0.9)
+    torch.testing.assert_close(divergence(model), divergence(other))
+    baleen.anneal_prior(model, 0.5)
+    torch.testing.assert_close(divergence(model), divergence(baleen.convert(base, "bernoulli")))
+    assert model.config.prior is None
+
+
+def test_the_prior_goes_down_in_steps():
+    options = {"prior_from": 0.9, "prior_step": None, "prior_every": None}
+    found = [prior_in(epoch, options, 0.5) for epoch in (0, 9, 10, 39, 40, 99)]
+    assert found == pytest.approx([0.9, 0.9, 0.8, 0.6, 0.5, 0.5])
+    upward = {"prior_from": 0.1, "prior_step": 0.25, "prior_every": 1}
+    assert [prior_in(epoch, upward, 0.5) for epoch in range(3)] == pytest.approx([0.1, 0.35, 0.5])
+
+
+def test_unknown_words_are_refused():
+    for given in ({"samples": "soggy"}, {"kl_over": "max"}, {"prior_per": "channel"}):
+        with pytest.raises(InputError, match="is unknown: choose one of"):
+            baleen.BaleenMamba2Config(**given)

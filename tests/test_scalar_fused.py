@@ -1,0 +1,131 @@
+"""The Triton kernels of the scan with one decay per head against the definition in float64.
+
+On a machine with a GPU the compiled kernels are tested; elsewhere the same kernels in triton's interpreter, where
+triton is installed and TRITON_INTERPRET=1 is set.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ssmscope import ssm
+from ssmscope.scans import scalar, scalar_fused
+from ssmscope.ssm import Recurrence
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAMES = ("log_a", "b", "c", "x", "initial")
+
+
+def draw(batch=2, length=37, heads=6, groups=1, width=5, state=4, *, scale=1.0, seed=0) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g).to(DEVICE)
+
+    return {
+        "log_a": (-5 * scale * torch.rand(batch, length, heads, generator=g) ** 3).to(DEVICE),
+        "b": normal(batch, length, groups, state),
+        "c": normal(batch, length, groups, state),
+        "x": normal(batch, length, heads, width),
+        "initial": normal(batch, heads, width, state),
+    }
+
+
+def run(terms):
+    return scalar_fused.scan(*(terms[name] for name in NAMES))
+
+
+def why_skipped() -> str | None:
+    if DEVICE == "cuda":
+        return scalar_fused.why_not()
+    library = scalar_fused._library()
+    if isinstance(library, str):
+        return library
+    if not library.INTERPRETED:
+        return "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
+    try:
+        run(draw(1, 1, 1))
+    except library.triton.runtime.errors.InterpreterError as error:  # that of triton 3.6.0 needs numpy below 2.4
+        return f"triton's interpreter does not work here: {error}"
+    return None
+
+
+WHY = why_skipped()
+needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
+
+
+def definition(terms) -> ssm.Scan:
+    t = {name: value.double() for name, value in terms.items()}
+    return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=t["log_a"][..., None]), t["initial"])
+
+
+def gradients(out, terms):
+    y, final = out[:2]
+    weights = torch.sin(torch.arange(y.numel(), dtype=torch.float64, device=DEVICE)).view(y.shape)
+    return torch.autograd.grad((y * weights).sum() + (final**2).sum(), [terms[name] for name in NAMES])
+
+
+def near(ours: torch.Tensor, exact: torch.Tensor, tolerance=5e-6) -> None:
+    assert ours.shape == exact.shape and ours.dtype == torch.float32 and torch.isfinite(ours).all()
+    assert (ours - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+SHAPES = [
+    (1, 1, 1, 1, 1, 1),
+    (1, 5, 2, 1, 16, 16),
+    (2, 70, 4, 2, 5, 7),
+    (1, 33, 4, 1, 16, 64),
+    (1, 2 * scalar_fused.STEPS, 3, 1, 40, 20),
+    (1, 40, 10, 2, 20, 8),
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize("fill", [1, scalar_fused.FILL], ids=["heads in one program", "heads in several"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients_are_those_of_the_definition(shape, fill, monkeypatch):
+    monkeypatch.setattr(scalar_fused, "FILL", fill)
+    terms = {name: t.requires_grad_() for name, t in draw(*shape).items()}
+    ours, exact = run(terms), definition(terms)
+    near(ours[0], exact.y)
+    near(ours[1], exact.state)
+    for a, b in zip(gradients(ours, terms), gradients(exact, terms), strict=True):
+        near(a, b.double())
+
+
+@needs_kernels
+def test_a_gradient_through_a_closed_gate_has_its_digits_however_small():
+    """A straight-through gate divides by its value, so an error of 1e-7 of anything else would be all that is seen."""
+    terms = draw(1, 40, 2, 1, 3, 4, scale=0.1)
+    terms["log_a"][:, [3, 17, 38]] = -30.0
+    terms = {name: t.requires_grad_() for name, t in terms.items()}
+    ours, exact = gradients(run(terms), terms)[0], gradients(definition(terms), terms)[0]
+    closed = terms["log_a"] == -30.0
+    assert exact[closed].abs().max() < 1e-10
+    assert ((ours - exact).abs()[closed] <= 1e-3 * exact.abs()[closed].max()).all()
+
+
+@needs_kernels
+def test_any_strides():
+    terms = draw(2, 20, 4, 1, 8, 8)
+    plain = run(terms)
+    strided = dict(terms)
+    strided["x"] = terms["x"].permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    strided["log_a"] = terms["log_a"].transpose(1, 2).contiguous().transpose(1, 2)
+    strided["b"], strided["c"] = torch.cat([terms["b"], terms["c"]], dim=-1).split(8, dim=-1)
+    strided["initial"] = terms["initial"].transpose(2, 3).contiguous().transpose(2, 3)
+    for a, b in zip(plain, run(strided), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_on_a_cpu_scans_stay_with_torch(monkeypatch):
+    terms = draw(1, 9, 2)
+    if DEVICE == "cpu":
+        assert not scalar_fused.applicable(*(terms[name] for name in NAMES))
+        assert scalar_fused.why_not("cpu") == "they run on GPUs only"
+    monkeypatch.setenv("SSMSCOPE_NATIVE", "0")
+    assert scalar_fused.why_not() == "SSMSCOPE_NATIVE=0"
+    monkeypatch.setattr(scalar_fused, "scan", lambda *_: pytest.fail("the kernels ran"))
+    y, final = scalar.scan(*(terms[name].requires_grad_() for name in NAMES))
+    near(y.detach(), definition(terms).y)
