@@ -45,7 +45,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
 """What each verb is given beside its file: a model, and what makes it quick."""
 
 LABELS = ("--data", "--validation", "--test")
-PART = int(os.environ.get("SSMSCOPE_HOSTILE_PART", "9"))
+PART = int(os.environ.get("SSMSCOPE_HOSTILE_PART", "18"))
 """Of how many hostile files of a kind each verb meets one; 1: it meets all of them."""
 READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "--file": ((".txt", "lines"), (".csv", "csv"), ("", "lines")),
@@ -181,14 +181,16 @@ def test_a_hostile_file_is_refused_in_one_line_or_read(
     if option == "--questions":
         for name in ("--tasks", "--lengths"):
             del base[base.index(name) : base.index(name) + 2]
-    paths: list[tuple[str, bool, Path]] = [("", True, path) for path in hostile.folders(tmp_path / "paths").values()]
+    part = sorted(GIVEN).index(verb)  # the readers are shared: each verb meets its part of the files
+    others = list(hostile.folders(tmp_path / "paths").values())
+    paths = [("", True, path) for path in others[part % min(PART, 2) :: min(PART, 2)]]
     if option == "--cache":
-        paths = [each for each in paths if each[2].name in ("directory", "file")]
+        paths = [("", True, path) for path in others if path.name in ("directory", "file")]
     if option == "--lens":
         paths += [("lens", True, path) for path in lenses(tmp_path / "lenses").values()]
     for suffix, kind in READERS[option]:
         content = list(kinds(option, kind, tmp_path).items())
-        content = content[sorted(GIVEN).index(verb) % PART :: PART]  # the readers are shared: each verb meets its part
+        content = content[part % PART :: PART]
         for name, each in content:
             path = tmp_path / f"{kind}-{name}{suffix}"
             path.write_bytes(each)
