@@ -187,7 +187,7 @@ def language_data(
     asked, once each. The rest of the last row is padding, with nothing asked.
 
     Raises:
-        InputError: for a length below 1 or beyond any model, fewer than two tokens, or a symbol that a `symbol_tokenizer` does not have.
+        InputError: a length below 1 or too large, fewer than two tokens, or a symbol that the tokenizer does not have.
     """
     if length < 1:
         raise InputError(f"rows of {length} tokens were asked for; give a length from 1 on")
