@@ -52,7 +52,8 @@ def refuse_beyond(limits: Mapping[str, int], options: Mapping[str, float | None]
     for name, most in limits.items():
         value = options.get(name)
         if value is not None and value > most:
-            raise InputError(f"{name} is {value:,}; allowed are up to {most:,}")
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+            raise InputError(f"{name} is {shown}; allowed are up to {most:,}")
 
 
 def _refuse(number: float, most: int, what: str, advice: str) -> None:

@@ -147,7 +147,10 @@ def lens_fit(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
     found = LensFit.load(out / RECORD)
-    found.save(out, Path(RECORD).stem)
+    try:
+        found.save(out, Path(RECORD).stem)
+    except InputError as error:
+        raise InputError(f"{error}; the lens is whole and stays, and the same command adds its figures") from error
     answer(found, None, json)
     if not json:
         print(

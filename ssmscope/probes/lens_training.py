@@ -170,7 +170,7 @@ def _checked(options: dict[str, Any], model: Model) -> dict[str, Any]:
         _within(name, options[name], 1, whole=True)
     if options["patience"] is not None:
         _within("patience", options["patience"], 1, whole=True)
-    refuse_beyond({"steps": 10**7, "batch_tokens": 2**24}, options)
+    refuse_beyond({"steps": 10**7, "batch_tokens": 2**24, "learning_rate": 10**6, "weight_decay": 10**6}, options)
     tokens = options["steps"] * options["batch_tokens"]
     refuse_reading(tokens, f"{options['steps']:,} steps of {options['batch_tokens']:,} tokens", "take fewer")
     for name in ("learning_rate", "clip"):

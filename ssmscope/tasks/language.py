@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.limits import ROW, refuse_above
 from ssmscope.reading import read_text
 from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
 from ssmscope.tasks.text import LINE_SOURCES, known_rows
@@ -186,10 +187,11 @@ def language_data(
     asked, once each. The rest of the last row is padding, with nothing asked.
 
     Raises:
-        InputError: for a length below 1, fewer than two tokens, or a symbol that a `symbol_tokenizer` does not have.
+        InputError: a length below 1 or too large, fewer than two tokens, or a symbol that the tokenizer does not have.
     """
     if length < 1:
         raise InputError(f"rows of {length} tokens were asked for; give a length from 1 on")
+    refuse_above(ROW, length=length)
     check_symbols(lines, tokenizer)
     end = tokenizer.eos_token_id
     texts = [line if end is not None else line + "\n" for line in lines]

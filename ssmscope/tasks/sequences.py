@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmscope.errors import InputError
-from ssmscope.limits import refuse_held
+from ssmscope.limits import refuse_above, refuse_held
 from ssmscope.tasks.arrays import ArrayData
 
 LISTOPS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]", "[PAD]")
@@ -53,6 +53,7 @@ def majority(
     refuse_held(length * examples, f"{examples:,} sequences of {length:,} bits", "ask for fewer or shorter ones")
     if not 0 <= flipped <= 1:
         raise InputError(f"flipped is {flipped}; a probability from 0 to 1 is allowed")
+    refuse_above(2**32 - 1, seed=seed)
     random = np.random.RandomState(seed)
 
     def draw() -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ import torch
 
 from ssmscope.errors import InputError
 from ssmscope.reading import parse_json
-from ssmscope.writing import LOCK, held, made, write_atomically
+from ssmscope.writing import LOCK, held, write_atomically
 
 PLAN = "plan.json"
 """The file that says what a run is to do."""
@@ -37,7 +37,7 @@ def continued(plan: Path) -> Iterator[None]:
     """
     folder = plan.parent
     begins = not os.path.exists(plan)
-    with made(folder), held(folder):
+    with held(folder):
         try:
             yield
         except (InputError, OSError) as error:
