@@ -356,20 +356,22 @@ class Model:
             return None
         return batch.values.unflatten(1, tuple(size))
 
-    def forward(self, batch: Batch, last_only: bool = False) -> Tensor:
+    def forward(self, batch: Batch, last_only: bool = False, *, checked: bool = True) -> Tensor:
         """The module's own logits in the caller's context: with gradients unless they are off, and through `ssm.scan`
         within `running`. With `last_only` a language model's are those at each text's last position.
 
         Raises:
-            InputError: for a batch of another kind, and for logits that are not finite.
+            InputError: for a batch of another kind, and, unless `checked` is off, for logits that are not finite.
         """
         if (batch.values is None) != (self.channels is None):
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
         if batch.values is not None:
-            return self._checked(self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits)
+            logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
+            return self._checked(logits) if checked else logits
         arguments = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        return self._logits(arguments, batch.last if last_only else None)
+        logits = self._logits(arguments, batch.last if last_only else None)
+        return self._checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
         """The embeddings of a batch's tokens, (batch, length, width); of a pixel classifier with the class token's."""
@@ -380,14 +382,14 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        return self._logits(arguments, mask.sum(1) - 1 if last_only else None)
+        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None))
 
     def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
         """The model's own logits, of a language model at every position or at one of each row."""
         if self.is_classifier:
-            return self._checked(self.module(**arguments).logits)
+            return self.module(**arguments).logits
         if at is None:
-            return self._checked(self.module(**arguments, use_cache=False).logits)
+            return self.module(**arguments, use_cache=False).logits
         rows = torch.arange(len(at), device=at.device)
         whole = arguments["attention_mask"].shape
 
@@ -398,7 +400,7 @@ class Model:
 
         with watched(before=[(self.module.get_output_embeddings(), choose)]):
             logits = self.module(**arguments, use_cache=False).logits
-        return self._checked(logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at])
+        return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 
     def _checked(self, logits: Tensor) -> Tensor:
         """Logits that are answers.

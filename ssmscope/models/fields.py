@@ -67,6 +67,10 @@ def readable_types() -> list[str]:
     return sorted({"ssm-classifier", *(kind for a in architectures().values() for kind in a.MODEL_TYPES)})
 
 
+SIGNED = ("spectral_abscissa",)
+"""Fields that may be negative where their default is not."""
+
+
 def check_fields(fields: Mapping[str, Any], what: str) -> None:
     """Refuse fields of a transformers configuration that no trained model has.
 
@@ -139,7 +143,7 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
             allowed = "a whole number" if whole else "a number"
         elif abs(value) >= 2**63:
             allowed = "a number of fewer digits"
-        elif default >= 0 > value:
+        elif default >= 0 > value and name not in SIGNED:
             allowed = "no negative number"
         elif re.search(r"(?:eps|epsilon)$", name) and value > LARGEST_EPSILON:
             allowed = f"a number from 0 to {LARGEST_EPSILON}"

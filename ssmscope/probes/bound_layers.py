@@ -37,7 +37,7 @@ def measured(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
                 found[index][place].add(layer, place, recurrence)
 
         with torch.no_grad(), model.running(mask=part.mask, visit=visit):
-            model.forward(part, last_only=True)
+            model.forward(part, last_only=True, checked=False)
     return tuple(
         one.terms(layer, place, len(parts)) for layer, parts in enumerate(found) for place, one in enumerate(parts)
     )

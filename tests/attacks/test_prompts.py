@@ -452,7 +452,7 @@ class TestSemantic:
         with pytest.raises(InputError, match="holds no prompt; give one a line"):
             rewritten(tmp_path / "empty.txt", "sst2")
         (tmp_path / "latin.txt").write_bytes(b"caf\xe9 {content}")
-        with pytest.raises(InputError, match="cannot be read as UTF-8"):
+        with pytest.raises(InputError, match="is not UTF-8 text"):
             rewritten(tmp_path / "latin.txt", "sst2")
         (tmp_path / "none.txt").write_text("Positive or negative?")
         with pytest.raises(InputError, match="has no {content}"):

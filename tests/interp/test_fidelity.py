@@ -472,7 +472,7 @@ class TestResult:
         with pytest.raises(InputError, match="has no tokenizer"):
             fidelity_auc(ssmscope.Model(model.module), texts("a b"), methods={"own": by_position})
         broken = bag(dict.fromkeys(WORDS, 0.1), link=lambda total: total / 0)
-        with pytest.raises(InputError, match="logits are not finite"):
+        with pytest.raises(InputError, match="the logits of bag are not finite"):
             fidelity_auc(broken, texts("a b"), methods={"own": by_position})
 
     def test_our_methods_by_name(self):

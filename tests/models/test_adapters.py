@@ -31,7 +31,7 @@ from ssmscope.probes.influence import influence
 from ssmscope.probes.lens import chosen_states, logit_lens
 from ssmscope.probes.stability import stability
 
-peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install 'ssmscope[dev]'")
+peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 
 IDS = [[5, 17, 3, 9, 22, 1], [7, 8, 9]]
 REFUSED_BY_PEFT = {"mamba", "mamba2", "falcon_mamba"}  # LoRA on their out_proj

@@ -468,7 +468,7 @@ class TestOtherArchitectures:
         model = Model(loud(example("mamba2")))
         with torch.no_grad():
             model.mixers[1].in_proj.weight.fill_(math.nan)
-        with pytest.raises(InputError, match="layer 1 are not finite"):
+        with pytest.raises(InputError, match="layer 1 are not finite|layers.1.mixer.in_proj.weight are not finite"):
             generalization_bound(model, length=5, examples=10)
 
 
@@ -593,7 +593,7 @@ class TestResult:
         model = make()
         with torch.no_grad():
             model.module.ssm.W_C[0, 0] = math.nan
-        with pytest.raises(InputError, match="W_C of the selective SSM has numbers that are not finite"):
+        with pytest.raises(InputError, match="is damaged: 1 of the .* numbers of .*W_C are not finite"):
             generalization_bound(model, length=5, examples=10)
 
     def test_norms_of_half_precision(self):

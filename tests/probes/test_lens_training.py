@@ -414,11 +414,11 @@ def test_what_is_refused(language, tmp_path, options, says):
 
 
 def test_a_damaged_model_is_refused(language, tmp_path):
-    damaged = Mamba2ForCausalLM(backbone()).eval()
+    damaged = Model(Mamba2ForCausalLM(backbone()).eval())
     with torch.no_grad():
-        damaged.backbone.layers[0].mixer.D[0] = torch.nan
-    with pytest.raises(InputError, match="do not give its own logits"):
-        fit_lens(Model(damaged), chain(9, 9, 0), tmp_path / "lens", **QUICK)
+        damaged.module.backbone.layers[0].mixer.D[0] = torch.nan
+    with pytest.raises(InputError, match="is damaged: 1 of the .* numbers of .*D are not finite|are not finite"):
+        fit_lens(damaged, chain(9, 9, 0), tmp_path / "lens", **QUICK)
 
 
 class TestResult:

@@ -403,7 +403,7 @@ WRONG_VALUES = [
     ("attention", {"text": "a", "target": "x"}, "--gradient"),
     ("attention", {"text": "a", "pool": "-1"}, "pool is -1"),
     ("explain", {"text": "a", "methods": "ig,lpr"}, "did you mean 'lrp'?"),
-    ("explain", {"text": "a", "methods": "ig", "option": "ig.stpes=4"}, "did you mean 'steps'?"),
+    ("explain", {"text": "a", "methods": "ig", "option": "ig.stpes=4"}, "did you mean 'steps'"),
     ("explain", {"text": "a", "methods": "ig", "option": "lrp.x=4"}, "not among the methods"),
     ("fidelity", {"mode": "remove"}, "allowed are replace, delete"),
     ("fidelity", {"value": "probabilty"}, "did you mean 'probability'?"),

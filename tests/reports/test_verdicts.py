@@ -217,6 +217,8 @@ class TestPrompts:
             "prompts",
             attacks=attacks,
             average_clean=e(clean, 0.85, 0.95),
+            as_promptbench=False,
+            measured="Measured as ssmscope does.",
             cost=SimpleNamespace(asked=12_000, run=345),
         )
 
