@@ -243,7 +243,8 @@ class TestPrompts:
             ("b", "0.950 * [0.850, 0.950]", "30.0 ! [20.0, 40.0]", "20.0 * [10.0, 30.0]"),
         ]
         assert table.note == (
-            f"PDR: 1 − accuracy under the attack / clean accuracy, mean over templates. {BEST} {WORST} {INTERVALS}"
+            "PDR: 1 − accuracy under the attack / clean accuracy, mean over templates. "
+            f"Measured as ssmscope does. {BEST} {WORST} {INTERVALS}"
         )
         alone = beside(self.result(("stresstest", 0.1)))
         assert shown(alone) == [("a", "0.900 [0.850, 0.950]", "10.0 [0.0, 20.0]")]
