@@ -32,6 +32,8 @@ _MADE = {architecture: _made(architecture) for architecture in ssmscope.models.a
 EXAMPLES = {
     name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
 }
+HYBRIDS = ("bamba",)
+"""Those in which layers of attention look back too."""
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 
 

@@ -523,7 +523,9 @@ class TestModels:
     def test_as_json(self, analyze: Answer) -> None:
         listed = json.loads(analyze("models", "--json").out)
         assert {"demo/sst2-mamba", "demo/sst2-baleen-e"} <= {model["name"] for model in listed["models"]}
-        assert all(0.5 < model["test"]["accuracy"] < 1 for model in listed["models"])
+        least = {"books": 0.2}  # of next tokens
+        for model in listed["models"]:
+            assert least.get(model["name"].removeprefix("demo/").partition("-")[0], 0.5) < model["test"]["accuracy"] < 1
         assert "mamba2" in listed["architectures"]
 
 

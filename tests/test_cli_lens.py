@@ -129,7 +129,7 @@ class TestFit:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["mamba2"], "no data; give --data, one of wikitext2, or a file"),
+            (["mamba2"], "no data; give --data, one of wikitext2, books, or a file"),
             (["mamba2", "--data", "wikitext"], "unknown text 'wikitext'; give wikitext2"),
             (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
             (["mamba2", "--data", "text.txt", "--optimizer", "sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),

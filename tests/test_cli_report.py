@@ -204,7 +204,7 @@ class TestQuick:
             ("demo/sst2-mamba", "no.csv", "analysis 8 (fidelity): there is no file 'no.csv'"),
             ("demo/sst2-mamba", "wikitext2", "unknown data 'wikitext2'; give one of sst2, imdb"),
             ("demo/cifar10-mamba", "sst2", "analysis 9 (position): unknown data 'sst2'; give one of cifar10, digits"),
-            ("demo/babi-mamba2", "sst2", "analysis 11 (loss): unknown data 'sst2'; give one of wikitext2, or a file"),
+            ("demo/babi-mamba2", "sst2", "analysis 11 (loss): unknown data 'sst2'; give one of wikitext2, books"),
             ("demo/sst2-mamba", "imdb", "analysis 8 (fidelity): imdb has no split 'test' in "),
         ],
     )

@@ -30,6 +30,7 @@ BACKBONES = {
     **{"mamba": "mamba", "mamba2": "mamba2", "baleen-b": "baleen-mamba2", "baleen-e": "baleen-mamba2"},
     **{"diff-mamba": "diff-mamba", "groupmamba": "groupmamba-mamba2", "gfssm": "gfssm", "gla": "ssm-gla"},
     **{"deltanet": "ssm-deltanet", "retnet": "ssm-retnet", "rwkv": "rwkv", "selective": "selective-ssm"},
+    "hybrid": "bamba",
 }
 GENTLE = {"dropout": 0.0, "embedding_dropout": 0.1, "token_dropout": 0.05}
 
@@ -358,7 +359,7 @@ def test_a_damaged_checkpoint_is_refused(reviews, tmp_path, monkeypatch):
         ("mamba2", {"epochs": 0}, "epochs is 0; it must be at least 1"),
         ("mamba2", {"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
         ("mamba2", {"learning_rate": float("nan")}, "learning_rate is nan; it must be above 0"),
-        ("mamba2", {"precision": "fp16"}, "precision is 'fp16'; choose one of fp32, bf16"),
+        ("mamba2", {"precision": "fp16"}, "precision is 'fp16'; choose one of fp32, tf32, bf16"),
         ("mamba2", {"beta": 0.1}, "beta means nothing for mamba2"),
         ("baleen-e", {"tau": 0.5}, "tau means nothing for baleen-e"),
         ("baleen-b", {"kl": "true"}, "kl means nothing for baleen-b"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
+from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, MambaRMSNormGated
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
@@ -92,7 +93,7 @@ def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
     opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    factor = factor * norm_weight(mixer, "norm", MambaRMSNormGated)
+    factor = factor * norm_weight(mixer, "norm", (MambaRMSNormGated, BambaRMSNormGated))
     return Exit(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
 
 

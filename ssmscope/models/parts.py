@@ -200,7 +200,7 @@ def _named(mixer: nn.Module, name: str) -> str:
     return f"{type(mixer).__name__}.{name}" + ("" if layer is None else f" of layer {layer}")
 
 
-def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module]) -> Tensor:
+def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Tensor:
     """The weight of a mixer's norm, a `kind`, in at least float32.
 
     Raises:

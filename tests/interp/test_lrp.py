@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS, random_example, relative
+from examples import EXAMPLES, HYBRIDS, TEXTS, random_example, relative
 from loud import TrueFloat64, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
@@ -44,8 +44,17 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
+READ = [name for name in EXAMPLES if name not in HYBRIDS]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_of_attention_are_refused(name):
+    with exact(name) as of, pytest.raises(InputError, match="lrp has no rule for BambaForCausalLM"):
+        lrp(of)
+
+
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", READ)
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)
@@ -53,7 +62,7 @@ def test_relevance_is_conserved(name, half):
         assert (found.delta < 1e-9).all() and found.converged.all()
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", READ)
 def test_the_value_is_the_models_own(name):
     with exact(name, target=3 if "selective" not in name else 1) as of, torch.no_grad():
         own = values(of)
@@ -71,7 +80,7 @@ def test_padding_on_the_left_is_hidden_too(name):
             assert relative(model.forward_embeddings(embeddings, mask, last_only=False)[:, -1], own) < 1e-11
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", READ)
 def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
     model = example(name)
     torch.manual_seed(1)
@@ -296,7 +305,7 @@ def test_of_a_continuation_it_is_that_of_its_tokens_log_probabilities(name):
 # ---- batches, padding, precision
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", READ)
 def test_texts_do_not_see_each_other_nor_padding(name):
     with exact(name) as of:
         together, constants = lrp(of).scores, bias_relevance(of)

@@ -239,7 +239,7 @@ def test_a_base_models_checkpoint_opens_as_a_baleen(base, tmp_path):
     model = cls.from_pretrained(tmp_path, gate="exponential").train()
     model(IDS, labels=IDS).loss.backward()
     expected = baleen.initial_steps(mixers(base)[0])
-    assert baleen._prior(mixers(model)[0]) == pytest.approx(expected, rel=1e-5)
+    assert baleen.prior_of(mixers(model)[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_prior_of_a_classifiers_backbone_is_saved(tmp_path):

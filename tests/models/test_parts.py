@@ -60,11 +60,12 @@ def test_what_is_fused_where_pieces_are_compiled_is_the_same(monkeypatch):
     torch.nn.init.normal_(mixer.conv1d.bias)
     x = torch.randn(2, 7, mixer.conv_dim, dtype=torch.float64)
     y, z = (torch.randn(2, 7, mixer.intermediate_size, dtype=torch.float64) for _ in range(2))
-    plain = parts.activated_convolution(x, mixer.conv1d, mixer.act), parts.gated_norm(mixer.norm, y, z)
+    conv = mixer.conv1d.weight, mixer.conv1d.bias
+    plain = parts.activated_convolution(x, *conv, mixer.act), parts.gated_norm(mixer.norm, y, z)
     monkeypatch.setattr(parts, "compiling", lambda: True)
     monkeypatch.setattr(mixer.norm, "forward", lambda *_: pytest.fail("not fused"))
     monkeypatch.setattr(mixer, "act", torch.nn.SiLU())
-    fused = parts.activated_convolution(x, mixer.conv1d, mixer.act), parts.gated_norm(mixer.norm, y, z)
+    fused = parts.activated_convolution(x, *conv, mixer.act), parts.gated_norm(mixer.norm, y, z)
     for one, other in zip(plain, fused, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # the library's norm is in float32
     tail = torch.randn(2, mixer.conv_kernel_size - 1, mixer.conv_dim, dtype=torch.float64)

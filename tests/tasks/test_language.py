@@ -96,7 +96,7 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path):
         (latin, r"not UTF-8 text \(byte 3\)"),
         (table, "no column 'text'"),
         (tmp_path / "none.txt", "could not be read: No such file"),
-        ("wikitext", "unknown text 'wikitext'; give wikitext2, or a file .*did you mean 'wikitext2'"),
+        ("wikitext", "unknown text 'wikitext'; give wikitext2, books, or a file .*did you mean 'wikitext2'"),
     ]:
         with pytest.raises(InputError, match=message) as caught:
             load_lines(given)
