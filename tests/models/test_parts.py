@@ -69,5 +69,5 @@ def test_what_is_fused_where_pieces_are_compiled_is_the_same(monkeypatch):
     for one, other in zip(plain, fused, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # the library's norm is in float32
     tail = torch.randn(2, mixer.conv_kernel_size - 1, mixer.conv_dim, dtype=torch.float64)
-    joined = parts.activated_convolution(torch.cat([tail, x], 1), mixer.conv1d, mixer.act)[:, tail.shape[1] :]
-    torch.testing.assert_close(parts.activated_convolution(x, mixer.conv1d, mixer.act, tail), joined)
+    joined = parts.activated_convolution(torch.cat([tail, x], 1), *conv, mixer.act)[:, tail.shape[1] :]
+    torch.testing.assert_close(parts.activated_convolution(x, *conv, mixer.act, tail), joined)
