@@ -8,8 +8,8 @@ is called by default, and by the reference: a Gauss–Kronrod rule (QUADPACK's q
 rule and the Gauss rule within it agree on every token to 1e-4 of the largest score, all pieces together, and the sum of
 the scores misses no more of f's change on them. It is in float64 throughout: transformers' norms, which compute in
 float32 whatever the weights are, are made to follow (where a path passes a norm's singular point their rounding alone
-moves f by 0.3 % of the largest score). It shares the model's own gradient with `ig` and nothing else; `--check` compares
-it with `scipy.integrate.quad_vec`.
+moves f by 0.3 % of the largest score). It shares the model's own gradient with `ig` and nothing else; `--check`
+compares it with `scipy.integrate.quad_vec`.
 
 The columns: texts called converged; the largest error of a score of those texts, as a share of their largest |score|;
 texts of those whose rankings are right, in that no pair of tokens whose true scores differ by more than the tolerance
