@@ -261,6 +261,19 @@ UNUSED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
 """Tensors that old versions of transformers stored and that newer ones compute."""
 
 
+def _rescales(config: Any, asked: bool | None = None) -> bool:
+    """Whether a configuration has projections divided by √layers as they are initialised; `asked` sets it.
+
+    transformers 5 initialises weights that it has read once more, and would divide them again.
+    """
+    within: list[Any] = [config, getattr(config, "backbone", None)]
+    parts = [part for part in within if hasattr(part, "rescale_prenorm_residual")]
+    found = any(part.rescale_prenorm_residual for part in parts)
+    for part in parts if asked is not None else ():
+        part.rescale_prenorm_residual = asked
+    return found
+
+
 def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.Module:
     kind = fields["model_type"]
     files = weight_files(where)
@@ -287,9 +300,12 @@ def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.
     if not fields.get("quantization_config"):
         check_kinds(empty, held.tensors, name)
     try:
+        rescales = _rescales(config, asked=False)
         module, info = auto.from_pretrained(
             where, config=config, output_loading_info=True, local_files_only=True, trust_remote_code=False
         )
+        if rescales:
+            _rescales(module.config, asked=True)
     except BROKEN as error:
         for file in files:
             read_tensors(file)  # says more clearly what is wrong with a file

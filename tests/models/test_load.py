@@ -337,3 +337,17 @@ def test_a_tokenizer_that_is_none(tmp_path):
 def test_readable_types():
     assert {"mamba", "mamba2", "falcon_mamba", "baleen-mamba", "baleen-mamba2", "selective-ssm"} < set(readable_types())
     assert len(architectures()) >= 4
+
+
+def test_projections_that_were_rescaled_as_they_were_initialised_are_read_as_stored(tmp_path):
+    """transformers 5 divides them once more."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    sizes = dict(vocab_size=60, hidden_size=24, num_hidden_layers=4, state_size=6, num_heads=6, head_dim=8, n_groups=2)
+    module = Mamba2ForCausalLM(Mamba2Config(**sizes, chunk_size=8, rescale_prenorm_residual=True)).eval()
+    module.save_pretrained(tmp_path)
+    found = ssmscope.load(tmp_path)
+    for name, weight in module.state_dict().items():
+        assert torch.equal(found.module.state_dict()[name], weight), name
+    assert found.config.rescale_prenorm_residual is True
+    assert found.fingerprint == ssmscope.load(module).fingerprint
