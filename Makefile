@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 EXAMPLES ?= 2000
+PARTS ?= 10
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# One thread a test worker: more of them fight for the cores.
-THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# One thread a test worker: more of them fight for the cores. Bytecode is kept even where the environment forbids it: a
+# run starts many processes, and every worker would rewrite the asserts of all tests.
+THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 # Nothing of transformers is in these.
 SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/test_bootstrap.py \
     tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
@@ -40,9 +42,9 @@ types: $(VENV)/.dev
 pytest: $(VENV)/.dev
 	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) --dist worksteal
 
-# Command lines of every verb that nobody would type, EXAMPLES of each; with VERB=heatmap of that one.
+# Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
-	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) $(VENV)/bin/pytest -q -rA -n $(WORKERS) tests/fuzz $(if $(VERB),-k "$(VERB)")
+	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) SSMSCOPE_FUZZ_PARTS=$(PARTS) $(VENV)/bin/pytest -q -rA -n $(WORKERS) --dist worksteal tests/fuzz $(if $(VERB),-k "$(VERB)")
 
 # What has to do with transformers' own code once more, on its newest release 5.
 test-transformers5: $(VENV)-transformers5/.dev

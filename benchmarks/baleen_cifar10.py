@@ -219,7 +219,7 @@ def main() -> None:
         if verb is train:
             sub.add_argument("arms", nargs="+", choices=list(ARMS))
             sub.add_argument("--gpus", default="0", help="their numbers, with commas between them; empty for the CPU")
-            sub.add_argument("--each", type=int, default=2, help="runs at a time on a GPU")
+            sub.add_argument("--each", type=int, default=1, help="runs at a time on a GPU, which one fills")
             sub.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
             sub.add_argument("--minutes", type=float, default=600.0)
         if verb is measure:

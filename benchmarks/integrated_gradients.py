@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import ssmscope
-from ssmscope.interp.attribution import Scores
 from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import Objective, objective
 from ssmscope.models.load import demos

@@ -30,8 +30,8 @@ from timing import THREADS, machine
 
 import ssmscope
 from ssmscope.attacks.parts import stopwords
-from ssmscope.attacks.prompt_search import Judge, drawn_from
 from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.attacks.prompts.search import Judge, drawn_from
 from ssmscope.evaluation import label_words
 from ssmscope.model import Model
 from ssmscope.tasks.prompts import CONTENT, content_of, prompts_of
@@ -87,7 +87,7 @@ def ours(model: Model, data: TextData, attack: str, prompt: str) -> tuple[float,
 
     with patch.object(Judge, "right", noted):
         start = time.perf_counter()
-        prompt_attack(model, data, attacks=(attack,), templates=(prompt,), seed=0)
+        prompt_attack(model, data, attacks=(attack,), template=prompt, seed=0)
         taken = time.perf_counter() - start
     return taken, accuracies, len(accuracies) * len(data)
 

@@ -24,9 +24,10 @@ import torch
 from timing import machine
 
 import ssmscope
-from ssmscope.attacks.lockstep import draw_seed
 from ssmscope.attacks.parts import recipe, textattack
-from ssmscope.attacks.words import sampled_rows, word_attack
+from ssmscope.attacks.words import word_attack
+from ssmscope.attacks.words.lockstep import draw_seed
+from ssmscope.attacks.words.measure import sampled_rows
 from ssmscope.tasks.text import TextData, load_text
 
 SYNONYMS = {

@@ -9,9 +9,10 @@ import ast
 import inspect
 import re
 import textwrap
+import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
@@ -28,6 +29,8 @@ GUIDES = {
     "attention": "attention.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
+    "plausibility": "explanations.md",
+    "sanity": "explanations.md",
     "position": "position-bias.md",
     "insertion": "robustness.md",
     "overflow": "robustness.md",
@@ -39,6 +42,8 @@ GUIDES = {
     "retrieval": "long-context.md",
     "loss": "long-context.md",
     "stability": "stability.md",
+    "bound": "stability.md",
+    "checkpoints": "stability.md",
     "influence": "stability.md",
     "train": "training.md",
     "report": "reports.md",
@@ -73,6 +78,9 @@ def page(name: str, command: Any) -> str:
     parts = [f"# analyze {name}", _escaped(_help(command))]
     if name in GUIDES:
         parts.append(f"What the numbers mean: [{_title(GUIDES[name])}](../{GUIDES[name]}).")
+    guide = _own_guide(command)
+    if guide:
+        parts.append(guide)
     inner = getattr(command, "commands", None)
     if inner is None:
         parts += _described(f"analyze {name}", command, "##")
@@ -83,6 +91,15 @@ def page(name: str, command: Any) -> str:
             *_described(f"analyze {name} {part}", each, "###"),
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _own_guide(command: Any) -> str:
+    """The guide that stands in the package of an analysis, below the page's title; "" where there is none."""
+    analysis = getattr(getattr(command, "callback", None), "analysis", None)
+    if analysis is None:
+        return ""
+    file = Path(inspect.getfile(inspect.unwrap(analysis.function))).with_name("guide.md")
+    return file.read_text(encoding="utf-8").partition("\n")[2].strip() if file.is_file() else ""
 
 
 def _place(name: str) -> str:
@@ -129,13 +146,17 @@ def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
     value = parameter.default() if callable(parameter.default) else parameter.default
+    value = ",".join(value) if isinstance(value, list | tuple) else value
     if getattr(parameter, "is_flag", False):
         return "on" if value else "off"
     return "" if value is None or value == () or value == [] else f"`{value}`"
 
 
 def _functions(callback: Any) -> Iterator[Any]:
-    """The public functions of the package that a verb imports when it runs: those that answer it."""
+    """The public functions that answer a verb: that of an analysis, or those that it imports when it runs."""
+    if hasattr(callback, "analysis"):
+        yield callback.analysis.function
+        return
     tree = ast.parse(textwrap.dedent(inspect.getsource(callback)))
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     for name in names:
@@ -153,9 +174,23 @@ def _signature(function: Any) -> str:
         if each.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in shown:
             shown.append("*")
         default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}"
-        shown.append(f"{each.name}: {each.annotation}{default}")
+        shown.append(f"{each.name}: {_type(function, each.annotation)}{default}")
     lines = "".join(f"    {each},\n" for each in shown)
     return f"(\n{lines}) -> {signature.return_annotation}"
+
+
+def _type(function: Any, annotation: str) -> str:
+    """An annotation without what it says of the option: that stands in the table above."""
+    try:
+        hint = eval(annotation, {"Annotated": Annotated, **inspect.unwrap(function).__globals__})
+    except NameError:  # a class that is imported for type checkers alone
+        return annotation
+    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    return (
+        plain.__name__
+        if isinstance(plain, type)
+        else re.sub(r"\b(?:typing|collections\.abc|pathlib)\.", "", str(plain))
+    )
 
 
 def _docstring(text: str) -> str:

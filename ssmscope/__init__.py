@@ -14,6 +14,7 @@ with transformers alone, write `import ssmscope.models` first.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,27 +30,28 @@ if TYPE_CHECKING:
     from ssmscope.attacks.words import word_attack as word_attack
     from ssmscope.errors import InputError as InputError
     from ssmscope.evaluation import Evaluator as Evaluator
-    from ssmscope.interp.attending import attention_gradient as attention_gradient
-    from ssmscope.interp.attending import implicit_attention as implicit_attention
-    from ssmscope.interp.explaining import explain as explain
+    from ssmscope.interp.attention import attention_gradient as attention_gradient
+    from ssmscope.interp.attention import implicit_attention as implicit_attention
+    from ssmscope.interp.explain import explain as explain
     from ssmscope.interp.fidelity import fidelity_auc as fidelity_auc
-    from ssmscope.interp.fidelity_result import fidelity_table as fidelity_table
+    from ssmscope.interp.fidelity.result import fidelity_table as fidelity_table
+    from ssmscope.interp.heatmap import selection_heatmap as selection_heatmap
+    from ssmscope.interp.plausibility import plausibility as plausibility
     from ssmscope.interp.sanity import cascading_randomisation as cascading_randomisation
-    from ssmscope.interp.selection import selection_heatmap as selection_heatmap
     from ssmscope.mixers import fast_scan as fast_scan
     from ssmscope.model import Model as Model
     from ssmscope.models.load import load as load
-    from ssmscope.probes.generalization import generalization_bound as generalization_bound
+    from ssmscope.probes.bound import generalization_bound as generalization_bound
+    from ssmscope.probes.checkpoints import stability_table as stability_table
     from ssmscope.probes.influence import influence as influence
-    from ssmscope.probes.lens import load_lens as load_lens
-    from ssmscope.probes.lens import logit_lens as logit_lens
-    from ssmscope.probes.lens_training import fit_lens as fit_lens
+    from ssmscope.probes.lens import fit_lens as fit_lens
+    from ssmscope.probes.lens import trajectory as trajectory
+    from ssmscope.probes.lens.lenses import load_lens as load_lens
+    from ssmscope.probes.lens.lenses import logit_lens as logit_lens
+    from ssmscope.probes.loss import token_loss as token_loss
     from ssmscope.probes.retrieval import retrieval as retrieval
     from ssmscope.probes.snr import needle_snr as needle_snr
     from ssmscope.probes.stability import stability as stability
-    from ssmscope.probes.stability_table import stability_table as stability_table
-    from ssmscope.probes.token_loss import token_loss as token_loss
-    from ssmscope.probes.trajectory import trajectory as trajectory
     from ssmscope.results import Result as Result
     from ssmscope.ssm import Recurrence as Recurrence
     from ssmscope.trace import LayerTrace as LayerTrace
@@ -65,47 +67,37 @@ _HOMES = {
     "Recurrence": "ssm",
     "Result": "results",
     "Trace": "trace",
-    "attack_effect": "attacks.effect",
-    "attention_gradient": "interp.attending",
-    "cascading_randomisation": "interp.sanity",
-    "explain": "interp.explaining",
+    "attention_gradient": "interp.attention",
     "fast_scan": "mixers",
-    "fidelity_auc": "interp.fidelity",
-    "fidelity_table": "interp.fidelity_result",
-    "fit_lens": "probes.lens_training",
-    "generalization_bound": "probes.generalization",
-    "implicit_attention": "interp.attending",
-    "influence": "probes.influence",
-    "insertion_sweep": "attacks.insertion",
+    "fidelity_table": "interp.fidelity.result",
     "load": "models.load",
-    "load_lens": "probes.lens",
-    "logit_lens": "probes.lens",
-    "needle_snr": "probes.snr",
-    "position_bias": "attacks.position",
-    "prompt_attack": "attacks.prompts",
-    "retrieval": "probes.retrieval",
-    "selection_heatmap": "interp.selection",
-    "stability": "probes.stability",
-    "stability_table": "probes.stability_table",
-    "state_overflow": "attacks.overflow",
-    "token_loss": "probes.token_loss",
-    "trajectory": "probes.trajectory",
-    "word_attack": "attacks.words",
+    "load_lens": "probes.lens.lenses",
+    "logit_lens": "probes.lens.lenses",
 }
 _PACKAGES = ("attacks", "interp", "models", "probes")
-
-__all__ = ["__version__", *sorted((*_HOMES, *_PACKAGES))]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"ssmscope.{name}")
-    if name not in _HOMES:
+    home = f"ssmscope.{_HOMES[name]}" if name in _HOMES else None
+    if home is None and (name == "__all__" or not _is_module(name)):
+        functions = importlib.import_module("ssmscope.register").functions()
+        if name == "__all__":
+            return ["__version__", *sorted({*_HOMES, *_PACKAGES, *functions})]
+        home = functions.get(name)
+    if home is None:
         raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"ssmscope.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
+def _is_module(name: str) -> bool:
+    """Whether a name is that of a module here, which importing finds; no analysis is looked for then."""
+    place = Path(__file__).parent / name
+    return name.startswith("_") or place.is_dir() or place.with_suffix(".py").is_file()
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __getattr__("__all__")

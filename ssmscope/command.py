@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssmscope.errors import InputError, did_you_mean
-from ssmscope.inputs import check_arguments, texts_of, whole_numbers
+from ssmscope.errors import InputError, did_you_mean, ran_out_of_memory
+from ssmscope.inputs import check_arguments
 from ssmscope.options import whole
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ssmscope.encoding import Batch
-    from ssmscope.model import Model
-    from ssmscope.results import Result
 
 # UsageError and ClickException, which typer brings itself or takes from click, depending on its version.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -38,15 +35,21 @@ class Verbs(TyperGroup):
     """The verbs; an unknown one is answered with the nearest."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which they are written down; typer itself puts groups of verbs behind all others."""
+        """In the order in which they are added; typer itself puts groups of verbs behind all others."""
         names = list(super().list_commands(ctx))
         for group in [name for name in names if isinstance(self.commands[name], TyperGroup)]:
             first = next(iter(self.commands[group].commands.values()))  # type: ignore[attr-defined]
-            home = first.callback.__module__
-            beside = [n for n in names if n != group and self.commands[n].callback.__module__ == home]
-            if beside:
+            room, _, package = first.callback.analysis.module.rpartition(".")
+            below = [
+                name
+                for name in names
+                if (analysis := getattr(self.commands[name].callback, "analysis", None)) is not None
+                and analysis.module.rpartition(".")[0] == room
+                and analysis.module.rpartition(".")[2] > package
+            ]
+            if below:
                 names.remove(group)
-                names.insert(names.index(beside[0]), group)
+                names.insert(names.index(below[0]), group)
         return names
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -65,64 +68,7 @@ TOKENIZER = Annotated[
     str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
 ]
 DEVICE = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps.")]
-TEXT = Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; may be repeated.")]
-FILE = Annotated[str | None, typer.Option("--file", metavar="FILE", help="UTF-8 texts, one a line; - is stdin.")]
-IDS = Annotated[
-    list[str] | None, typer.Option("--ids", metavar="5,17,3", help="Token ids instead of a text; may be repeated.")
-]
-IMAGE = Annotated[
-    list[str] | None,
-    typer.Option("--image", metavar="FILE", help="A PNG or JPEG, for a model of pixels; may be repeated."),
-]
-SPLIT = Annotated[
-    str | None, typer.Option("--split", metavar="NAME", help="Of a known data set; by default the one to test on.")
-]
-METHODS = Annotated[
-    str, typer.Option("--methods", metavar="A,B,…", help="Methods of explanation, with commas between them.")
-]
-METHOD_OPTION = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option", metavar="METHOD.NAME=VALUE", help="An option of a method, as ig.baseline=pad; repeatable."
-    ),
-]
 MAX_TOKENS = Annotated[int, typer.Option("--max-tokens", parser=whole, metavar="N", help="Refuse longer texts.")]
-
-
-# ---- what was typed, and the answer
-
-
-class Given:
-    """The texts, ids or images of a command line, checked before a model is loaded."""
-
-    def __init__(
-        self,
-        text: list[str] | None,
-        file: str | None,
-        ids: list[str] | None,
-        image: list[str] | None,
-        max_tokens: int,
-    ) -> None:
-        if ids and (text or file is not None):
-            raise InputError("--ids cannot be combined with --text or --file; give one of them")
-        if image and (text or file is not None or ids):
-            raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
-        if max_tokens < 1:
-            raise InputError(f"--max-tokens is {max_tokens}; allowed is a whole number from 1 on")
-        self.rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
-        self.texts = texts_of(text, file) if self.rows is None and not image else None
-        self.image, self.max_tokens = image, max_tokens
-
-    def encoded(self, model: Model) -> Batch:
-        """As a batch of the model."""
-        values = None
-        if self.image and model.channels is not None:
-            from ssmscope.tasks.pixels import read_images
-
-            values = read_images(self.image, model.channels, model.config.image_size)
-        elif self.image:
-            raise InputError(f"{model.name} reads tokens, not pixels: give --text, --file or --ids instead of --image")
-        return model.encode(self.texts, ids=self.rows, values=values, max_tokens=self.max_tokens)
 
 
 def console(**options: Any) -> Console:
@@ -131,49 +77,6 @@ def console(**options: Any) -> Console:
 
     piped = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
     return Console(width=piped, **options)
-
-
-def names(value: str) -> list[str]:
-    return [name.strip() for name in value.split(",")]
-
-
-def method_options(given: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """The options "ig.steps=64" by method and name; numbers and yes or no as such."""
-    found: dict[str, dict[str, Any]] = {}
-    for each in given or []:
-        place, equals, value = each.partition("=")
-        method, dot, name = place.partition(".")
-        if not (equals and dot and method and name):
-            raise InputError(f"--option {each!r}: write METHOD.NAME=VALUE, as in --option ig.baseline=pad")
-        found.setdefault(method.strip(), {})[name.strip().replace("-", "_")] = _as_value(value)
-    return found
-
-
-def _as_value(value: str) -> Any:
-    if value in ("true", "false"):
-        return value == "true"
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
-
-
-def numbers(value: str, option: str, example: str) -> str | list[int]:
-    """A list of numbers where there are any in it, else the word that it is."""
-    return whole_numbers(value, option, example) if set(value) & set("0123456789,") else value
-
-
-def answer(result: Result, out: Path | None, json: bool) -> None:
-    """Write the files if they are wanted, then show the result as a person or a program reads it."""
-    files = result.save(out, result.kind) if out is not None else {}
-    if json:
-        print(result.to_json())
-    else:
-        console().print(result)
-    if files:
-        print("\nFiles:", *files.values(), sep="\n  ", file=sys.stderr if json else sys.stdout)
 
 
 # ---- running a command line
@@ -212,6 +115,10 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `analyze … | head` has read enough
         _discard_stdout()
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        return _refuse(f"this needs more memory than there is ({str(error).partition(chr(10))[0] or 'none left'})")
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -1,9 +1,17 @@
-"""The one error that a user's input can cause, and the nearest valid name to suggest with it."""
+"""The one error that a user's input can cause, the nearest valid name to suggest with it, and what libraries raise."""
 
 from __future__ import annotations
 
 import difflib
+import pickle
+import struct
 from collections.abc import Iterable
+
+UNPICKLABLE = (
+    *(pickle.UnpicklingError, struct.error, EOFError, OSError, RuntimeError, ValueError),
+    *(AssertionError, AttributeError, LookupError, TypeError),
+)
+"""What torch raises where a file of weights is damaged."""
 
 
 class InputError(ValueError):
@@ -25,3 +33,9 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 def extra(name: str) -> str:
     """How what an optional part of this package needs is installed, as the end of "install it …"."""
     return f"in ssmscope's checkout, with pip install '.[{name}]'"
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that Python, numpy or torch found no memory for something, on a CPU or a GPU."""
+    told = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or "out of memory" in told or "can't allocate memory" in told

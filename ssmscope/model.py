@@ -20,6 +20,9 @@ from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, known_mixers, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
+TextsLike = str | Sequence[str] | Batch | Trace
+"""What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
+
 TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
 
 
@@ -323,11 +326,11 @@ class Model:
             logits=logits,
             tokens=batch.tokens,
             words=batch.words,
-            answers=self._answers(logits),
+            answers=self.answers_of(logits),
             source=self._source(self._fingerprint(weights)),
             layers=Layers(len(found), recompute),
             frozen=Layers(len(found), freeze),
-            pixels=self._as_images(batch),
+            pixels=self.images_of(batch),
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:
@@ -350,7 +353,8 @@ class Model:
                     "cannot be recomputed; take a new trace"
                 )
 
-    def _as_images(self, batch: Batch) -> Tensor | None:
+    def images_of(self, batch: Batch) -> Tensor | None:
+        """The pixels of a batch, (images, height, width, channels); None where it has none, or no shape is known."""
         size = self.config.image_size if batch.values is not None else None
         if batch.values is None or size is None or size[0] * size[1] != batch.values.shape[1]:
             return None
@@ -419,7 +423,9 @@ class Model:
             )
         return logits
 
-    def _answers(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
+    def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
+        """For each row of logits (texts, classes) the class or next token of the highest, by name, and its
+        probability."""
         best = logits.softmax(-1).max(-1)
         labels = self.labels
         if labels is not None:
@@ -429,6 +435,32 @@ class Model:
         else:
             names = [str(i) for i in best.indices.tolist()]
         return tuple(zip(names, best.values.tolist()))
+
+
+def as_batch(model: Model | None, texts: TextsLike) -> Batch:
+    """What an analysis reads as one batch: a text, several, a batch, or the texts of a trace.
+
+    Raises:
+        InputError: as `Model.encode`, for a trace of images, which does not hold them, and without a model.
+    """
+    if model is None:
+        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
+    if isinstance(texts, Batch):
+        return texts
+    if not isinstance(texts, Trace):
+        return model.encode(texts)
+    if model.channels is not None:
+        raise InputError("a trace does not hold the images that it is of; give their batch")
+    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words)
+
+
+def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:
+    """What an analysis reads as a trace: a trace is itself, and needs no model; anything else is run."""
+    if isinstance(texts, Trace):
+        return texts
+    if model is None:
+        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
+    return model.trace(texts, keep_inputs=keep_inputs)
 
 
 def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:

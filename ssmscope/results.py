@@ -20,7 +20,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
-import html
 import importlib
 import importlib.metadata
 import io
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ssmscope import __version__
+from ssmscope import __version__, register
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.writing import publish, read_current
 
@@ -48,10 +47,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderableType
 
+    from ssmscope.show.blocks import Block
+    from ssmscope.show.table import Table
+
 R = TypeVar("R", bound="Result")
+
+SUFFIXES = ("json", "csv", "png", "html")
+"""How the files of a result end."""
 
 TABLE_ROWS = 40
 """How many rows of the table the default terminal, notebook and HTML views show."""
+
+REPORT_ROWS = 100
+"""How many of them a report shows."""
 
 READABLE = 10_000
 """Up to how many numbers of an array are written as a list; more are compressed."""
@@ -63,31 +71,6 @@ INFLATION = 1040
 """How many bytes zlib makes at most of one: its longest match, 258 bytes, takes two bits at the least, 1032 : 1."""
 
 DTYPE = re.compile(r"bool|(?:int|uint|float)\d{1,3}|U\d{1,9}", re.ASCII)
-
-HOMES = {
-    "attention": "interp.attention",
-    "bound": "probes.generalization",
-    "effect": "attacks.effect",
-    "explain": "interp.attribution",
-    "fidelity": "interp.fidelity_result",
-    "heatmap": "interp.selection",
-    "influence": "probes.influence",
-    "insertion": "attacks.insertion",
-    "lens-fit": "probes.lens_training",
-    "loss": "probes.token_loss",
-    "overflow": "attacks.overflow",
-    "plausibility": "interp.plausibility",
-    "position": "attacks.position",
-    "prompts": "attacks.prompt_result",
-    "retrieval": "probes.retrieval",
-    "sanity": "interp.sanity",
-    "snr": "probes.snr_result",
-    "stability": "probes.stability",
-    "stability-table": "probes.stability_table",
-    "trajectory": "probes.trajectory",
-    "words": "attacks.words_result",
-}
-"""The module below `ssmscope` that defines each kind of result: all that reading a result can import."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +85,8 @@ class Result(ABC):
     provenance: Mapping[str, Any]
 
     kind: ClassVar[str]
+    vector: ClassVar[bool] = True
+    """Whether its picture is of lines; one with a mark for every token or pixel is kept as pixels."""
     _kinds: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls, *, kind: str | None = None, **kwargs: Any) -> None:
@@ -132,6 +117,31 @@ class Result(ABC):
         view."""
         return f"{self.kind} of {self.provenance.get('model', 'a model')}"
 
+    def verdict(self, at: int = 0) -> str:
+        """What the result says of a model, by its number among those that it is of: one line of numbers with their
+        intervals, without the model's name. By default the headline without the model."""
+        model = str(self.provenance.get("model", "a model"))
+        for before in (f" of {model}: ", f" on {model}: "):
+            if before in self.headline:
+                return self.headline.split(before, 1)[1]
+        return self.headline
+
+    @property
+    def queries_made(self) -> str:
+        """How often the model was run, in words; empty where a result does not count it."""
+        return ""
+
+    @classmethod
+    def compare(cls: type[R], results: Sequence[R], labels: Sequence[Sequence[str]]) -> Table:
+        """Results of this kind beside one another in one table, the best marked where that has a meaning.
+
+        Args:
+            labels: for each result what each of its models is called.
+        """
+        from ssmscope.show.table import of_frames
+
+        return of_frames([result.to_frame() for result in results], [", ".join(names) for names in labels])
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"
 
@@ -146,52 +156,34 @@ class Result(ABC):
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, type(self)) else NotImplemented
 
+    def blocks(self) -> Iterable[Block]:
+        """What is shown of the result, in a terminal, a notebook and a page alike: by default its picture and the
+        beginning of its table."""
+        from ssmscope.show.blocks import Picture, Prose
+        from ssmscope.show.table import folded
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline, vector=self.vector)
+        yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         """The terminal view: what `rich.print` and the command line show."""
-        from rich.table import Table
-        from rich.text import Text
+        from ssmscope.show.terminal import render
 
-        frame = self.to_frame()
-        table = Table(title=Text(self.headline), title_justify="left")
-        for column in frame.columns:
-            table.add_column(Text(str(column)), justify="right" if frame[column].dtype.kind in "biuf" else "left")
-        for row in frame.head(TABLE_ROWS).itertuples(index=False):
-            table.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row))
-        yield table
-        if len(frame) > TABLE_ROWS:
-            yield Text(f"{TABLE_ROWS} of {len(frame)} rows", style="dim")
+        return render(self.blocks(), console)
 
     def _repr_html_(self) -> str:
         """The notebook view: a fragment of HTML that brings its own style."""
-        frame = self.to_frame()
-        shown = frame.head(TABLE_ROWS)
-        for name in [name for name in shown if str(shown[name].dtype) == "Int64"]:  # pandas' na_rep passes these over
-            shown = shown.assign(**{str(name): shown[name].astype(object).where(shown[name].notna(), "")})
-        table = shown.to_html(index=False, border=0, na_rep="")
-        picture = base64.b64encode(self._png()).decode()
-        rest = f"<p>{TABLE_ROWS} of {len(frame)} rows</p>" if len(frame) > TABLE_ROWS else ""
-        return (
-            f'<div class="ssmscope"><style>{_FRAGMENT_STYLE}</style>'
-            f'<img alt="{html.escape(self.headline)}" src="data:image/png;base64,{picture}">'
-            f'<div class="wide">{table}</div>{rest}</div>'
-        )
+        from ssmscope.show.html import fragment
+
+        return fragment(self.blocks())
 
     def to_html(self) -> str:
         """A self-contained page in light and dark: nothing is fetched, and no script runs but the one that a kind's
         own view may bring inline."""
-        title = html.escape(self.headline)
-        rows = "".join(
-            f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>"
-            for key, value in _flatten(_encode(self.provenance))
-        )
-        return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
-            f"<style>{_PAGE_STYLE}</style></head>\n<body><main><h1>{title}</h1>\n{self._repr_html_()}\n"
-            f'<details class="provenance"><summary>Provenance</summary><table>{rows}</table></details>'
-            "</main></body></html>\n"
-        )
+        from ssmscope.show.html import page
+
+        return page(self.headline, self._repr_html_(), _flatten(_encode(self.provenance)))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as values that JSON knows; `Result.from_dict` reads it back.
@@ -242,11 +234,13 @@ class Result(ABC):
         if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
             raise InputError("not a result: expected the .json file that save() wrote, with a 'kind'")
         kind = document["kind"]
-        if kind not in Result._kinds and kind in HOMES:
-            importlib.import_module(f"ssmscope.{HOMES[kind]}")
+        if kind not in Result._kinds:
+            home = register.home_of(kind)
+            if home is not None:
+                importlib.import_module(home)
         found = Result._kinds.get(kind)
         if found is None:
-            known = sorted({*HOMES, *Result._kinds})
+            known = sorted({*register.kinds(), *Result._kinds})
             raise InputError(
                 f"unknown kind of result {kind!r:.80}; known are {', '.join(known)}; import the module that defines it"
                 f"{did_you_mean(kind, known)}"
@@ -262,9 +256,9 @@ class Result(ABC):
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
     def _png(self) -> bytes:
-        buffer = io.BytesIO()
-        self.figure().savefig(buffer, format="png", dpi=150)
-        return buffer.getvalue()
+        from ssmscope.show.pictures import drawn
+
+        return drawn(self.figure(), "png")
 
 
 def save_together(results: Mapping[str, Result], directory: str | os.PathLike[str]) -> dict[str, dict[str, Path]]:
@@ -286,8 +280,7 @@ def save_together(results: Mapping[str, Result], directory: str | os.PathLike[st
         publish(folder, next(iter(results)), contents)
     except OSError as error:
         raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
-    suffixes = ("json", "csv", "png", "html")
-    return {name: {suffix: folder / f"{name}.{suffix}" for suffix in suffixes} for name in results}
+    return {name: {suffix: folder / f"{name}.{suffix}" for suffix in SUFFIXES} for name in results}
 
 
 def record_provenance(
@@ -475,28 +468,3 @@ def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [row for key, item in value.items() for row in _flatten(item, f"{prefix} {key}".strip())]
     return [(prefix, "none" if value is None else value if isinstance(value, str) else json.dumps(value))]
-
-
-_FRAGMENT_STYLE = """
-.ssmscope { --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; color: var(--ink);
-  background: var(--paper); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-.ssmscope img { max-width: 100%; background: #fff; }
-.ssmscope .wide { overflow-x: auto; }
-.ssmscope table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-.ssmscope th, .ssmscope td { padding: 3px 12px 3px 0; text-align: left;
-  border-bottom: 1px solid var(--line); }
-@media (prefers-color-scheme: dark) {
-  .ssmscope { --ink: #e6edf3; --soft: #9da7b3; --line: #30363d; --paper: #0f141a; } }
-"""
-
-_PAGE_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9da7b3; --paper: #0f141a; } }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 24px 20px 48px; }
-h1 { font-size: 20px; line-height: 1.3; overflow-wrap: anywhere; }
-.provenance { margin-top: 32px; font-size: 13px; color: var(--soft); }
-.provenance th { text-align: left; font-weight: 500; padding: 2px 16px 2px 0; vertical-align: top; }
-.provenance td { overflow-wrap: anywhere; }
-"""

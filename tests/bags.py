@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from ssmscope.interp.attribution import Scores
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import Objective
 from ssmscope.model import Model
 from ssmscope.tasks.text import TextData, text_data

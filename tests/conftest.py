@@ -16,11 +16,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 import pytest
-from jaxtyping import install_import_hook
+import shapes
 
 # Shapes in annotations are checked when a test calls the function; users pay nothing for them.
-CHECKED = ("ssm", "scans.scalar", "models.parts", "models.classifier", "attacks.replaced")
-install_import_hook([f"ssmscope.{name}" for name in CHECKED], "beartype.beartype")
+CHECKED = ("ssm", "scans.scalar", "models.parts", "models.classifier", "attacks.position.replaced")
+shapes.check([f"ssmscope.{name}" for name in CHECKED])
 
 # A run in the background of a shell ignores interrupts, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What the tests of plans share: very small models in directories, and the application whose verbs plans name."""
+"""What the tests of plans share: very small models in directories, and plans that run in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from ssmscope.cli.report import application
 from ssmscope.reports.engines import local
 from ssmscope.reports.jobs import Jobs, make_jobs
 from ssmscope.reports.plan import Plan, read_plan
@@ -17,7 +16,6 @@ from ssmscope.reports.running import run_plan
 
 WORDS = "a good film with bad acting , but great music .".split()
 TEXT = "a good film with bad acting"
-APPLICATION = application()
 
 
 def tiny_model(directory: Path, seed: int = 0) -> Path:
@@ -40,7 +38,7 @@ def tiny_model(directory: Path, seed: int = 0) -> Path:
 def planned(document: Any, **options: Any) -> Plan:
     """The plan that a document describes; a text is taken as it is."""
     text = document if isinstance(document, str) else yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    return read_plan(text, APPLICATION, **options)
+    return read_plan(text, **options)
 
 
 def jobs_of(document: Any, **options: Any) -> Jobs:
@@ -50,7 +48,7 @@ def jobs_of(document: Any, **options: Any) -> Jobs:
 def run(document: Any, root: Path, **options: Any) -> Report:
     """Run a plan in this process."""
     plan = planned(document)
-    return run_plan(plan, make_jobs(plan), root, **{"engine": local, "commands": application, **options})
+    return run_plan(plan, make_jobs(plan), root, **{"engine": local, **options})
 
 
 def numbers(root: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 import ssmscope
-from ssmscope.interp.selection import ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
 from ssmscope.reports.page import render
 from ssmscope.reports.record import DONE, FAILED, MISSING, Entry, Report
 from ssmscope.results import Result
@@ -22,7 +22,7 @@ TEXTS = (
     "A waste of a fine cast.",
 )
 DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0), ("negative", "positive"))
-PROMPTS = dict(attacks=["stresstest", "checklist"], templates=["Is it good? {content}", "Review: {content}"])
+PROMPTS = dict(attacks=["stresstest", "checklist"], template=["Is it good? {content}", "Review: {content}"])
 PROVENANCE = {
     "date": "2026-01-02T03:04:05+00:00",
     "plan": "title: tests\nmodels: [demo/…]\n",
@@ -88,7 +88,7 @@ def real() -> Report:
     entries += [
         entry("influence", ssmscope.influence(model, list(TEXTS[:1]))),
         entry("insertion", ssmscope.insertion_sweep(model, DATA, places=3)),
-        entry("effect", ssmscope.attack_effect(model, TEXTS[0], TEXTS[0].replace("moving", "dull"))),
+        entry("effect", ssmscope.attack_effect(model, before=TEXTS[0], after=TEXTS[0].replace("moving", "dull"))),
     ]
     entries.append(failed("words", "no file <b>glove</b>", 'Traceback:\n  File "<x>", line 1', models=MODELS[:1]))
     entries.append(entry("words", models=MODELS[1:], state=MISSING, seconds=None))

@@ -68,10 +68,10 @@ class TestRetrieval:
         assert given["template"] == "{question} {context}" and given["spaced"] is True
 
     def test_refusals(self, refusal, models):
-        assert "--lengths '1k': '1k' is no whole number" in refusal("retrieval", models[0], "--lengths", "1k")
+        assert "lengths is '1k'; allowed are a whole number" in refusal("retrieval", models[0], "--lengths", "1k")
         assert "did you mean 'qa1'" in refusal("retrieval", models[0], "--tasks", "qa11")
         assert "examples is 0" in refusal("retrieval", models[0], "--examples", "0")
-        assert "no split 'tset'" in refusal("retrieval", models[0], "--split", "tset")
+        assert "unknown split 'tset'" in refusal("retrieval", models[0], "--split", "tset")
         assert "classifier" in refusal("retrieval", "demo/sst2-mamba2")
         assert "missing argument" in refusal("retrieval")
 
@@ -79,7 +79,7 @@ class TestRetrieval:
 class TestLoss:
     def test_options_reach_the_analysis(self, analyze, models, prose, tmp_path):
         options = ("--length", 40, "--limit", 5, "--smooth", 7, "--unit", "bits", "--piece", 16, "--seed", 3)
-        answer = analyze("loss", *models, "--file", prose, *options, "--out", tmp_path / "out")
+        answer = analyze("loss", *models, "--data", prose, *options, "--out", tmp_path / "out")
         assert answer.code == 0 and "5 windows of 40 tokens" in answer.err and "0–40" in answer.out
         assert "bits a token" in answer.out and "less" in answer.out
         names = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -104,10 +104,8 @@ class TestLoss:
 
     def test_refusals(self, refusal, models, prose):
         model = models[0]
-        assert "--data cannot be combined with --file" in refusal("loss", model, "--file", prose, "--data", "wikitext2")
-        assert "give a .txt file" in refusal("loss", model, "--file", "texts.csv")
-        assert "could not be read" in refusal("loss", model, "--file", "absent.txt")
+        assert "could not be read" in refusal("loss", model, "--data", "absent.txt")
         assert "did you mean 'wikitext2'" in refusal("loss", model, "--data", "wikitext")
-        assert "smooth is 4" in refusal("loss", model, "--file", prose, "--smooth", "4")
-        assert "no document is long enough" in refusal("loss", model, "--file", prose, "--length", "5000")
-        assert "classifier" in refusal("loss", "demo/sst2-mamba2", "--file", prose)
+        assert "smooth is 4" in refusal("loss", model, "--data", prose, "--smooth", "4")
+        assert "no document is long enough" in refusal("loss", model, "--data", prose, "--length", "5000")
+        assert "classifier" in refusal("loss", "demo/sst2-mamba2", "--data", prose)

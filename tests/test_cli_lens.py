@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import errno
 import json
 import signal
-import typing
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,13 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-from ssmscope import cli  # noqa: E402
-from ssmscope.probes.lens_fitting import LensFitting  # noqa: E402
-from ssmscope.probes.lens_training import LensFit, fit_lens  # noqa: E402
+from ssmscope import register  # noqa: E402
+from ssmscope.analysis import Call  # noqa: E402
+from ssmscope.errors import InputError  # noqa: E402
+from ssmscope.probes.lens import fit_lens, trajectory  # noqa: E402
+from ssmscope.probes.lens.fitting import LensFitting  # noqa: E402
+from ssmscope.probes.lens.result import LensFit  # noqa: E402
 from ssmscope.probes.snr import needle_snr  # noqa: E402
-from ssmscope.probes.trajectory import trajectory  # noqa: E402
 from ssmscope.tasks.babi import questions  # noqa: E402
 from ssmscope.tasks.language import language_data, load_lines, word_tokenizer  # noqa: E402
 
@@ -55,7 +56,8 @@ def fitted(folder: Path) -> Path:
     model = ssmscope.load(folder / "mamba2")
     data = language_data(load_lines(folder / "text.txt"), model.tokenizer, length=24, name="text")
     given = dict(steps=12, batch_tokens=300, look_every=4, held_out=0.3, progress=False)
-    return fit_lens(model, data, folder / "fitted", **given)
+    fit_lens(model, data, folder / "fitted", **given)
+    return folder / "fitted"
 
 
 class TestFit:
@@ -76,16 +78,16 @@ class TestFit:
         assert (out / "lens.json").read_bytes() == record
 
     def test_an_interrupted_fit_continues(self, analyze, folder, tmp_path, monkeypatch):
-        out, looks, look = tmp_path / "lens", [], LensFitting._look
+        out, evaluations, evaluate = tmp_path / "lens", [], LensFitting._evaluate
 
         def interrupted(fitting):
-            look(fitting)
-            looks.append(1)
-            if len(looks) == 3:
+            evaluate(fitting)
+            evaluations.append(1)
+            if len(evaluations) == 3:
                 signal.raise_signal(signal.SIGINT)
 
         given = ("lens", "fit", folder / "mamba2", "--data", folder / "text.txt", *QUICK, "--out", out)
-        monkeypatch.setattr(LensFitting, "_look", interrupted)
+        monkeypatch.setattr(LensFitting, "_evaluate", interrupted)
         answer = analyze(*given)
         assert answer.code == 130 and answer.out == ""
         assert answer.err.endswith("analyze: interrupted; the same command continues from the last checkpoint\n")
@@ -134,8 +136,11 @@ class TestFit:
             (["bare", "--data", "text.txt"], "bare has no tokenizer to read"),
             (["mamba2", "--data", "text.txt", "--optimizer", "sdg"], "unknown optimizer 'sdg'; allowed are sgd, adam"),
             (["mamba2", "--data", "text.txt", "--steps", "0"], "steps is 0; allowed is a whole number from 1"),
-            (["mamba2", "--data", "text.txt", "--clip", "x"], "'--clip': 'x' is no number"),
-            (["mamba2", "--data", "text.txt", "--length", "0"], "rows of 0 tokens"),
+            (["mamba2", "--data", "text.txt", "--clip", "x"], "clip is 'x'; allowed is a number above 0"),
+            (
+                ["mamba2", "--data", "text.txt", "--length", "0"],
+                "length is 0; allowed is a whole number from 1 to",
+            ),
             (["demo/sst2-mamba2", "--data", "text.txt"], "text.txt"),
             (["mamba2", "--data", "text.txt", "--device", "gpu"], "gpu"),
         ],
@@ -153,22 +158,27 @@ class TestFit:
         assert "give a directory" in analyze(*given, "--out", folder / "text.txt").err
         assert "missing option '--out'" in analyze(*given).err
 
-    def test_options_are_those_of_the_function(self):
-        ours, theirs = inspect.signature(_verb("lens", "fit")).parameters, inspect.signature(fit_lens).parameters
-        added = {"split", "length", "json", "tokenizer"}
-        assert set(ours) - added == set(theirs) - {"progress"}
-        own = {"model", "data", "out", "device", "validation", "progress"}
-        assert all(ours[name].default == theirs[name].default for name in set(theirs) - own)
+    def test_of_a_call_without_a_directory(self, folder):
+        call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt")})
+        with pytest.raises(InputError, match="lens fit writes files of its own; give the directory for them as out"):
+            call.run()
 
+    def test_figures_that_could_not_be_written_are_added(self, folder, tmp_path, monkeypatch):
+        given = dict(zip(("steps", "batch_tokens", "look_every", "length", "held_out"), QUICK[1::2]))
+        call = Call.of("lens fit", [str(folder / "mamba2")], {"data": str(folder / "text.txt"), **given})
 
-def _verb(*names: str) -> typing.Any:
-    """The function behind a verb."""
-    group = cli.app if len(names) == 1 else cli.lens
-    return next(
-        command.callback
-        for command in group.registered_commands
-        if (command.name or command.callback.__name__) == names[-1]
-    )
+        def full(*given, **options):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as disk:
+            disk.setattr("ssmscope.results.publish", full)
+            with pytest.raises(InputError, match="the lens is whole and stays, and the same command adds its figures"):
+                call.run(tmp_path / "lens")
+        assert {path.name for path in (tmp_path / "lens").iterdir()} == {"config.json", "params.pt", "lens.json"}
+        record = (tmp_path / "lens" / "lens.json").read_bytes()
+        (found,) = call.run(tmp_path / "lens")
+        assert found == LensFit.load(tmp_path / "lens" / "lens.json")
+        assert (tmp_path / "lens" / "lens.png").exists() and (tmp_path / "lens" / "lens.json").read_bytes() == record
 
 
 class TestShow:
@@ -240,22 +250,39 @@ class TestSNR:
         assert answer.code == 0 and answer.err == "" and "Means over 2 questions" in answer.out
         assert "Needle probability\n" in answer.out and "mine  " in answer.out
 
-    def test_options_are_those_of_the_function(self):
-        ours, theirs = inspect.signature(_verb("snr")).parameters, inspect.signature(needle_snr).parameters
-        assert set(ours) - {"out", "json", "tokenizer", "device"} == set(theirs) - {"names"}
-        assert all(ours[name].default == theirs[name].default for name in set(theirs) - {"names", "models"})
+    def test_things_in_hand_are_no_part_of_a_call(self, folder):
+        for name, option, says in (
+            ("snr", {"filler": ["The old wind rests ."]}, "filler is .*; allowed is a text"),
+            ("snr", {"lens": [None]}, "lens is None; allowed are logit or a directory, or several"),
+            ("lens show", {"text": "a", "lens": 3}, "lens is 3; allowed is a directory"),
+        ):
+            with pytest.raises(InputError, match=says):
+                Call.of(name, [str(folder / "mamba")], option)
+
+    def test_words_are_those_of_the_views_and_tasks(self):
+        from ssmscope.probes.lens.lensed_text import STATISTICS
+        from ssmscope.probes.snr.questions import TASKS
+
+        assert register.analysis_of("lens show").options["statistic"].words == tuple(STATISTICS)
+        assert register.analysis_of("snr").options["tasks"].elements == TASKS
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["mamba2", "mamba", "--lens", "fitted"], "1 lenses were given for 2 models; give --lens for each"),
+            (
+                ["mamba2", "mamba", "--lens", "fitted"],
+                "1 lenses were given for 2 models; give one for each",
+            ),
             (["mamba", "--lens", "fitted"], "was fitted to another model"),
             (["bare"], "bare has no tokenizer to read questions with; name one with --tokenizer"),
             (["demo/sst2-mamba2"], "demo/sst2-mamba2 is a classifier"),
-            (["mamba", "--tasks", "qa1,qa7"], "there is no task 'qa7'"),
+            (["mamba", "--tasks", "qa1,qa7"], "unknown among tasks: 'qa7'; allowed are qa1"),
             (["mamba", "--tasks", "qa3"], "tokenizer does not know"),
-            (["mamba", "--lengths", "40,x"], "--lengths '40,x': 'x' is no whole number"),
-            (["mamba", "--lengths", "-5"], "lengths has -5"),
+            (
+                ["mamba", "--lengths", "40,x"],
+                "lengths is 'x'; allowed are a whole number from 0 to",
+            ),
+            (["mamba", "--lengths", "-5"], "lengths is -5"),
             (["mamba", "--examples", "0"], "examples is 0"),
             (["mamba", "--filler", "wikitext"], "unknown text 'wikitext'"),
             (["mamba", "--questions", "absent.csv"], "there is no file of questions absent.csv"),

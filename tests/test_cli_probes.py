@@ -1,4 +1,4 @@
-"""`analyze stability` and `analyze influence`: their options reach the analyses, and what they print and write."""
+"""`analyze stability`, `bound`, `checkpoints` and `influence`: their options, and what they print and write."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class TestStability:
         answer = analyze(*given, "--out", tmp_path)
         assert answer.code == 0 and answer.err == ""
         assert "Stability of demo/sst2-mamba2: " in answer.out and "2 texts of" in answer.out
-        assert "bound stands" not in answer.words
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == ["stability.csv", "stability.html", "stability.json", "stability.png"]
         assert all(str(tmp_path / name) in answer.out for name in names)
@@ -75,72 +74,68 @@ class TestStability:
         found = json.loads(analyze("stability", models / "mamba", *options, "--json").out)
         model = ssmscope.load(models / "mamba")
         wanted = ssmscope.stability(model, length=20, samples=3, positions=[0, 7], tolerance=0.5, seed=4)
-        assert said(found["stability"]) == said(wanted) and found["bound"] is None
+        assert said(found) == said(wanted)
         few = json.loads(analyze("stability", models / "mamba", *IDS, "--positions", "3", "--json").out)
         wanted = ssmscope.stability(model, model.encode(ids=ROWS), positions=3)
-        assert said(few["stability"]) == said(wanted)
+        assert said(few) == said(wanted)
 
-    def test_of_a_selective_ssm_comes_with_its_bound(self, analyze: Answer, models: Path, tmp_path: Path) -> None:
+    def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
+        one = models / "mamba"
+        assert "did you mean 'demo/sst2-mamba'" in refusal("stability", "demo/sst2-mmba")
+        assert "--length is that of random sequences" in refusal("stability", one, *IDS, "--length", 5)
+        assert "--ids cannot be combined with --text" in refusal("stability", one, *IDS, "--text", "a")
+        assert "length is 'x'" in refusal("stability", one, "--length", "x")
+        assert "length is '5,6'" in refusal("stability", one, "--length", "5,6")
+        assert "samples is 0" in refusal("stability", one, "--samples", 0)
+        assert "tolerance is -1.0" in refusal("stability", one, "--length", 5, "--tolerance", -1)
+        assert "positions is 'y'" in refusal("stability", one, "--positions", "0,y")
+        assert "not pixels" in refusal("stability", one, "--image", "x.png")
+        assert "missing argument" in refusal("stability")
+
+
+class TestBound:
+    def test_of_a_selective_ssm(self, analyze: Answer, models: Path, tmp_path: Path) -> None:
         import ssmscope
 
         file = models / "sweep" / "a.pth"
         options = ("--delta", 0.1, "--loss-bound", 2, "--lipschitz", 3, "--lengths", "10,99")
-        given = ("stability", file, "--length", 30, "--examples", 77, *options, "--out", tmp_path)
+        given = ("bound", file, "--length", 30, "--examples", 77, *options, "--out", tmp_path)
         answer = analyze(*given, "--json")
-        assert answer.code == 0 and sorted(path.suffix for path in tmp_path.glob("bound.*")) == [
-            ".csv",
-            ".html",
-            ".json",
-            ".png",
-        ]
-        assert answer.err.count(str(tmp_path)) == 8 and len(list(tmp_path.iterdir())) == 8
+        names = [f"bound.{suffix}" for suffix in ("csv", "html", "json", "png")]
+        assert answer.code == 0 and sorted(path.name for path in tmp_path.iterdir()) == names
+        assert answer.err.count(str(tmp_path)) == 4
         found = json.loads(answer.out)
-        setting = dict(examples=77, delta=0.1, loss_bound=2.0, lipschitz=3.0, lengths=[10, 99])
+        setting: dict[str, Any] = dict(examples=77, delta=0.1, loss_bound=2.0, lipschitz=3.0, lengths=[10, 99])
         wanted = ssmscope.generalization_bound(ssmscope.load(file), length=30, **setting)
-        assert said(found["bound"]) == said(wanted)
-        assert said(found["bound"]) == said(json.loads((tmp_path / "bound.json").read_text()))
+        assert said(found) == said(wanted) == said(json.loads((tmp_path / "bound.json").read_text()))
         shown = analyze(*given)
-        assert shown.out.index("Stability of") < shown.out.index("Generalisation bound of") < shown.out.index("Files:")
-
-    def test_the_bound_is_at_the_length_of_the_longest_text(self, analyze: Answer, models: Path) -> None:
-        found = json.loads(analyze("stability", models / "sweep" / "a.pth", *IDS, "--examples", 9, "--json").out)
-        assert found["bound"]["length"] == 7 == found["stability"]["longest"]
+        assert shown.out.index("Generalisation bound of") < shown.out.index("Files:")
 
     def test_the_record_of_the_training_says_how_many_examples(self, analyze: Answer, trained: Path) -> None:
-        given = ("stability", trained, "--length", 20, "--json")
-        assert json.loads(analyze(*given).out)["bound"]["examples"] == 321
-        assert json.loads(analyze(*given, "--examples", 5).out)["bound"]["examples"] == 5
+        given = ("bound", trained, "--length", 20, "--json")
+        assert json.loads(analyze(*given).out)["examples"] == 321
+        assert json.loads(analyze(*given, "--examples", 5).out)["examples"] == 5
 
-    def test_without_that_number_the_bound_is_only_offered(self, analyze: Answer, models: Path) -> None:
-        file = models / "sweep" / "a.pth"
-        assert json.loads(analyze("stability", file, "--length", 20, "--json").out)["bound"] is None
-        answer = analyze("stability", file, "--length", 20)
-        assert answer.code == 0 and "--examples M" in answer.words and "Generalisation bound of" not in answer.out
-
-    def test_another_model_has_terms_on_the_same_texts(self, analyze: Answer, models: Path) -> None:
+    def test_another_model_has_terms_on_the_texts(self, analyze: Answer, models: Path) -> None:
+        """At the length of the longest text."""
         import ssmscope
 
-        found = json.loads(analyze("stability", models / "mamba", *IDS, "--examples", 9, "--json").out)
+        found = json.loads(analyze("bound", models / "mamba", *IDS, "--json").out)
         model = ssmscope.load(models / "mamba")
-        wanted = ssmscope.generalization_bound(model, length=7, examples=9, texts=model.encode(ids=ROWS))
-        assert found["bound"]["gap"] is None and said(found["bound"]) == said(wanted)
+        wanted = ssmscope.generalization_bound(model, model.encode(ids=ROWS), length=7)
+        assert found["gap"] is None and found["examples"] is None and found["length"] == 7
+        assert said(found) == said(wanted)
+        drawn = json.loads(analyze("bound", models / "mamba", "--length", 30, "--examples", 9, "--json").out)
+        assert drawn["inputs"] == "4 random sequences of 30 tokens (seed 0)"
+        assert (drawn["length"], drawn["examples"]) == (30, 9)
 
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path) -> None:
-        one, two = models / "mamba", models / "sweep" / "a.pth"
-        assert "did you mean 'demo/sst2-mamba'" in refusal("stability", "demo/sst2-mmba")
-        assert "--length is that of random sequences" in refusal("stability", one, *IDS, "--length", 5)
-        assert "--ids cannot be combined with --text" in refusal("stability", one, *IDS, "--text", "a")
-        assert "'x' is no whole number" in refusal("stability", one, "--length", "x")
-        assert "has 2 numbers for one model" in refusal("stability", one, "--length", "5,6")
-        assert "samples is 0" in refusal("stability", one, "--samples", 0)
-        assert "tolerance is -1.0" in refusal("stability", one, "--length", 5, "--tolerance", -1)
-        assert "'y' is no whole number" in refusal("stability", one, "--positions", "0,y")
-        assert "not pixels" in refusal("stability", one, "--image", "x.png")
-        assert "--loss-bound is of the bound" in refusal("stability", one, "--length", 5, "--loss-bound", 2)
-        assert "--delta is of the bound" in refusal("stability", two, "--length", 5, "--delta", 0.1)
-        assert "delta is 2.0" in refusal("stability", two, "--length", 5, "--examples", 9, "--delta", 2)
-        assert "examples is 0" in refusal("stability", two, "--length", 5, "--examples", 0)
-        assert "missing argument" in refusal("stability")
+        one = models / "sweep" / "a.pth"
+        assert "is not recorded; give it as --examples" in refusal("bound", one, "--length", 20)
+        assert "is about all texts: leave them out" in refusal("bound", one, *IDS, "--examples", 9)
+        assert "delta is 2.0" in refusal("bound", one, "--length", 5, "--examples", 9, "--delta", 2)
+        assert "examples is 0" in refusal("bound", one, "--length", 5, "--examples", 0)
+        assert "lengths is 'z'" in refusal("bound", one, "--examples", 9, "--lengths", "3,z")
 
 
 class TestTable:
@@ -149,7 +144,7 @@ class TestTable:
 
         files = [models / "sweep" / name for name in ("c.pth", "a.pth", "b.pth")]
         options = ("--length", 30, "--examples", 77, "--delta", 0.1, "--lengths", "10,99", "--seed", 2)
-        answer = analyze("stability", *files, *options, "--out", tmp_path)
+        answer = analyze("checkpoints", *files, *options, "--out", tmp_path)
         assert answer.code == 0 and "Stability of 3 checkpoints" in answer.out
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == [f"stability-table.{suffix}" for suffix in ("csv", "html", "json", "png")]
@@ -158,25 +153,25 @@ class TestTable:
         found = json.loads((tmp_path / "stability-table.json").read_text())
         assert said(found) == said(wanted)
         assert [round(row["abscissa"], 6) for row in found["rows"]] == [0.1, -0.2, 0.0]
-        assert said(json.loads(analyze("stability", *files, *options, "--json").out)) == said(wanted)
+        assert said(json.loads(analyze("checkpoints", *files, *options, "--json").out)) == said(wanted)
 
     def test_a_directory_stands_for_the_checkpoints_in_it(self, analyze: Answer, models: Path, tmp_path: Path) -> None:
         shutil.copytree(models / "sweep", tmp_path / "sweep")
         (tmp_path / "sweep" / "log.txt").write_text("no checkpoint")
         (tmp_path / "sweep" / ".c.pth").write_text("nor this")
         shutil.copytree(models / "mamba", tmp_path / "sweep" / "mamba")
-        found = json.loads(analyze("stability", tmp_path / "sweep", models / "sweep" / "b.pth", "--json").out)
+        found = json.loads(analyze("checkpoints", tmp_path / "sweep", models / "sweep" / "b.pth", "--json").out)
         names = [Path(row["name"]).name for row in found["rows"]]
         assert names == ["a.pth", "b.pth", "c.pth", "mamba", "b.pth"]
         for name in ("b.pth", "c.pth"):
             (tmp_path / "sweep" / name).unlink()
         shutil.rmtree(tmp_path / "sweep" / "mamba")
-        alone = json.loads(analyze("stability", tmp_path / "sweep", "--length", 9, "--json").out)
-        assert alone["stability"]["provenance"]["model"].endswith("a.pth")
+        alone = json.loads(analyze("checkpoints", tmp_path / "sweep", "--length", 9, "--json").out)
+        assert [Path(row["name"]).name for row in alone["rows"]] == ["a.pth"]
 
     def test_a_length_for_each(self, analyze: Answer, models: Path) -> None:
         files = [models / "sweep" / name for name in ("a.pth", "b.pth")]
-        found = json.loads(analyze("stability", *files, "--length", "20,31", "--json").out)
+        found = json.loads(analyze("checkpoints", *files, "--length", "20,31", "--json").out)
         assert [row["length"] for row in found["rows"]] == [20, 31]
 
     def test_a_damaged_checkpoint_stops_nothing(self, analyze: Answer, models: Path, tmp_path: Path) -> None:
@@ -189,31 +184,29 @@ class TestTable:
         torch.save({"weights": [1, 2]}, tmp_path / "other.pth")
         for name, content in {"cut": whole[:1500], "empty": b"", "text": b"hello", "whole": whole}.items():
             (tmp_path / f"{name}.pth").write_bytes(content)
-        answer = analyze("stability", tmp_path, tmp_path / "absent.pth", "--length", 9)
+        answer = analyze("checkpoints", tmp_path, tmp_path / "absent.pth", "--length", 9)
         assert answer.code == 0 and answer.err == ""
         assert "Stability of 7 checkpoints: 1 stable, 6 unreadable" in answer.out
         for name in ("cut", "empty", "text", "nan", "other", "absent"):
             assert f"{name}.pth unreadable" in answer.words and f" {name}.pth: " in answer.words
-        found = json.loads(analyze("stability", tmp_path, "--length", 9, "--json").out)
+        found = json.loads(analyze("checkpoints", tmp_path, "--length", 9, "--json").out)
         assert [Path(row["name"]).stem for row in found["rows"] if not row["reason"]] == ["whole"]
 
     def test_what_cannot_be_is_refused(self, refusal: Callable[..., str], models: Path, tmp_path: Path) -> None:
         files = [models / "sweep" / name for name in ("a.pth", "b.pth")]
-        for options in (IDS, ("--text", "a b"), ("--samples", 3), ("--positions", 2), ("--tolerance", 0.1)):
-            assert f"{options[0]}" in refusal("stability", *files, *options)
-        assert "--tokenizer cannot be used with 2 models" in refusal("stability", *files, "--tokenizer", "x")
-        assert "--device cannot be used with 2 models" in refusal("stability", *files, "--device", "cuda")
-        assert "3 lengths were given for 2 checkpoints" in refusal("stability", *files, "--length", "5,6,7")
-        assert "examples is 0" in refusal("stability", *files, "--examples", 0)
+        for option in ("--text", "--samples", "--tokenizer", "--device"):
+            assert f"no option {option}" in refusal("checkpoints", *files, option, 3)
+        assert "3 lengths were given for 2 checkpoints" in refusal("checkpoints", *files, "--length", "5,6,7")
+        assert "examples is 0" in refusal("checkpoints", *files, "--examples", 0)
         (tmp_path / "x.pth").write_text("x")
         (tmp_path / "y.pth").write_text("y")
-        assert "none of the 2 checkpoints can be read" in refusal("stability", tmp_path)
+        assert "none of the 2 checkpoints can be read" in refusal("checkpoints", tmp_path)
 
     def test_published_checkpoints(self, analyze: Answer, oracle: Callable[[str], Path]) -> None:
         """The capacities are those that are known of these files, at the length of their texts: T = 104 with row 0 of
         W is T = 100 with the worst row, to 0.05."""
         files = [oracle(f"{name}.pth") for name in ("majority_T25_seed1", "listops_T100_seed3", "imdb_T100_seed1")]
-        answer = analyze("stability", *files, "--length", "25,100,100", "--examples", 1000, "--json")
+        answer = analyze("checkpoints", *files, "--length", "25,100,100", "--examples", 1000, "--json")
         majority, listops, imdb = json.loads(answer.out)["rows"]
         abscissae = [row["abscissa"] for row in (majority, listops, imdb)]
         assert abscissae == pytest.approx([0.214152202, -0.139018178, 0.205731139], abs=1e-8)
@@ -221,7 +214,7 @@ class TestTable:
         assert (listops["log_capacity_printed"], listops["log_capacity"]) == pytest.approx((28.88, 32.85), abs=5e-3)
         assert (imdb["log_capacity_printed"], imdb["log_capacity"]) == pytest.approx((66.86, 70.55), abs=5e-3)
         assert all(row["vacuous"] for row in (majority, listops, imdb))
-        assert [row["verdict"] for row in (majority, listops, imdb)] == ["unstable", "stable", "unstable"]
+        assert [row["behaviour"] for row in (majority, listops, imdb)] == ["unstable", "stable", "unstable"]
 
 
 class TestInfluence:
@@ -239,7 +232,7 @@ class TestInfluence:
         import ssmscope
 
         model = ssmscope.load(models / "mamba")
-        options = ("--at", "layers", "--estimated", "--probes", 5, "--fit-from", 0, "--fit-to", 3, "--recent", 2)
+        options = ("--at", "layers", "--no-exact", "--probes", 5, "--fit-from", 0, "--fit-to", 3, "--recent", 2)
         found = json.loads(
             analyze("influence", models / "mamba", *IDS, "--positions", "0,-1", *options, "--seed", 3, "--json").out
         )
@@ -258,12 +251,18 @@ class TestInfluence:
         assert "did you mean 'layers'" in refusal(*given, *IDS, "--at", "layer")
         assert "did you mean 'logits'" in refusal(*given, *IDS, "--of", "logit")
         assert "did you mean 'last'" in refusal(*given, *IDS, "--positions", "lst")
-        assert "text 2 has no position 5" in refusal(*given, *IDS, "--positions", "5")
+        assert "text 1 has no position 5" in refusal(*given, *IDS, "--positions", "5")
         assert "probes is 1" in refusal(*given, *IDS, "--probes", 1)
-        assert "'x' is no whole number" in refusal(*given, "--length", "x")
+        assert "length is 'x'" in refusal(*given, "--length", "x")
         assert "did you mean 'demo/sst2-mamba'" in refusal("influence", "demo/sst2-mmba", *IDS)
 
 
-def test_the_verbs_stand_before_training(analyze: Answer) -> None:
+def test_the_verbs_stand_together(analyze: Answer) -> None:
     listed = analyze("--help").out
-    assert listed.index("stability") < listed.index("influence") < listed.index("train ")
+    probes = listed[listed.index(" Probe ") :]
+    assert probes.index("bound") < probes.index("checkpoints") < probes.index("stability")
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "a\udc80", "x" * 300 + "/" + "y" * 300])
+def test_a_name_that_no_file_can_have(refusal, name: str) -> None:
+    assert "analyze: " in refusal("stability", name, "--text", "a")

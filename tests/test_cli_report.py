@@ -125,7 +125,7 @@ class TestJobs:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("ssmscope.interp.selection.selection_heatmap", interrupted)
+        monkeypatch.setattr("ssmscope.model.as_trace", interrupted)
         answer = analyze(plan, "--out", out)
         assert answer.code == 130 and "analyze: interrupted; the same command continues" in answer.err
 
@@ -238,8 +238,8 @@ class TestWhatIsCheckedFirst:
             ({"data": str(tmp_path / "lines.txt")}, "unknown data '"),
             ({"data": str(tmp_path)}, "unknown data '"),
             ({"data": "sst2", "split": "tset"}, "no split 'tset'"),
-            ({"synonyms": str(tmp_path / "no.json")}, "there is no such file"),
-            ({"embeddings": str(tmp_path)}, "there is no such file"),
+            ({"recipe": "pwws", "synonyms": str(tmp_path / "no.json")}, "there is no such file"),
+            ({"recipe": "textfooler", "embeddings": str(tmp_path)}, "there is no such file"),
         ):
             told = self.refused(analyze, tmp_path, {"words": options}, model)
             assert "analysis 2 (words): " in told and line in told

@@ -18,12 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 EDITS = {
-    "ssmscope/__init__.py": ('    "retrieval": "probes.retrieval",\n', '    "remaining": "interp.remaining",\n'),
-    "ssmscope/results.py": ('    "retrieval": "probes.retrieval",\n', '    "remaining": "interp.remaining",\n'),
-    "ssmscope/cli/__init__.py": (
-        "from ssmscope.cli.training import",
-        "from ssmscope.cli.remaining import remaining as remaining\n",
-    ),
     "ssmscope/interp/methods/__init__.py": (
         '        "random": "random:random",\n',
         '        "gradnorm": "gradnorm:gradnorm",\n',
@@ -59,7 +53,7 @@ def test_a_verbs_page_has_the_defaults_and_the_function(hook: ModuleType) -> Non
     assert "| `--steps N` | Into how many the share of tokens is divided. | `20` |" in page
     assert "| `--mode replace|delete` |" in page and "| `--json` | Print JSON and nothing else. | off |" in page
     assert "ssmscope.fidelity_auc(\n    model: Model,\n    data: TextData,\n    *,\n" in page
-    assert "- `steps`: into how many parts the shares of hidden tokens divide \\[0, 1\\]." in page
+    assert "    steps: int = 20,\n" in page and "**Raises**" in page
     assert "analyze fidelity [OPTIONS] MODEL\n" in page
     assert "analyze snr [OPTIONS] MODEL…\n" in hook.page("snr", hook.verbs()["snr"])
 
@@ -83,7 +77,11 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
     (tmp_path / "ssmscope" / "demo").symlink_to(ROOT / "ssmscope" / "demo")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     written = [file for page in HOW_TO for file in blocks(page, tmp_path)]
-    assert {"ssmscope/models/leaky.py", "ssmscope/interp/remaining.py", "ssmscope/attacks/order.py"} <= set(written)
+    assert {
+        "ssmscope/models/leaky.py",
+        "ssmscope/interp/remaining/__init__.py",
+        "ssmscope/attacks/order/__init__.py",
+    } <= set(written)
     text = "".join(page.read_text(encoding="utf-8") for page in HOW_TO)
     for file, (before, line) in EDITS.items():
         assert line in text, f"no how-to says {line!r}"
@@ -97,11 +95,18 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
         "-k", "leaky or test_remaining or test_order"
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
-    verb = run(
-        tmp_path, "-c", "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))", "remaining",
-        "demo/sst2-mamba2", "--text", "A gripping film."
-    )  # fmt: skip
-    assert "remaining of demo/sst2-mamba2" in verb
+    analyze = ("-c", "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n")
+    printed = run(tmp_path, *analyze, "report", str(plan), "--out", str(tmp_path / "out"), "--json")
+    assert '"verb": "remaining"' in printed and '"state": "done"' in printed
+    assert "most is left of" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert {path.suffix for path in (tmp_path / "out").glob("results/*/remaining.*")} == {
+        ".json",
+        ".csv",
+        ".png",
+        ".html",
+    }
 
 
 def blocks(page: Path, root: Path) -> list[str]:

@@ -37,7 +37,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "retrieval": (ASKED, "--tasks", "qa1", "--lengths", "0", "--examples", "1", "--no-progress"),
     "loss": (PROMPTED, "--length", "4", "--limit", "1", "--smooth", "1", "--no-progress"),
     "stability": (CLASSIFIER,),
-    "influence": (CLASSIFIER, "--estimated"),
+    "influence": (CLASSIFIER, "--no-exact"),
     "train": ("mamba2", "--epochs", "1", "--width", "8", "--layers", "1", "--state", "4", "--no-progress"),
     "lens fit": (PROMPTED, "--steps", "1", "--length", "4", "--batch-tokens", "8"),
     "lens show": (PROMPTED, *TEXT),

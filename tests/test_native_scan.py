@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 import torch
+from warm import TORCH
 
 from ssmscope import ssm
 from ssmscope.scans import building, diagonal, native
 from ssmscope.ssm import Recurrence
 
-ROOT = Path(__file__).resolve().parents[1]
 needs_kernel = pytest.mark.skipif(not native.available(), reason=f"no C kernel here: {native.why_not()}")
 NAMES = ("x", "b", "c", "initial", "delta", "A")
 
@@ -246,28 +246,29 @@ print(native.why_not())
 """
 
 
-def probe(cache: Path, **environment: str) -> subprocess.Popen[str]:
+def probe(cache: Path, **environment: str) -> Callable[[], str]:
+    """Start that process; the function waits for its end and gives what it printed."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("CC", native.SWITCH)}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROBE],
-        env={**inherited, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    out, err = TemporaryFile("w+"), TemporaryFile("w+")
+    given = {**inherited, "XDG_CACHE_HOME": str(cache), **environment}
+    process = TORCH.start(PROBE, env=given, stdout=out, stderr=err)
 
+    def said() -> str:
+        status = process.wait()
+        with out, err:
+            out.seek(0), err.seek(0)
+            printed, complaint = out.read(), err.read()
+        assert status == 0, complaint
+        assert complaint == ""
+        return printed.strip()
 
-def said(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert err == ""
-    return out.strip()
+    return said
 
 
 def test_it_stays_away_silently(tmp_path):
     off, failing = probe(tmp_path, SSMSCOPE_NATIVE="0"), probe(tmp_path, CC="/bin/false")
-    assert said(off) == "SSMSCOPE_NATIVE=0"
-    assert said(failing) == "/bin/false could not compile the scan"
+    assert off() == "SSMSCOPE_NATIVE=0"
+    assert failing() == "/bin/false could not compile the scan"
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -278,8 +279,8 @@ def test_without_a_compiler_it_says_so(monkeypatch):
 
 @needs_kernel
 def test_several_processes_compile_at_once_and_leave_one_file(tmp_path, monkeypatch):
-    for process in [probe(tmp_path) for _ in range(3)]:
-        assert said(process) == "None"
+    for said in [probe(tmp_path) for _ in range(3)]:
+        assert said() == "None"
     (built,) = (tmp_path / "ssmscope").iterdir()
     assert built.suffix == ".so" and not built.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

@@ -10,11 +10,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from warm import TRANSFORMERS, Process, Warm
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks need nbformat: pip install '.[docs]'")
 nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient: pip install '.[docs]'")
 pytest.importorskip("ipykernel", reason="notebooks need ipykernel: pip install '.[docs]'")
 
+from jupyter_client.provisioning import local_provisioner  # noqa: E402
+
+KERNEL = Warm("ipykernel.kernelapp", parent=TRANSFORMERS)
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 
@@ -69,6 +73,7 @@ def test_runs_and_shows_its_results(name: str, tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv(variable, "1")
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(local_provisioner, "launch_kernel", launched)
     notebook = read(name)
     nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
@@ -85,6 +90,13 @@ def test_runs_and_shows_its_results(name: str, tmp_path: Path, monkeypatch: pyte
         assert [cell.get("outputs") for cell in site.executed(NOTEBOOKS[name]).cells] == [
             cell.get("outputs") for cell in notebook.cells
         ]
+
+
+def launched(command: list[str], *, env: dict[str, str], cwd: str, **_: Any) -> Process:
+    """A kernel as `python -m ipykernel_launcher ARGUMENTS` is one, in a process that need not import torch itself."""
+    assert command[1:3] == ["-m", "ipykernel_launcher"]
+    code = "import runpy; runpy.run_module('ipykernel_launcher', run_name='__main__', alter_sys=True)"
+    return KERNEL.start(code, *command[3:], env=env, cwd=cwd)
 
 
 def shows_a_rationale_and_a_verdict(cells: Any) -> None:

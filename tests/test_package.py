@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from warm import PLAIN, TORCH, Warm
 
 import ssmscope
 
@@ -24,10 +24,9 @@ print(type(AutoModelForSequenceClassification.from_config(config)).__name__)
 """
 
 
-def python(code: str) -> str:
-    """What a fresh interpreter prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
+def python(code: str, warm: Warm = PLAIN) -> str:
+    """What a process prints that has imported nothing, or nothing of transformers and ssmscope."""
+    done = warm.run(code, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -44,16 +43,15 @@ def python(code: str) -> str:
 )
 def test_transformers_knows_our_models(first: str) -> None:
     """Once ssmscope.models is imported, by whatever and in any order."""
-    assert python(f"{first}\n{KNOWS_OURS}").endswith("SSMForSequenceClassification")
+    assert python(f"{first}\n{KNOWS_OURS}", TORCH).endswith("SSMForSequenceClassification")
 
 
 def test_importing_transformers_does_not_import_our_models() -> None:
     """They take seconds, which only those who load a model shall wait."""
-    code = "import sys, {}; print([m for m in sys.modules if m.startswith('ssmscope.')], torch_too())"
-    code = f"def torch_too():\n    return 'torch' in sys.modules\n{code}"
-    alone = python(code.format("transformers")).partition("] ")[2]
-    for order in ("ssmscope, transformers", "transformers, ssmscope"):
-        assert python(code.format(order)) == f"[] {alone}"
+    tell = "print([m for m in sys.modules if m.startswith('ssmscope.')], 'torch' in sys.modules)"
+    alone, behind = python(f"import sys, transformers\n{tell}\nimport ssmscope\n{tell}").splitlines()
+    assert alone.startswith("[] ")
+    assert python(f"import sys, ssmscope, transformers\n{tell}") == behind == alone
 
 
 def test_nothing_of_ours_stands_in_the_import_system() -> None:

@@ -6,7 +6,6 @@ import ast
 import base64
 import json
 import math
-import subprocess
 import sys
 import tracemalloc
 import zlib
@@ -18,8 +17,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from warm import PLAIN, TRANSFORMERS
 
-from ssmscope import results
+from ssmscope import register, results
 from ssmscope.errors import InputError
 from ssmscope.results import READABLE, Result, record_provenance
 
@@ -330,14 +330,15 @@ def test_load_imports_nothing_that_a_file_names(tmp_path, provenance, path):
         f"for name, document in json.load(open({str(file)!r})).items():\n"
         "    try: Result.from_dict(document)\n"
         "    except InputError as error: print(name, str(error)[:22])\n"
-        "print(sorted(name for name in set(sys.modules) - before if name.startswith('ssmscope')))"
+        f"print({path.rpartition('.')[0]!r} in set(sys.modules) - before, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["own unknown kind of result", "other unknown kind of result", "[]"]
+    done = PLAIN.run(code)
+    done.check_returncode()
+    assert done.stdout.splitlines() == ["own unknown kind of result", "other unknown kind of result", "False False"]
 
 
 def test_every_kind_is_read_from_the_module_that_defines_it():
-    """The closed table of what reading can import names every result of the package, and nothing else."""
+    """What analyses say of their results is where every kind of the package is, and nothing else."""
     defined = {}
     for file in Path(results.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -346,14 +347,16 @@ def test_every_kind_is_read_from_the_module_that_defines_it():
                     if keyword.arg == "kind":
                         place = file.relative_to(Path(results.__file__).parent).with_suffix("")
                         defined[ast.literal_eval(keyword.value)] = ".".join(place.parts)
-    assert defined == results.HOMES
+    for kind, place in defined.items():
+        assert register.home_of(kind) == f"ssmscope.{place.rpartition('.')[0]}.result"
+    assert sorted(register.kinds()) == sorted(defined)
     code = (
-        "from ssmscope.errors import InputError\nfrom ssmscope.results import HOMES, Result\n"
-        "for kind in HOMES:\n"
+        "from ssmscope.errors import InputError\nfrom ssmscope.results import Result\n"
+        f"for kind in {sorted(defined)}:\n"
         "    try: Result.from_dict({'kind': kind})\n"
         "    except InputError as error: assert f'damaged result of kind {kind!r}' in str(error), error"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    TRANSFORMERS.run(code).check_returncode()
 
 
 @pytest.mark.parametrize(
@@ -423,5 +426,6 @@ def test_text_views(provenance):
 def test_importing_results_imports_no_heavy_library():
     heavy = ("pandas", "matplotlib", "rich", "torch", "transformers")
     code = f"import sys, ssmscope.results; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = PLAIN.run(code)
+    done.check_returncode()
     assert done.stdout.strip() == "[]"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from warm import TORCH
 
 from ssmscope import ssm
 from ssmscope.scans import scalar, scalar_native
 from ssmscope.ssm import Recurrence
 
-ROOT = Path(__file__).resolve().parents[1]
 needs_kernel = pytest.mark.skipif(not scalar_native.available(), reason=f"no C kernel here: {scalar_native.why_not()}")
 
 
@@ -173,6 +170,6 @@ def test_it_can_be_switched_off():
         "import torch; from ssmscope.scans import scalar, scalar_native as s; t = torch.ones; "
         "print(s.why_not(), s.applicable(t(1, 2, 1), t(1, 2, 1, 3), t(1, 2, 1, 3), t(1, 2, 1, 4), t(1, 1, 4, 3)))"
     )
-    environment = {**os.environ, "SSMSCOPE_NATIVE": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = TORCH.run(code, env={**os.environ, "SSMSCOPE_NATIVE": "0"})
+    done.check_returncode()
     assert done.stdout.split() == ["SSMSCOPE_NATIVE=0", "False"]

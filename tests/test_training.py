@@ -6,14 +6,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -32,6 +31,8 @@ BACKBONES = {
     **{"deltanet": "ssm-deltanet", "retnet": "ssm-retnet", "rwkv": "rwkv", "selective": "selective-ssm"},
     "hybrid": "bamba",
 }
+EPOCHS = {"deltanet": 30, "diff-mamba": 10, "gla": 10, "retnet": 10, "rwkv": 10, "selective": 10}
+"""The slowest and the fastest to learn the planted words."""
 GENTLE = {"dropout": 0.0, "embedding_dropout": 0.1, "token_dropout": 0.05}
 
 
@@ -101,7 +102,7 @@ def test_every_architecture_learns_planted_words(architecture, reviews, tmp_path
         tmp_path / "out",
         validation=reviews["validation"],
         test=reviews["test"],
-        epochs=30 if architecture == "deltanet" else 20,
+        epochs=EPOCHS.get(architecture, 20),
         learning_rate=1e-2,
         **sizes_of(architecture),
         **GENTLE,
@@ -266,8 +267,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(revie
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     state = broken / "checkpoint" / "state.pt"
     arguments = ["baleen-b", str(reviews["train"])]
-    command = [sys.executable, "-c", SCRIPT, json.dumps([*arguments, str(broken)]), json.dumps(options)]
-    process = subprocess.Popen(command)
+    process = TRANSFORMERS.start(SCRIPT, json.dumps([*arguments, str(broken)]), json.dumps(options))
     try:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:

@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm import PLAIN, Warm
 
 from ssmscope import writing
 from ssmscope.errors import InputError
-from ssmscope.writing import held, made, publish, read_current, settle, settle_all, write_atomically
+from ssmscope.writing import held, made, publish, read_current, settle, write_atomically
 
 OLD, NEW = ({f"a.{suffix}": f"{age} {suffix}".encode() for suffix in ("json", "csv", "png")} for age in ("old", "new"))
-STEPS = ("os.replace", "os.unlink", "os.rmdir", "os.mkdir", "pathlib.Path.write_bytes", "shutil.rmtree")
-"""What changes a directory."""
+WORK = """
+import json, os, sys
+from pathlib import Path
+from ssmscope import writing
+
+directory, files, left = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+written = Path.write_bytes
+
+def counted(change):
+    def run(*arguments, **options):
+        global left
+        if left == 0:
+            if change is written:
+                written(arguments[0], arguments[1][:2])
+            os._exit(9)
+        left -= 1
+        return change(*arguments, **options)
+    return run
+
+for module, name in ((os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir"), (Path, "write_bytes")):
+    setattr(module, name, counted(getattr(module, name)))
+if files is None:
+    writing.settle_all(directory)
+else:
+    writing.publish(directory, "a", {name: content.encode() for name, content in files.items()})
+"""
+WRITER = Warm("ssmscope.writing", "filelock", parent=PLAIN)
 
 
-def dying(work: Callable[[], object], step: int) -> bool:
-    """Run in a process of its own that dies, as by SIGKILL, before its change number `step`, or within it where that
-    writes a file; whether it did."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    left = [step]
-
-    def counted(change: Callable[..., object]) -> Callable[..., object]:
-        def run(*arguments: object, **options: object) -> object:
-            if left[0] == 0:
-                if change is written:
-                    written(arguments[0], arguments[1][:2])  # type: ignore[index]
-                os._exit(9)
-            left[0] -= 1
-            return change(*arguments, **options)
-
-        return run
-
-    written = Path.write_bytes
-    for module, name in ((os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "mkdir"), (Path, "write_bytes")):
-        setattr(module, name, counted(getattr(module, name)))
-    work()
-    os._exit(0)
+def dying(directory: Path, files: dict[str, bytes] | None, step: int) -> bool:
+    """Publish files, or settle what is there, in a process of its own that dies, as by SIGKILL, before its change
+    number `step`, or within it where that writes a file; whether it did."""
+    told = None if files is None else {name: content.decode() for name, content in files.items()}
+    status = WRITER.start(WORK, directory, json.dumps(told), step).wait()
+    assert status in (0, 9)
+    return status == 9
 
 
 def seen(directory: Path) -> dict[str, bytes]:
@@ -60,7 +69,7 @@ def test_a_set_is_of_one_generation_whenever_the_process_dies(tmp_path, before) 
         directory.mkdir()
         if before:
             publish(directory, "a", before)
-        died = dying(lambda where=directory: publish(where, "a", NEW), step)
+        died = dying(directory, NEW, step)
         there = seen(directory).items()
         assert there <= before.items() or there <= NEW.items()
         current = {name: content for name in NEW if (content := found(directory / name)) is not None}
@@ -89,7 +98,7 @@ def test_what_died_half_way_is_settled_without_a_new_set(tmp_path) -> None:
     for step in range(60):
         shutil.rmtree(tmp_path / "set", ignore_errors=True)
         publish(tmp_path / "set", "a", OLD)
-        if not dying(lambda: publish(tmp_path / "set", "a", NEW), step):
+        if not dying(tmp_path / "set", NEW, step):
             break
         settle(tmp_path / "set", "a")
         now = seen(tmp_path / "set")
@@ -103,8 +112,8 @@ def test_settling_may_die_too(tmp_path) -> None:
         for second in range(40):
             shutil.rmtree(tmp_path / "set", ignore_errors=True)
             publish(tmp_path / "set", "a", OLD)
-            died = dying(lambda: publish(tmp_path / "set", "a", NEW), first)
-            again = dying(lambda: settle_all(tmp_path / "set"), second)
+            died = dying(tmp_path / "set", NEW, first)
+            again = dying(tmp_path / "set", None, second)
             there = seen(tmp_path / "set").items()
             assert there <= OLD.items() or there <= NEW.items()
             if not again:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from ssmscope.attacks.position import class_ids
+from ssmscope.attacks.labels import class_ids, word_ids
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
 from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts, content_of
@@ -78,8 +78,6 @@ def questions(
             without a template or words, another number of words than classes, classes that do not match, and what
             `Template` and `Evaluator` refuse.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed is {seed!r}; allowed is a whole number from 0 on")
     if not isinstance(data, TextData):
         raise InputError(f"data is {type(data).__name__}; allowed are labelled texts")
     if not len(data):
@@ -94,9 +92,9 @@ def questions(
     if model.is_classifier:
         labels, classes = class_ids(model, data), tuple(model.labels or ())
     else:
-        labels, classes = np.asarray(data.labels, dtype=np.int64), data.label_names
-        own = TASK_PROMPTS.get(data.name) if known else None
+        classes, own = data.label_names, TASK_PROMPTS.get(data.name) if known else None
         template, words = _prompt(model, data, own, template, words)
+        labels = word_ids(data, words)
     if len(classes) < 2:
         raise InputError(f"there is only the class {', '.join(classes)}; an answer needs two classes to choose from")
     wrapped = Template(template) if template is not None else None
@@ -110,8 +108,6 @@ def _prompt(
     model: Model, data: TextData, own: TaskPrompts | None, template: str | None, words: Sequence[str] | None
 ) -> tuple[str, tuple[str, ...]]:
     """A language model's template and words."""
-    if isinstance(words, str):
-        raise InputError(f"words is the text {words!r}; give a list with a word for each class")
     if own is not None:
         template = own.templates[0] if template is None else template
         words = own.words if words is None else words
@@ -123,8 +119,6 @@ def _prompt(
     names = ", ".join(data.label_names[:12])
     if words is None:
         raise InputError(f"{model.name} is a language model: give the words that it says for {names}, in this order")
-    if len(words) != len(data.label_names):
-        raise InputError(f"words are {', '.join(map(repr, words))}; give one for each of {names}, in this order")
     return template, tuple(words)
 
 

@@ -60,7 +60,7 @@ def textattack() -> ModuleType:
     afterwards as they were. Its own log lines below errors are not printed.
 
     Raises:
-        InputError: when it is not installed.
+        InputError: when it is not installed, or not beside libraries with which it works.
     """
     if sys.modules.get("textattack") is None:
         found = importlib.util.find_spec("textattack")
@@ -69,8 +69,15 @@ def textattack() -> ModuleType:
                 "attacks that search through words need the package textattack, which is not installed; "
                 f"install it {extra('attacks')}"
             )
-        with _process_kept(), _stopwords_there():
-            _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")
+        try:
+            with _process_kept(), _stopwords_there():
+                _import_without_installing(Path(found.origin).parent / "shared" / "utils" / "install.py")
+        except ImportError as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"the package textattack cannot be imported ({reason}); install it {extra('attacks')}, which brings "
+                "libraries of versions that it works with"
+            ) from error
     logging.getLogger(INSTALL).setLevel(logging.ERROR)
     logging.getLogger("jieba").setLevel(logging.ERROR)  # it parts words of Chinese texts
     return sys.modules["textattack"]

@@ -17,22 +17,13 @@ from ssmscope import command
 from ssmscope.cli.app import app as app
 
 # The order of the verbs in --help is that of these lines.
-from ssmscope.cli.interp import heatmap as heatmap, attention as attention, explain as explain, fidelity as fidelity
-from ssmscope.cli.attacks import (
-    position as position,
-    insertion as insertion,
-    overflow as overflow,
-    prompts as prompts,
-    words as words,
-    effect as effect,
-)
-from ssmscope.cli.lens import lens as lens, snr as snr
-from ssmscope.cli.context import retrieval as retrieval, loss as loss
-from ssmscope.cli.probes import stability as stability, influence as influence
 from ssmscope.cli.training import train as train, models as models
 from ssmscope.cli.report import report as report
 from ssmscope.cli.serve import serve as serve
+from ssmscope.cli import verbs
 # isort: on
+
+verbs.add_to(app)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ssmscope.cli.app import app
-from ssmscope.command import JSON, command_of, console
+from ssmscope.command import JSON, console
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.inputs import check_writable
 from ssmscope.options import whole
@@ -66,7 +66,7 @@ def report(
 
     from ssmscope.reports.plan import read_plan
 
-    chosen = read_plan(text, application(), name=name, models=model or (), variables=variables)
+    chosen = read_plan(text, name=name, models=model or (), variables=variables)
 
     from ssmscope.reports.jobs import make_jobs
     from ssmscope.reports.running import run_plan
@@ -77,20 +77,13 @@ def report(
         _list(chosen, jobs, Store(out), json)
         return
     try:
-        made = run_plan(chosen, jobs, out, engine=run, commands=application)
+        made = run_plan(chosen, jobs, out, engine=run)
     except OSError as error:
         print(f"analyze: the page cannot be written: {error.strerror or error}; results stay in {out}", file=sys.stderr)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command continues with what is missing") from None
     _answer(made, out, json)
-
-
-def application() -> Any:
-    """The verbs, for the jobs of a plan."""
-    from ssmscope.cli import app
-
-    return command_of(app)
 
 
 def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:

@@ -26,9 +26,10 @@ def whole(r: Terms, groups: int, absolute: bool, skip: bool, around: Around) -> 
         return native.whole(r, groups, absolute, skip, around)
     if not absolute and fused.takes(r, around):
         return fused.whole(r, groups, skip, around)
-    if not absolute and is_diagonal(r) and shares_scores(r, around):
+    each = groups == heads and not needs_gradients(r, around)  # nothing is summed: many heads at a time, as they are
+    if not absolute and not each and is_diagonal(r) and shares_scores(r, around):
         return _through_scores(r, groups, skip, around)
-    if absolute or not single or not is_diagonal(r):
+    if absolute or each or not single or not is_diagonal(r):
         return _through_heads(r, groups, absolute, skip, around)
     out = r.b.new_zeros(batch, groups, length, length)
     if not length:
@@ -219,14 +220,18 @@ def _through_heads(r: Terms, groups: int, absolute: bool, skip: bool, around: Ar
     batch, length, heads, width, _ = r.shape
     per_group = heads // groups
     at_once = max(1, NUMBERS // max(1, batch * length * length))
+
+    def channels(first: int, last: int) -> Tensor:
+        part, beside = r.of_heads(first, last), around.of_heads(first, last)
+        return single_heads(part, beside, skip) if not absolute else _absolute(part, beside, skip)
+
+    if per_group == 1:
+        return torch.cat([channels(first, min(first + at_once, heads)) for first in range(0, heads, at_once)], dim=1)
     means = []
     for group in range(groups):
         total = r.b.new_zeros(batch, length, length)
         for first in range(group * per_group, (group + 1) * per_group, at_once):
-            last = min(first + at_once, (group + 1) * per_group)
-            part, beside = r.of_heads(first, last), around.of_heads(first, last)
-            channels = single_heads(part, beside, skip) if not absolute else _absolute(part, beside, skip)
-            total = total + channels.sum(1)
+            total = total + channels(first, min(first + at_once, (group + 1) * per_group)).sum(1)
         means.append(total / per_group)
     return torch.stack(means, dim=1)
 

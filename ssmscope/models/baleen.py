@@ -150,7 +150,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         noise = -torch.log(torch.rand_like(delta).clamp(min=1e-7))
         recurrence = replace(recurrence, delta=delta * noise)
         hidden = delta if layer.mask is None else delta.masked_fill(~layer.mask[..., None], 1.0)
-        prior = torch.as_tensor(prior_of(mixer), dtype=delta.dtype, device=delta.device)
+        prior = prior_of(mixer)
+        if isinstance(prior, (list, tuple)):
+            prior = torch.tensor(prior, dtype=delta.dtype, device=delta.device)
         kl = _over_positions(exponential_kl(hidden, prior, gate.kl), layer.mask, gate.kl_over)
     mixer.kl = kl
     return replace(layer, recurrences=(recurrence,), extras={"kl": kl})

@@ -50,11 +50,25 @@ def demos() -> dict[str, Path]:
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
     """The name of the data that a model was trained on, where its directory has our record of the training."""
+    found = _trained_on(source)
+    return str(found["name"]) if "name" in found else None
+
+
+def trained_examples(source: str | os.PathLike[str]) -> int | None:
+    """How many examples a model was trained on, where its directory has our record of the training."""
+    try:
+        return int(_trained_on(source)["examples"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _trained_on(source: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the record of a model's training says of its data; empty without a record."""
     record = demos().get(str(source), Path(source)) / "training.json"
     try:
-        return str(json.loads(record.read_bytes())["data"]["train"]["name"])
+        return dict(json.loads(record.read_bytes())["data"]["train"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return {}
 
 
 def load(

@@ -15,6 +15,7 @@ from ssmscope.affine import agrees_with_weight, depthwise, linear_map, norm_term
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.mixers import as_constant, reader_of
+from ssmscope.scans import fused_parts
 from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -79,8 +80,10 @@ def activated_convolution(
     act: Callable[[Tensor], Tensor],
     tail: Float[Tensor, "batch before channels"] | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """act(`causal_convolution`), for SiLU in one pass where pieces are compiled."""
+    """act(`causal_convolution`), for SiLU in one pass where pieces are compiled, on a GPU by kernels of its own."""
     if compiling() and tail is None and bias is not None and type(act).__name__ in SILU:
+        if fused_parts.applicable(x, weight, bias):
+            return fused_parts.silu_convolution(x, weight[:, 0], bias)
         return _fused_silu_convolution(x, weight[:, 0].to(x.dtype), bias.to(x.dtype))
     return act(causal_convolution(x, weight, bias, tail))
 
@@ -95,9 +98,12 @@ def _fused_silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def gated_norm(norm: nn.Module, y: Tensor, z: Tensor) -> Tensor:
-    """A gated root-mean-square norm's output, RMSNorm(y ⊙ SiLU(z)), in one pass where pieces are compiled."""
+    """A gated root-mean-square norm's output, RMSNorm(y ⊙ SiLU(z)), in one pass where pieces are compiled, on a GPU by
+    kernels of its own."""
     one_group = getattr(norm, "group_size", y.shape[-1]) in (None, y.shape[-1])
     if compiling() and one_group and type(norm).__name__ in GATED_NORMS:
+        if y.shape[-1] <= fused_parts.MOST and fused_parts.applicable(y, z, norm.weight):
+            return fused_parts.gated_norm(y, z, norm.weight, float(norm.variance_epsilon))
         return _fused_gated_norm(y, z, norm.weight, float(norm.variance_epsilon))
     return norm(y, z)
 

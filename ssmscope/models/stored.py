@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from ssmscope.errors import InputError
+from ssmscope.errors import UNPICKLABLE, InputError
 from ssmscope.models.fields import read_object
 
 BROKEN = (
@@ -76,7 +76,7 @@ def _says_what_is_wrong(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is no complete safetensors file ({reason(error)})") from error
     except pickle.UnpicklingError as error:
         raise InputError(f"{path} is not opened: a pickle may hold tensors only, and this one holds more") from error
-    except (*BROKEN, zipfile.BadZipFile) as error:
+    except (*BROKEN, *UNPICKLABLE, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is no readable PyTorch checkpoint ({reason(error)})") from error
 
 

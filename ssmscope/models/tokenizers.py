@@ -22,9 +22,11 @@ def read_tokenizer(source: str | os.PathLike[str]) -> Any:
     try:
         with quiet():
             # Without trust_remote_code=False, transformers asks on stdout whether to run the directory's code.
-            return transformers.AutoTokenizer.from_pretrained(
+            found = transformers.AutoTokenizer.from_pretrained(
                 source, trust_remote_code=False, local_files_only=Path(source).is_dir()
             )
+            found("", verbose=False)  # some of what is damaged shows only as it is used
+            return found
     except Exception as error:
         if type(error) is not Exception and not isinstance(error, BROKEN):  # the tokenizers library raises the former
             raise

@@ -17,7 +17,7 @@ from ssmscope.evaluation.running import continues, tokens_together
 from ssmscope.evaluation.states import States, alone, gathered
 from ssmscope.mixers import reader_of
 from ssmscope.model import Model
-from ssmscope.probes.lens_data import packed
+from ssmscope.probes.lens.data import packed
 from ssmscope.trace import LayerState, LayerTrace
 
 PIECE = 2048
@@ -115,17 +115,6 @@ def own_names(models: Sequence[Model]) -> tuple[str, ...]:
             name = f"{model.name} ({number})"
         names.append(name)
     return tuple(names)
-
-
-def whole_from(least: int, **numbers: int | None) -> None:
-    """Refuse what is no whole number from `least` on; None is left to its default.
-
-    Raises:
-        InputError: naming the option.
-    """
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise InputError(f"{name} is {value!r}; allowed is a whole number from {least} on")
 
 
 def stderr_lines(shown: bool) -> Callable[[str], None] | None:

@@ -31,7 +31,7 @@ from ssmscope.probes.long_rows import (
     whole_from,
 )
 from ssmscope.results import Result, record_provenance
-from ssmscope.tasks.babi import PROMPT, QuestionData, question_tokens, questions
+from ssmscope.tasks.babi import PROMPT, QuestionData, question_tokens, questions, refuse_contexts
 from ssmscope.tasks.filler import GENERATED, load_filler
 from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.stories import TASKS
@@ -108,6 +108,7 @@ def retrieval(
     refuse_above(HELD, examples=examples)
     reading = len(every) * len(chosen) * sum(steps) * examples
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
+    refuse_contexts(steps[-1], examples)  # before the shorter ones are asked
     named = filler is None or isinstance(filler, str | Path)
     hay = load_filler(filler, split) if named else tuple(filler)  # type: ignore[arg-type]
     count = _counter(every[0].tokenizer)

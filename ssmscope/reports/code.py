@@ -11,7 +11,7 @@ import ast
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,13 @@ import ssmscope
 ROOT = Path(ssmscope.__file__).parent
 BESIDE = re.compile(r"""["']([\w-]+\.(?:c|h|cu|json|txt))["']""", re.ASCII)
 """How a module names a file beside it, such as the source of its kernel."""
+ALWAYS = ("analysis",)
+"""What reads the models and inputs of every call."""
 LISTED = ("models", "interp.methods")
 """Packages that import their modules by name: all of these belong to the package itself."""
+
+Import = tuple[int, str, tuple[str, ...]]
+"""An import statement: how many levels up it starts, the package, and the names from there."""
 
 
 @cache
@@ -30,14 +35,24 @@ def code_of(function: Callable[..., Any]) -> str:
     """16 hex digits of the SHA-256 of all code that a function of the package runs."""
     home = inspect.unwrap(function)
     file = _file(home.__module__.partition(".")[2])
-    own = _called(_tree(file), home.__name__)
+    lines = _text(file).encode().split(b"\n")
+    own = _called(_tree(_text(file)), home.__name__)
     digest = hashlib.sha256()
     for each in own:
-        digest.update(f"{ast.get_source_segment(_text(file), each)}\0".encode())
+        digest.update(_segment(lines, each) + b"\0")
     used = ast.Module(body=own, type_ignores=[])
-    for name in sorted(_reached(set(_imported(used, home.__module__)))):
+    for name in sorted(_reached({*_modules(_imports(used), home.__module__), *ALWAYS})):
         digest.update(f"{name}\0{_module_digest(name)}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def _segment(lines: list[bytes], statement: ast.stmt) -> bytes:
+    """A statement as a file of these lines says it; `ast.get_source_segment` parts the file into lines each time."""
+    assert statement.end_lineno is not None
+    found = lines[statement.lineno - 1 : statement.end_lineno]
+    found[-1] = found[-1][: statement.end_col_offset]
+    found[0] = found[0][statement.col_offset :]
+    return b"\n".join(found)
 
 
 def _called(tree: ast.Module, name: str) -> list[ast.stmt]:
@@ -90,30 +105,38 @@ def _reached(start: set[str]) -> set[str]:
 @cache
 def _imports_of(name: str) -> tuple[str, ...]:
     file = _file(name)
-    found = set(_imported(_tree(file), f"ssmscope.{name}", package=file.name == "__init__.py"))
+    found = set(_modules(_imports_in(_text(file)), f"ssmscope.{name}", package=file.name == "__init__.py"))
     found |= {name.rpartition(".")[0]} - {""}
     if name in LISTED:
         found |= {f"{name}.{path.stem}" for path in file.parent.glob("*.py") if path.stem != "__init__"}
     return tuple(sorted(found - {name}))
 
 
-def _imported(tree: ast.AST, module: str, *, package: bool = False) -> Iterator[str]:
-    """The modules of ours that a piece of code imports, below `ssmscope`; not those for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = module.split(".")[: len(module.split(".")) - node.level + package] if node.level else []
-            base = ".".join(filter(None, (*above, node.module)))
-            names = [f"{base}.{alias.name}" for alias in node.names]
+@cache
+def _imports_in(text: str) -> tuple[Import, ...]:
+    return tuple(_imports(ast.parse(text)))
+
+
+def _imports(tree: ast.AST) -> Iterator[Import]:
+    """What a piece of code imports, as it says it; not for type checkers alone."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):  # of statements: expressions import nothing
+        for node in getattr(tree, field, ()):
+            if isinstance(node, ast.Import):
+                yield 0, "", tuple(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield node.level, node.module or "", tuple(alias.name for alias in node.names)
+            elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+                yield from _imports(node)
+
+
+def _modules(imports: Iterable[Import], module: str, *, package: bool = False) -> Iterator[str]:
+    """The modules of ours among what a module imports, below `ssmscope`."""
+    for level, base, names in imports:
+        above = module.split(".")[: len(module.split(".")) - level + package] if level else []
         for name in names:
-            found = _module(name)
+            found = _module(".".join(filter(None, (*above, base, name))))
             if found:
                 yield found
-        yield from _imported(node, module, package=package)
 
 
 def _module(name: str) -> str:
@@ -132,8 +155,8 @@ def _file(name: str) -> Path:
 
 
 @cache
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(_text(file))
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from ssmscope.errors import InputError, extra
 from ssmscope.reports.jobs import Job
-from ssmscope.reports.running import Commands, Engine, Outcome, execute
+from ssmscope.reports.running import Engine, Outcome, execute
 from ssmscope.reports.store import Store
 
 RETRIES = 3
@@ -27,17 +27,16 @@ PASSED_ON = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
 
 def models_at_once(jobs: Sequence[Job]) -> int:
     """How many models a worker keeps loaded: one more than a job needs, for a verb that reads it in another dtype."""
-    return 1 + max(len(job.sources) for job in jobs)
+    return 1 + max(len(job.call.models) for job in jobs)
 
 
-def local(jobs: Sequence[Job], store: Store, commands: Commands) -> Iterator[tuple[Job, Outcome]]:
+def local(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
     """One job after the other in this process."""
     from ssmscope.models.load import Kept, kept_loaded
 
-    application = commands()
     with kept_loaded(Kept(models_at_once(jobs))):
         for job in jobs:
-            yield job, execute(job, application, store.working(job.key))
+            yield job, execute(job, store.working(job.key))
 
 
 # ---- Ray
@@ -59,7 +58,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
     if importlib.util.find_spec("ray") is None:
         raise InputError(f"--engine ray needs the package ray, which is not installed; install it {extra('ray')}")
 
-    def run(jobs: Sequence[Job], store: Store, commands: Commands) -> Iterator[tuple[Job, Outcome]]:
+    def run(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Job, Outcome]]:
         with _connected(address, workers) as ray:
             work = ray.remote(_work)
             setting = _Setting(models_at_once(jobs))
@@ -70,7 +69,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
                     yield job, Outcome(0.0, lacking)
                     continue
                 needs = {"num_cpus": job.cpus, "num_gpus": job.gpus, "max_retries": RETRIES}
-                running[work.options(**needs, name=f"{job.verb} {job.key}").remote(job, commands, setting)] = job
+                running[work.options(**needs, name=f"{job.verb} {job.key}").remote(job, setting)] = job
             while running:
                 for done in ray.wait(list(running), num_returns=1)[0]:
                     job = running.pop(done)
@@ -103,7 +102,7 @@ _kept: Any = None
 """The models that this worker keeps between its jobs."""
 
 
-def _work(job: Job, commands: Commands, setting: _Setting) -> tuple[Outcome, dict[str, bytes]]:
+def _work(job: Job, setting: _Setting) -> tuple[Outcome, dict[str, bytes]]:
     """Run a job on a worker: how it ended, and what it wrote, by its place in `working`."""
     global _kept
     setting.apply()
@@ -112,7 +111,7 @@ def _work(job: Job, commands: Commands, setting: _Setting) -> tuple[Outcome, dic
     if _kept is None:
         _kept = Kept(setting.models)
     with tempfile.TemporaryDirectory(prefix="ssmscope-") as folder, kept_loaded(_kept):
-        outcome = execute(job, commands(), Path(folder, job.key))
+        outcome = execute(job, Path(folder, job.key))
         files = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*") if path.is_file()}
         return outcome, {name: path.read_bytes() for name, path in files.items()}
 

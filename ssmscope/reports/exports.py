@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.errors import InputError
-from ssmscope.reports.compared import compared
-from ssmscope.reports.grouping import Found, Group, groups, unique
-from ssmscope.reports.pictures import drawn
+from ssmscope.reports.grouping import Found, Group, compared, groups, unique
 from ssmscope.reports.record import Report
-from ssmscope.reports.tables import to_latex, to_markdown
+from ssmscope.show.markup import to_latex, to_markdown
+from ssmscope.show.pictures import drawn
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -1,4 +1,5 @@
-"""How a report is divided: entries of one analysis together, and what tells those of a group apart."""
+"""How a report is divided: entries of one analysis together, what tells those of a group apart, and what their results
+say of each model in a line and beside one another."""
 
 from __future__ import annotations
 
@@ -7,14 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssmscope.interp.views.tokens import shorten, visible
 from ssmscope.reports.record import Entry, Report
 from ssmscope.results import Result
+from ssmscope.show.table import Table
+from ssmscope.show.tokens import shorten, visible
 
 VALUE = 40
 """As many characters as an option's value has in a label."""
 LONGEST = 50
 """As many characters as a name for anchors and files has; no file system takes more than 255 bytes."""
+VERDICT = 240
+"""As many characters as a verdict has."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,20 @@ def groups(report: Report) -> tuple[Group, ...]:
 def models(report: Report) -> tuple[str, ...]:
     """Every model of the report, in the order in which they come."""
     return tuple(dict.fromkeys(name for entry in report.entries for name in entry.models))
+
+
+def verdict(found: Found, model: str) -> str:
+    """What the result says of one of its entry's models, by its shown name."""
+    shown = found.entry.models
+    return shorten(visible(found.result.verdict(shown.index(model) if model in shown else 0)), VERDICT)
+
+
+def compared(group: Group, kind: str) -> Table:
+    """The group's results of one kind beside one another: models, methods or attacks, the best marked."""
+    found = [one for one in group.found() if one.result.kind == kind]
+    own = [one.entry.models for one in found]
+    labels = [[one.label.replace(", ".join(names), name, 1) for name in names] for one, names in zip(found, own)]
+    return found[0].result.compare([one.result for one in found], labels)
 
 
 def unique(texts: Sequence[str]) -> list[str]:

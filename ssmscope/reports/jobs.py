@@ -1,60 +1,56 @@
-"""The jobs of a plan: its command lines with all that their results depend on, under one key each."""
+"""The jobs of a plan: its calls with all that their results depend on, under one key each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ssmscope.analysis import Call
 from ssmscope.errors import InputError
 from ssmscope.reports.code import code_of
 from ssmscope.reports.fingerprints import Fingerprints
-from ssmscope.reports.kinds import ONLY, kind_of
+from ssmscope.reports.kinds import able, kind_of
 from ssmscope.reports.plan import Line, Plan, PlannedModel
 from ssmscope.reports.sources import check_model, check_sources
-
-READ = (
-    "data", "validation", "file", "filler", "image", "lens", "questions", "embeddings", "masked_lm", "encoder",
-    "semantic", "synonyms", "tokenizer",
-)  # fmt: skip
-"""The options that name files or data sets, whose content decides the result."""
-WITHOUT_EFFECT = ("progress", "cache")
-"""The options that change no number."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One command line, to be run once.
+    """One call, to be run once.
 
     Attributes:
         key: 16 hex digits of the SHA-256 of all that the result depends on.
-        arguments: what is typed after `analyze`.
         models: the names that the report shows.
-        sources: what stands for the models on the command line.
-        options: with defaults.
         cpus, gpus: what it needs of a cluster.
         threads: how many threads torch uses, None for as many as it does anyhow.
     """
 
     key: str
-    verb: str
     heading: str
-    arguments: tuple[str, ...]
+    call: Call
     models: tuple[str, ...]
-    sources: tuple[str, ...]
-    options: Mapping[str, Any]
     cpus: float
     gpus: float
     threads: int | None
 
     @property
+    def verb(self) -> str:
+        return self.call.name
+
+    @property
     def command(self) -> str:
         """The shell line that makes the result again."""
-        return shlex.join(["analyze", *self.arguments])
+        return self.call.command
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Inputs and options with defaults, as plain values."""
+        return plain(self.call)
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,8 @@ class Jobs:
     def to_run(self) -> list[Job]:
         """Each key once, those of one model after one another so that it is loaded once."""
         once = {job.key: job for job in self.every}
-        order = {sources: i for i, sources in enumerate(dict.fromkeys(job.sources for job in once.values()))}
-        return sorted(once.values(), key=lambda job: order[job.sources])
+        order = {names: i for i, names in enumerate(dict.fromkeys(job.call.models for job in once.values()))}
+        return sorted(once.values(), key=lambda job: order[job.call.models])
 
 
 def make_jobs(plan: Plan) -> Jobs:
@@ -90,9 +86,9 @@ def make_jobs(plan: Plan) -> Jobs:
         models = [model for model in line.models if _wanted(line, known[model.name]["kind"])]
         if len(models) < len(line.models):
             continue
-        options = {**line.options, "data": _data(line, trained_on)} if "data" in line.options else line.options
-        key = _key(line, [known[model.name] for model in models], _contents(options, prints))
-        jobs.append(_job(key, line, models))
+        call = _with_data(line.call, trained_on)
+        key = _key(call, [known[model.name] for model in models], _contents(call, prints))
+        jobs.append(_job(key, line, call))
     if not jobs:
         kinds = ", ".join(f"{name} is a {each['kind'] or 'model of no known kind'}" for name, each in known.items())
         raise InputError(f"no analysis of the plan is for these models: {kinds}")
@@ -111,61 +107,70 @@ def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, 
 def _wanted(line: Line, kind: str | None) -> bool:
     if line.kinds is not None:
         return kind in line.kinds
-    able = ONLY.get(line.verb)
-    if able is None or kind is None or kind in able:
+    can = able(line.call.analysis)
+    if kind is None or kind in can:
         return True
     names = ", ".join(model.name for model in line.models)
     raise InputError(
-        f"{line.where} cannot do {names}, of kind {kind}; it does {', '.join(able)}: name its models, or write "
-        f"'for: [{', '.join(able)}]' beside it"
+        f"{line.where} cannot do {names}, of kind {kind}; it does {', '.join(can)}: name its models, or write "
+        f"'for: [{', '.join(can)}]' beside it"
     )
 
 
-def _data(line: Line, trained_on: Any) -> str | None:
-    """The data that a verb takes, by default what the model learnt from."""
-    given = line.options["data"]
-    if given is not None or line.verb == "loss":
-        return given or (None if line.options["file"] else "wikitext2")
-    return trained_on(line.models[0].model)
+def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
+    """The call with the data that it reads by default: what its model learnt from."""
+    if call.inputs.get("data", "") is not None:
+        return call
+    return replace(call, inputs={**call.inputs, "data": trained_on(call.models[0])})
 
 
-def _contents(options: Mapping[str, Any], prints: Fingerprints) -> dict[str, list[str | None]]:
-    """What the files and data sets hold that a job reads, by option."""
+def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
+    """What the files and data sets hold that a call reads, by option."""
     found = {}
-    for name in READ:
-        value = options.get(name)
+    named = [(each.name, value) for each, value in call.every() if each.reads is not None]
+    for name, value in [*named, ("tokenizer", call.tokenizer)]:
         if value is None:
             continue
         try:
-            found[name] = [prints.of_data(each) for each in (value if isinstance(value, list) else [value])]
+            found[name] = [prints.of_data(str(each)) for each in (value if isinstance(value, list) else [value])]
         except OSError as error:
             raise InputError(f"{name} {value} cannot be read: {error.strerror or error}") from error
     return found
 
 
-def _key(line: Line, models: Iterable[Mapping[str, Any]], contents: Mapping[str, Any]) -> str:
+def _key(call: Call, models: Iterable[Mapping[str, Any]], contents: Mapping[str, Any]) -> str:
+    without = {option.name for option, _ in call.every() if option.no_effect}
     essence = {
-        "verb": line.verb,
-        "options": {name: value for name, value in line.options.items() if name not in WITHOUT_EFFECT},
+        "analysis": call.name,
+        "options": {name: value for name, value in plain(call).items() if name not in without},
         "models": [[model["model"], model["files"]] for model in models],
         "contents": contents,
-        "code": code_of(line.function),
+        "code": code_of(call.analysis.function),
     }
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _job(key: str, line: Line, models: Sequence[PlannedModel]) -> Job:
+def _job(key: str, line: Line, call: Call) -> Job:
     cpus, gpus = line.resources.get("cpus"), line.resources.get("gpus")
-    on_gpu = str(line.options.get("device", "")).startswith("cuda")
+    on_gpu = call.device.startswith("cuda")
     return Job(
         key,
-        line.verb,
         line.heading,
-        line.arguments,
-        tuple(model.name for model in models),
-        tuple(model.model for model in models),
-        line.options,
+        call,
+        tuple(model.name for model in line.models),
         cpus=1.0 if cpus is None else cpus,
         gpus=float(on_gpu) if gpus is None else gpus,
         threads=None if cpus is None else max(1, int(cpus)),
     )
+
+
+def plain(call: Call) -> dict[str, Any]:
+    """All that a call says beside its models, as values that JSON knows."""
+    every = {option.name: _plain(value) for option, value in call.every()}
+    return {**every, "tokenizer": call.tokenizer, "device": call.device}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
-TEXT_CLASSIFIER = "text-classifier"
-TOKEN_CLASSIFIER = "token-classifier"
-PIXEL_CLASSIFIER = "pixel-classifier"
-LANGUAGE_MODEL = "language-model"
-TOKEN_MODEL = "token-model"
+from ssmscope.analysis import Analysis
+from ssmscope.reads import (
+    KINDS,
+    LANGUAGE_MODEL,
+    PIXEL_CLASSIFIER,
+    TEXT_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    TOKEN_MODEL,
+)
 
-KINDS: Mapping[str, str] = {
-    TEXT_CLASSIFIER: "classes of texts",
-    TOKEN_CLASSIFIER: "classes of token ids, without a tokenizer",
-    PIXEL_CLASSIFIER: "classes of images",
-    LANGUAGE_MODEL: "the next token of a text",
-    TOKEN_MODEL: "the next of token ids, without a tokenizer",
-}
-"""The kinds, and what each predicts."""
 
-_OF_TEXTS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
-ONLY: Mapping[str, tuple[str, ...]] = {
-    "fidelity": (TEXT_CLASSIFIER,),
-    "position": (TEXT_CLASSIFIER, PIXEL_CLASSIFIER),
-    "insertion": _OF_TEXTS,
-    "overflow": _OF_TEXTS,
-    "prompts": _OF_TEXTS,
-    "words": _OF_TEXTS,
-    "effect": _OF_TEXTS,
-    "snr": (LANGUAGE_MODEL,),
-    "retrieval": (LANGUAGE_MODEL,),
-    "loss": (LANGUAGE_MODEL,),
-}
-"""The verbs that can do models of some kinds only; every other verb can do all."""
+def able(analysis: Analysis) -> tuple[str, ...]:
+    """The kinds of models that an analysis can do."""
+    return analysis.models or tuple(KINDS)
+
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 

@@ -15,22 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.attacks.worddiff import html_diff
 from ssmscope.errors import InputError
-from ssmscope.interp.attending import implicit_attention
-from ssmscope.interp.selection import selection_heatmap
-from ssmscope.interp.views.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, levels, shades, strongest
-from ssmscope.interp.views.tokens import ink, shorten, visible, written
+from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.attention.maps import strongest
+from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, levels, shades
+from ssmscope.show.tokens import ink, shorten, visible, written
+from ssmscope.show.worddiff import html_diff
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ssmscope.interp.attention import AttendedText, AttentionMap
+    from ssmscope.interp.attention.result import AttendedText, AttentionMap
     from ssmscope.model import Model
     from ssmscope.trace import Trace
 
@@ -217,27 +218,27 @@ def _signed(change: float) -> str:
     return "0.000" if float(text) == 0 else text.replace("-", "−")
 
 
-def _heatmap(trace: Trace, score: str, layer: str) -> str:
-    layers = [int(layer)] if layer.isdecimal() else layer
-    return selection_heatmap(trace, score=score, layers=layers)._repr_html_()
+def _heatmap(trace: Trace, score: Any, layer: str) -> str:
+    options: Any = {"score": score, "layers": [int(layer)] if layer.isdecimal() else layer}  # checked by the analysis
+    return selection_heatmap(None, trace, **options)._repr_html_()
 
 
 def _change(model: Model, text: str, edited: str) -> str:
     words = f'<p class="words">{html_diff(text, edited)}</p>'
-    effect = attack_effect(model, text, edited)._repr_html_()
+    effect = attack_effect(model, before=text, after=edited)._repr_html_()
     return _piece(words) + effect
 
 
 # ---- the row of a token
 
 
-def _row(trace: Trace, position: str, layer: int, level: str) -> str:
+def _row(trace: Trace, position: str, layer: int, level: Any) -> str:
     length = len(trace.tokens[0])
     given = position.strip()
     if len(given) > 9 or not given.isdecimal() or int(given) >= length:
         raise InputError(f"there is no token {shorten(given, 20)!r}; the text has the tokens 0 to {length - 1}")
     at = int(given)
-    text = implicit_attention(trace, layers=layer, level=level, rows=[at])[0]
+    text = implicit_attention(None, trace, layers=[layer], level=level, rows=[at])[0]
     (map_,) = text.maps
     end = max(float(np.abs(map_.values[0]).max()), 0.0 if map_.sink is None else abs(float(map_.sink[0])))
     shade = levels(map_.values[0], end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -18,17 +18,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ssmscope.interp.views import attention_page
-from ssmscope.interp.views.signed import SIGNED, SIGNED_ON_DARK, STEPS
-from ssmscope.interp.views.signed import shades as signed_shades
-from ssmscope.interp.views.tokens import BLUES, BLUES_ON_DARK, SHADES, ink, ramp
-from ssmscope.reports.compared import compared
-from ssmscope.reports.grouping import Found, Group, groups, models
+from ssmscope.reports.grouping import Found, Group, compared, groups, models, verdict
 from ssmscope.reports.page_heatmap import Attended, model_of, packed
-from ssmscope.reports.page_items import Item, flat, items, took
+from ssmscope.reports.page_items import Item, Part, flat, items, took
 from ssmscope.reports.record import DONE, FAILED, MISSING, Report
-from ssmscope.reports.tables import Table
-from ssmscope.reports.verdicts import verdict
+from ssmscope.show.blocks import TokenMaps, TokenScores
+from ssmscope.show.html import grid, scripts_of, styles_of, stylesheet
+from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS
+from ssmscope.show.signed import shades as signed_shades
+from ssmscope.show.table import Table
+from ssmscope.show.tokens import SHADES, ink, shade_style
 
 LONG = 100_000
 """As many characters of a value of the report's provenance, such as the plan, as are shown."""
@@ -66,16 +65,19 @@ def render(report: Report) -> str:
     listed = [items(group) for group in parts]
     links = _links(parts, listed)
     sections = [_section(group, own, links) for group, own in zip(parts, listed)]
-    scripts = [_file("report.js"), *attention_scripts(listed)]
+    blocks = [part.block for own in listed for _, part in _parts(own)]
+    scripts = [_file("report.js"), *scripts_of(blocks)]
     page = _template("report.html").render(
         report=report,
+        grid=grid,
         counts=_counts(report),
         failures=[(one, item) for one in sections for item in one.items if item.entry.state == FAILED],
         summary=_summary(report, sections),
         sections=sections,
         provenance=flat(report.provenance, most=LONG),
-        script=Markup(scripts[0]),
-        style=Markup(_style()),
+        scripts=list(map(Markup, scripts)),
+        # What is of the page stands last: where rules are as specific as another's, it decides.
+        style=Markup("".join([stylesheet(), shade_style(), _signed_style(), *styles_of(blocks), _file("report.css")])),
         shades=_island({"shades": SHADES, "steps": STEPS}),
         policy=_policy(scripts),
     )
@@ -84,8 +86,8 @@ def render(report: Report) -> str:
 
 
 def _section(group: Group, own: tuple[Item, ...], links: Mapping[Any, Sequence[Attended]]) -> Section:
-    heatmaps = [found for found in group.found() if _of_texts(found)]
-    data = packed(heatmaps, links)
+    scores = [(found, part.block) for found, part in _parts(own) if isinstance(part.block, TokenScores)]
+    data = packed(scores, links)
     return Section(
         group=group,
         items=own,
@@ -95,23 +97,23 @@ def _section(group: Group, own: tuple[Item, ...], links: Mapping[Any, Sequence[A
     )
 
 
-def _of_texts(found: Found) -> bool:
-    result: Any = found.result
-    return found.result.kind == "heatmap" and not result.of_images
+def _parts(own: Iterable[Item]) -> Iterator[tuple[Found, Part]]:
+    """All that is shown of the results of a group's entries."""
+    for item in own:
+        for result, view in zip(item.entry.results, item.views):
+            for part in view.parts:
+                yield Found(item.label, item.entry, result), part
 
 
 def _links(parts: Iterable[Group], listed: Iterable[tuple[Item, ...]]) -> Mapping[Any, Sequence[Attended]]:
-    """Where the attention of each model and text is in the page."""
+    """Where in the page the attention of each model and text is."""
     links: dict[Any, list[Attended]] = {}
     for group, own in zip(parts, listed):
-        for item in own:
-            for result, view in zip(item.entry.results, item.views):
-                if not view.key:
-                    continue
-                attention: Any = result
-                for number, text in enumerate(attention):
-                    where = Attended(view.key, number, f"{group.heading}: {attention.level_name}")
-                    links.setdefault((model_of(result), text.tokens), []).append(where)
+        for found, part in _parts(own):
+            if isinstance(part.block, TokenMaps):
+                for number, tokens in enumerate(part.block.tokens):
+                    where = Attended(part.anchor, number, f"{group.heading}: {part.block.name}")
+                    links.setdefault((model_of(found.result), tokens), []).append(where)
     return links
 
 
@@ -147,12 +149,6 @@ def _counts(report: Report) -> str:
     return f"{len(report.entries)} entries: {listed or 'none'}; {took(seconds)} of computing"
 
 
-def attention_scripts(listed: Iterable[tuple[Item, ...]]) -> list[str]:
-    """The scripts that the attention maps of the page bring with them."""
-    keys = dict.fromkeys(view.key for own in listed for item in own for view in item.views if view.key)
-    return [attention_page._SCRIPT.replace("KEY", key) for key in keys]
-
-
 def _policy(scripts: Iterable[str]) -> str:
     """A content security policy: nothing from anywhere, and only these scripts."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts)
@@ -167,6 +163,7 @@ def _island(value: Any) -> Markup:
     return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
 
 
+@lru_cache(maxsize=1)
 def _template(name: str) -> Any:
     loader = PackageLoader("ssmscope.reports")
     # Autoescape for every template, whatever its name ends with.
@@ -178,16 +175,14 @@ def _file(name: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _style() -> str:
-    light = _shade_rules(BLUES, SIGNED)
-    dark = _shade_rules(BLUES_ON_DARK, SIGNED_ON_DARK)
-    return _file("report.css").replace("/* LIGHT */", light).replace("/* DARK */", dark)
-
-
-def _shade_rules(stops: tuple[str, ...], signed: tuple[str, ...]) -> str:
-    rules = [f".heat .v{i} {{ background: {c}; color: {ink(c)} }}" for i, c in enumerate(ramp(stops))]
-    colours = enumerate(signed_shades(signed), start=-STEPS)
-    rules += [f'.heat [data-l="{i}"] {{ background: {c}; color: {ink(c)} }}' for i, c in colours]
-    for name, ends in (("upward", stops), ("around", signed)):
-        rules.append(f".heat .{name} i {{ background: linear-gradient(90deg, {', '.join(ends)}) }}")
-    return "\n".join(rules)
+def _signed_style() -> str:
+    """Rules for the attribute data-l, a level from −STEPS to STEPS, and for the bar of a legend (`.around i`)."""
+    light, dark = (
+        "".join(
+            f'.ssmscope [data-l="{level}"] {{ background: {colour}; color: {ink(colour)} }}\n'
+            for level, colour in enumerate(signed_shades(stops), start=-STEPS)
+        )
+        + f".ssmscope .scale.around i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}\n"
+        for stops in (SIGNED, SIGNED_ON_DARK)
+    )
+    return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ssmscope.interp.views.tokens import bounds, shorten, visible, written
 from ssmscope.reports.grouping import Found
-
-if TYPE_CHECKING:
-    from ssmscope.interp.selection import ScoredText, SelectionHeatmap
+from ssmscope.results import Result
+from ssmscope.show.blocks import ScoredText, TokenScores
+from ssmscope.show.tokens import bounds, shorten, visible, written
 
 TEXT_TOKENS = 1500
 """How many tokens of a text the page has; the files hold all."""
@@ -29,8 +28,8 @@ BUDGET = 40_000_000
 class Attended:
     """Where in the page the attention of a text is."""
 
-    key: str
-    """Of the piece of the page with its maps."""
+    anchor: str
+    """The piece of the page with its maps."""
     text: int
     """Its number there, from 0."""
     label: str
@@ -41,43 +40,41 @@ Links = Mapping[tuple[str, tuple[str, ...]], Sequence[Attended]]
 """By a model's fingerprint and a text's tokens."""
 
 
-def packed(every: Sequence[Found], links: Links) -> list[dict[str, Any]]:
-    """For each heatmap of texts its model, variant and texts, as JSON takes them. See `_text` for a text."""
+def packed(every: Sequence[tuple[Found, TokenScores]], links: Links) -> list[dict[str, Any]]:
+    """For each view of scored texts its model, variant and texts, as JSON takes them. See `_text` for a text."""
     left = BUDGET
     results = []
-    for found in every:
-        result: Any = found.result
+    for found, scores in every:
         texts = []
-        for text in result:
+        for text in scores.texts:
             size = _size(text)
             if size > left:
                 break
             left -= size
-            texts.append(_text(text, result, links))
+            texts.append(_text(text, links.get((model_of(found.result), text.tokens), ())))
         results.append(
             {
                 "model": ", ".join(found.entry.models),
-                "variant": _variant(found),
-                "score": result.score,
-                "scoreName": result.score_name,
-                "layers": list(result.layers),
+                "variant": _variant(found, scores.score),
+                "score": scores.score,
+                "scoreName": scores.name,
+                "layers": list(scores.layers),
                 "texts": texts,
-                "every": len(result),
+                "every": len(scores.texts),
             }
         )
     return results
 
 
-def model_of(result: Any) -> str:
+def model_of(result: Result) -> str:
     """What tells a result's model from another: its fingerprint, or its name where it has none."""
     return str(result.provenance.get("fingerprint") or result.provenance.get("model", ""))
 
 
-def _variant(found: Found) -> str:
+def _variant(found: Found, score: str) -> str:
     """The score, and the other options in which the group's entries differ."""
-    result: Any = found.result
     rest = found.label.removeprefix(", ".join(found.entry.models)).strip(" ·").split(" · ")
-    return " · ".join([result.score, *(part for part in rest if part and part != f"score {result.score}")])
+    return " · ".join([score, *(part for part in rest if part and part != f"score {score}")])
 
 
 def _size(text: ScoredText) -> int:
@@ -85,7 +82,7 @@ def _size(text: ScoredText) -> int:
     return shown * (16 + 6 * (len(text.scores) + 1)) + 300
 
 
-def _text(text: ScoredText, result: SelectionHeatmap, links: Links) -> dict[str, Any]:
+def _text(text: ScoredText, links: Sequence[Attended]) -> dict[str, Any]:
     """A text for the page: its first tokens as they are written, and their scores as little-endian float32.
 
     `scores` holds first the mean and then every layer, each of so many numbers as `tokens` has; `low` and `high` are
@@ -111,7 +108,7 @@ def _text(text: ScoredText, result: SelectionHeatmap, links: Links) -> dict[str,
         "low": plain.min(1).tolist(),
         "high": plain.max(1).tolist(),
         "range": [bounds(row, special) for row in rows],
-        "attention": [vars(link) for link in links.get((model_of(result), text.tokens), ())],
+        "attention": [vars(link) for link in links],
     }
 
 

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from ssmscope.interp.views.tokens import shorten, visible
-from ssmscope.reports.grouping import Found, Group
-from ssmscope.reports.pictures import data_uri
+from ssmscope.reports.grouping import Group
 from ssmscope.reports.record import Entry
-from ssmscope.reports.tables import Table, folded
-from ssmscope.results import Result
+from ssmscope.reports.transition import blocks_of
+from ssmscope.results import REPORT_ROWS, Result
+from ssmscope.show.blocks import Block, Custom, Picture, TokenScores
+from ssmscope.show.html import block_html, grid, image_html
+from ssmscope.show.table import Table
+from ssmscope.show.tokens import shorten, visible
 
-TABLE_ROWS = 100
-"""How many rows of a result's table the page has; the files hold all."""
 OPEN_ROWS = 12
 """Up to how many rows a table is shown without being asked for."""
 VALUE = 300
 """As many characters as an option or an error has where all are listed."""
 
-WHOLE = frozenset({"attention", "effect", "prompts", "snr", "words"})
-"""Kinds whose own HTML view holds figure and table."""
-ON_REQUEST = frozenset({"explain", "trajectory"})
-"""Kinds whose own HTML view is a text of many tokens: put into the page when it is asked for."""
-RASTER = frozenset({"explain", "heatmap", "trajectory"})
-"""Kinds whose figure has a mark for every token."""
+
+@dataclass(frozen=True)
+class Part:
+    """A block as the page has it."""
+
+    block: Block
+    anchor: str
+    """The id of a view of its own, where scripts of the page look for it."""
+    html: Markup
+    """Empty where the page shows the block elsewhere, or has a title of its own."""
+    summary: str = ""
+    """What it is folded away behind; empty where it is not."""
+    opened: bool = False
+    on_request: bool = False
+    """Whether it is put into the page when it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +45,7 @@ class View:
     """What is shown of one result."""
 
     headline: str
-    picture: str = ""
-    """A data URI."""
-    folded_away: bool = False
-    """Whether the picture is shown when it is asked for."""
-    table: Table | None = None
-    markup: Markup = Markup("")
-    """The result's own view."""
-    on_request: bool = False
-    """Whether that is put into the page when it is asked for."""
-    key: str = ""
-    """Of attention maps: what their script finds them by."""
-
-    @property
-    def table_open(self) -> bool:
-        return self.table is not None and len(self.table.rows) <= OPEN_ROWS
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -77,36 +71,34 @@ class Item:
 
 def items(group: Group) -> tuple[Item, ...]:
     """The group's entries, as the page shows them."""
-    return tuple(
-        Item(
-            anchor=f"{group.name}--{number}",
-            label=label,
-            entry=entry,
-            views=tuple(_view(Found(label, entry, result)) for result in entry.results),
-            origin=tuple(_origin(entry)),
-        )
-        for number, (entry, label) in enumerate(zip(group.entries, group.labels), start=1)
-    )
+    made = []
+    for number, (entry, label) in enumerate(zip(group.entries, group.labels), start=1):
+        anchor = f"{group.name}--{number}"
+        views = tuple(_view(result, f"{anchor}--{at}") for at, result in enumerate(entry.results, start=1))
+        made.append(Item(anchor, label, entry, views, tuple(_origin(entry))))
+    return tuple(made)
 
 
-def _view(found: Found) -> View:
-    result: Any = found.result
-    kind, headline = result.kind, visible(result.headline)
-    if kind in WHOLE:
-        markup = _own(result)
-        key = re.search(r'data-key="([0-9a-f]{16})"', markup) if kind == "attention" else None
-        return View(headline, markup=markup, key=key[1] if key else "")
-    picture = data_uri(result.figure(), vector=kind not in RASTER)
-    if kind == "heatmap":
-        return View(headline, picture, folded_away=not result.of_images)
-    if kind in ON_REQUEST and not getattr(result, "of_images", False):
-        return View(headline, picture, markup=_own(result), on_request=True)
-    return View(headline, picture, table=folded(result.to_frame(), limit=TABLE_ROWS))
+def _view(result: Result, anchor: str) -> View:
+    headline = visible(result.headline)
+    blocks = enumerate(blocks_of(result), start=1)
+    return View(headline, tuple(_part(block, f"{anchor}-{number}", headline) for number, block in blocks))
 
 
-def _own(result: Result) -> Markup:
-    """The result's own HTML view, its headings below those of an entry."""
-    return Markup(result._repr_html_().replace("<h2>", "<h4>").replace("</h2>", "</h4>"))
+def _part(block: Block, anchor: str, headline: str) -> Part:
+    if isinstance(block, TokenScores):
+        return Part(block, anchor, Markup(""))
+    if isinstance(block, Table):
+        shown = replace(block.head(REPORT_ROWS), title="")
+        summary = f"{visible(block.title) or 'Table'}: {len(shown.rows)} rows"
+        return Part(block, anchor, grid(shown, block.title or headline), summary, len(shown.rows) <= OPEN_ROWS)
+    if isinstance(block, Picture):
+        return Part(block, anchor, image_html(block), "As a picture" if block.folded else "")
+    if isinstance(block, Custom):
+        inner = block_html(block)
+        own = Markup('<div class="part" id="{}">{}</div>').format(anchor, inner) if inner else inner
+        return Part(block, anchor, own, "Token by token" * block.on_request, on_request=block.on_request)
+    return Part(block, anchor, block_html(block, level=4))
 
 
 def _origin(entry: Entry) -> list[tuple[str, str]]:
@@ -116,19 +108,8 @@ def _origin(entry: Entry) -> list[tuple[str, str]]:
     for result in entry.results:
         of = f"{result.kind} " if len(entry.results) > 1 else ""
         rows += [(f"{of}{name}", value) for name, value in flat(result.provenance)]
-        asked = queries(result)
-        rows += [(f"{of}queries", asked)] if asked else []
+        rows += [(f"{of}queries", result.queries_made)] if result.queries_made else []
     return rows
-
-
-def queries(result: Any) -> str:
-    """How often the model was asked, where a result counts that."""
-    if result.kind == "prompts":
-        return f"{result.cost.asked:,} filled prompts, of which {result.cost.run:,} were run"
-    if result.kind == "words":
-        gradients = sum(each.gradients for each in result.examples)
-        return f"{sum(each.queries for each in result.examples):,} texts and {gradients:,} gradients"
-    return ""
 
 
 def took(seconds: float) -> str:

@@ -1,23 +1,28 @@
-"""A plan of a report: models, the analyses of each, and the command lines that they come to, all checked."""
+"""A plan of a report: models, the analyses of each, and the calls that they come to, all checked."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssmscope import register
+from ssmscope.analysis import Analysis, Call
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.kinds import KINDS
+from ssmscope.reads import KINDS
 from ssmscope.reports.plan_yaml import read_yaml
-from ssmscope.reports.verbs import Verb, verbs_of
 
 TOP = ("title", "models", "analyses", "variables")
 OF_MODEL = ("model", "name", "tokenizer", "device", "resources")
 OF_ANALYSIS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
 RESOURCES = ("cpus", "gpus")
+OWN = ("out", "json", "cache")
+"""Options that the report sets itself."""
+SETTING = ("tokenizer", "device")
+"""What says how models are loaded."""
 
 MOST_JOBS = 10_000
 """How many jobs a plan comes to at most."""
@@ -47,30 +52,24 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class Line:
-    """One command line of a plan.
+    """One call of a plan.
 
     Attributes:
         where: the analysis, for messages.
-        kinds: of which kinds of models alone it is made; None for all.
-        arguments: what is typed after `analyze`.
-        options: the verb's options with their defaults, as it reads them.
-        function: what the verb calls.
+        kinds: of which kinds of models alone it is made; None for all that the analysis can do.
     """
 
     where: str
-    verb: str
     heading: str
     models: tuple[PlannedModel, ...]
     kinds: tuple[str, ...] | None
-    arguments: tuple[str, ...]
-    options: Mapping[str, Any]
+    call: Call
     resources: Mapping[str, float]
-    function: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that was read: its command lines in order, and the text that it was read from."""
+    """A plan that was read: its calls in order, and the text that it was read from."""
 
     title: str
     models: tuple[PlannedModel, ...]
@@ -80,7 +79,6 @@ class Plan:
 
 def read_plan(
     text: str,
-    commands: Any,
     *,
     name: str = "report",
     models: Sequence[str] = (),
@@ -90,7 +88,6 @@ def read_plan(
 
     Args:
         text: the YAML.
-        commands: the application whose verbs the plan names, as `typer.main.get_command` gives it.
         name: its title where it has none.
         models: in place of the plan's own.
         variables: values for `$name` in it.
@@ -106,7 +103,7 @@ def read_plan(
     if not isinstance(title := document.get("title") or name, str):
         raise InputError(f"title is {_shown(title)}; give a text")
     given = _models(list(models) or document.get("models"))
-    reader = _Reader(given, verbs_of(commands))
+    reader = _Reader(given)
     analyses = document.get("analyses")
     if not isinstance(analyses, list) or not analyses:
         raise InputError(f"analyses is {_shown(analyses)}; give a list of verbs with their options")
@@ -215,13 +212,12 @@ def _resources(given: Any, where: str) -> dict[str, float]:
 class _Reader:
     """Reads analyses of the given models."""
 
-    def __init__(self, models: Sequence[PlannedModel], verbs: Mapping[str, Verb]) -> None:
+    def __init__(self, models: Sequence[PlannedModel]) -> None:
         self.models = {model.name: model for model in models}
-        self.verbs = verbs
-        self.parsed: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.verbs = register.analyses()
 
     def lines(self, item: Any, where: str, most: int) -> list[Line]:
-        """The command lines of one analysis."""
+        """The calls of one analysis."""
         fields = {item: None} if isinstance(item, str) else item
         if not isinstance(fields, dict):
             raise InputError(f"{where} is {_shown(item)}; give a verb, or a mapping of a verb to its options")
@@ -235,8 +231,8 @@ class _Reader:
         together = fields.get("together")
         if not (together is None or isinstance(together, bool)):
             raise InputError(f"{where}: together is {_shown(together)}; write true or false")
-        if together and not verb.takes_several:
-            able = ", ".join(name for name, one in self.verbs.items() if one.takes_several)
+        if together and not verb.several:
+            able = ", ".join(name for name, one in self.verbs.items() if one.several)
             raise InputError(f"{where} takes one model at a time, so it cannot be together; these can: {able}")
         if together and overrides:
             raise InputError(f"{where}: overrides mean nothing for models that are taken together; leave them out")
@@ -255,7 +251,7 @@ class _Reader:
 
     def _line(
         self,
-        verb: Verb,
+        verb: Analysis,
         heading: str,
         models: tuple[PlannedModel, ...],
         options: Mapping[str, Any],
@@ -264,35 +260,26 @@ class _Reader:
         resources: Mapping[str, float],
         where: str,
     ) -> Line:
-        own: dict[str, Any] = {}
-        for name in ("tokenizer", "device"):
+        setting: dict[str, Any] = {}
+        for name in SETTING:
             values = list(dict.fromkeys(getattr(model, name) for model in models))
-            if len(values) > 1 and name not in options and name in verb.options:
+            if len(values) > 1 and name not in options:
                 raise InputError(f"{where}: models that are taken together need the same {name}")
-            if values[0] is not None and name in verb.options:
-                own[name] = values[0]
-        options = {**own, **options, **overrides.get(models[0].name, {})}
+            if values[0] is not None:
+                setting[name] = values[0]
+        every = {**setting, **options, **overrides.get(models[0].name, {})}
+        own = {name: value for name, value in every.items() if name not in SETTING}
+        setting = {name: _setting(name, every[name], where) for name in SETTING if every.get(name) is not None}
         try:
-            arguments = (*(model.model for model in models), *verb.typed(options))
-            if (verb.name, *arguments) not in self.parsed:
-                self.parsed[(verb.name, *arguments)] = verb.parsed(arguments)
+            if own.get("file") == "-":
+                raise InputError("file is '-', and a plan has no standard input; give the name of a file")
+            call = Call.of(verb.name, [model.model for model in models], own, **setting)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
-        full = self.parsed[(verb.name, *arguments)]
         needs = {**(models[0].resources if len(models) == 1 else _most(models)), **resources}
-        return Line(
-            where,
-            verb.name,
-            heading,
-            models,
-            kinds,
-            (*verb.name.split(), *arguments),
-            full,
-            needs,
-            verb.command.callback,
-        )
+        return Line(where, heading, models, kinds, call, needs)
 
-    def _verb(self, fields: Mapping[str, Any], where: str) -> Verb:
+    def _verb(self, fields: Mapping[str, Any], where: str) -> Analysis:
         named = [key for key in fields if key not in OF_ANALYSIS]
         verbs = [key for key in named if key in self.verbs]
         if not named:
@@ -308,23 +295,28 @@ class _Reader:
         return self.verbs[verbs[0]]
 
     @staticmethod
-    def _options(verb: Verb, given: Any, where: str) -> dict[str, Any]:
+    def _options(verb: Analysis, given: Any, where: str) -> dict[str, Any]:
         if given is None:
             return {}
         if not isinstance(given, dict):
             raise InputError(f"{where}: the options are {_shown(given)}; give a mapping of names to values")
         found: dict[str, Any] = {}
         for key, value in given.items():
-            try:
-                name = verb.option_name(key)
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from error
+            name = key.replace("-", "_")
+            known = (*verb.inputs, *verb.options, *SETTING)
+            if name in OWN:
+                raise InputError(f"{where}: the option {key!r} is set by the report itself; leave it out")
+            if name not in known:
+                listed = ", ".join(known)
+                raise InputError(
+                    f"{where}: {verb.name} has no option {key!r:.80}; it has {listed}{did_you_mean(name, known)}"
+                )
             if name in found:
                 raise InputError(f"{where}: the option {name} is given twice, with hyphens and with underscores")
             found[name] = value
         return found
 
-    def _matrix(self, verb: Verb, given: Any, options: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+    def _matrix(self, verb: Analysis, given: Any, options: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
         found = self._options(verb, given, f"{where}, matrix")
         for name, values in found.items():
             if name in options:
@@ -351,7 +343,7 @@ class _Reader:
 
     def _overrides(
         self,
-        verb: Verb,
+        verb: Analysis,
         given: Any,
         chosen: Sequence[PlannedModel],
         matrix: Mapping[str, Any],
@@ -371,6 +363,12 @@ class _Reader:
             if both is not None:
                 raise InputError(f"{where}: {both} stands in the matrix and in the overrides of {name}; give it once")
         return found
+
+
+def _setting(name: str, value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{where}: {name} is {_shown(value)}; give a text")
+    return value
 
 
 def _kinds(given: Any, where: str) -> tuple[str, ...] | None:

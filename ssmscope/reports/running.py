@@ -22,9 +22,6 @@ from ssmscope.reports.record import DONE, FAILED, Report
 from ssmscope.reports.store import LOG, Store, write_whole
 from ssmscope.writing import held
 
-Commands = Callable[[], Any]
-"""Gives the application whose verbs the jobs are; a function of a module, so that other processes can import it."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -35,13 +32,10 @@ class Outcome:
     traceback: str | None = None
 
 
-def execute(job: Job, commands: Any, folder: Path) -> Outcome:
+def execute(job: Job, folder: Path) -> Outcome:
     """Run one job in this process, its results written to `folder`.
 
-    What it prints lies beside the folder, as its name and ".log", until it has succeeded: the folder is the verb's own.
-
-    Args:
-        commands: the application as `typer.main.get_command` gives it.
+    What it prints lies beside the folder, as its name and ".log", until it has succeeded: the folder is the job's own.
     """
     started = time.perf_counter()
     log = folder.with_name(f"{folder.name}.log")
@@ -52,9 +46,8 @@ def execute(job: Job, commands: Any, folder: Path) -> Outcome:
             redirect_stdout(printed),
             redirect_stderr(printed),
             _threads(job.threads),
-            commands.make_context("analyze", [*job.arguments, "--out", str(folder)]) as context,
         ):
-            commands.invoke(context)
+            job.call.run(folder)
         folder.mkdir(exist_ok=True)
         os.replace(log, folder / LOG)
     except (Exception, SystemExit) as error:
@@ -89,11 +82,11 @@ def _threads(number: int | None) -> Iterator[None]:
 
 # ---- a whole plan
 
-Engine = Callable[[Sequence[Job], Store, Commands], Iterator[tuple[Job, Outcome]]]
+Engine = Callable[[Sequence[Job], Store], Iterator[tuple[Job, Outcome]]]
 """Runs jobs and yields each as it ends, what it wrote in `Store.working`."""
 
 
-def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine, commands: Commands) -> Report:
+def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
     """Run what is missing of a plan and write its report into `root`: `index.html` and the tables of all results.
 
     Raises:
@@ -107,7 +100,7 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine, commands: Co
         total = len(missing)
         skipped = len(jobs.to_run()) - total
         _say(f"{total} job{'s' * (total != 1)} to run" + f", {skipped} done already" * bool(skipped))
-        for number, (job, outcome) in enumerate(engine(missing, store, commands) if missing else (), start=1):
+        for number, (job, outcome) in enumerate(engine(missing, store) if missing else (), start=1):
             failure = _settle(job, outcome, store)
             if failure is not None:
                 failures[job.key] = failure

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError, extra
 from ssmscope.frozen import LEVELS
-from ssmscope.interp.selection import SCORES
-from ssmscope.interp.views.tokens import visible
+from ssmscope.interp.heatmap.result import SCORES
 from ssmscope.reports.guard import LARGEST, Argument, OwnPage
 from ssmscope.reports.live import CHARACTERS
+from ssmscope.show.tokens import visible
 
 if TYPE_CHECKING:
     from ssmscope.reports.live import Live
@@ -108,13 +108,13 @@ def check_address(host: str, port: int | None) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port or 0), family=family).close()
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # the last two of names that cannot be encoded
         raise _refused(host, port, error) from error
 
 
-def _refused(host: str, port: int | None, error: OSError) -> InputError:
+def _refused(host: str, port: int | None, error: Exception) -> InputError:
     where = host if port is None else f"{host}:{port}"
-    why = (error.strerror or str(error)).partition(" (")[0]
+    why = (getattr(error, "strerror", None) or str(error)).partition(" (")[0]
     return InputError(f"cannot listen on {where}: {why}; give another --host or --port")
 
 

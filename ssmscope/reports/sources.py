@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import ssmscope
+from ssmscope.analysis import Call
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reports.kinds import KINDS, LANGUAGE_MODEL, ONLY, PIXEL_CLASSIFIER, TOKEN_MODEL, kind_of
-from ssmscope.reports.plan import Line, Plan, PlannedModel
+from ssmscope.reads import PIXEL_CLASSIFIER
+from ssmscope.reports.kinds import able, kind_of
+from ssmscope.reports.plan import Plan, PlannedModel
+from ssmscope.signature import Option
 
-FILES = ("file", "image", "embeddings", "synonyms", "questions", "validation")
-"""The options that are the names of files."""
 LARGEST = 64 * 2**20
 """Data files of up to so many bytes are read to the end beforehand; of larger ones only that they are there."""
 WEIGHTS = (".safetensors", ".bin")
 DEMOS = Path(ssmscope.__file__).parent
 """Where `demo/NAME` is."""
-LANGUAGE = "wikitext2"
-"""What a language model's loss is measured on where no data is given."""
 
 
 def check_sources(plan: Plan) -> None:
@@ -35,25 +34,30 @@ def check_sources(plan: Plan) -> None:
         for model in line.models:
             place = _place(model.model)
             kinds.append(None if place is None else kind_of(place, tokenizer=model.tokenizer is not None))
-        able = ONLY.get(line.verb, KINDS) if line.kinds is None else line.kinds
-        if any(kind is not None and kind not in able for kind in kinds):
+        call = line.call
+        can = able(call.analysis) if line.kinds is None else line.kinds
+        if any(kind is not None and kind not in can for kind in kinds):
             continue
         try:
-            check_files(line.options)
-            if "data" in line.options and line.options.get("file") is None:
-                for model, kind in zip(line.models, kinds):
-                    _check_data_of(model, kind, line)
+            check_files(call)
+            for option, value in call.every():
+                if option.name == "data":
+                    for model, kind in zip(line.models, kinds):
+                        _check_data_of(model, kind, call, option, value)
         except InputError as error:
             raise InputError(f"{line.where}: {error}") from error
 
 
-def _check_data_of(model: PlannedModel, kind: str | None, line: Line) -> None:
+def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Option, data: Any) -> None:
     """Of a model of the hub the data that it learnt from is known once it is here."""
-    data, place = line.options["data"], _place(model.model)
+    place, reads = _place(model.model), call.analysis.reads
     if data is None:
-        data = LANGUAGE if line.verb == "loss" else None if place is None else _trained_on(place)
+        data = None if place is None else _trained_on(place)
+    lines = option.reads is not None and option.reads.kind == "lines"
+    lines = lines or (reads is not None and reads.reads_lines(kind))
     if data is not None or place is not None:
-        check_data(line.verb, data, line.options.get("split"), kind)
+        split = {**call.options, **call.inputs}.get("split")
+        check_data(None if data is None else str(data), split, kind, lines=lines)
 
 
 def _place(name: str) -> Path | None:
@@ -101,26 +105,30 @@ def _is_type(kind: Any) -> bool:
     return isinstance(kind, str) and kind in CONFIG_MAPPING
 
 
-def check_files(options: Mapping[str, Any]) -> None:
+def check_files(call: Call) -> None:
     """Refuse files that are not there.
 
     Raises:
         InputError: naming the option and the file.
     """
-    for option in FILES:
-        value = options.get(option)
-        for name in value if isinstance(value, list) else [] if value is None else [value]:
-            if not os.path.isfile(name) or not os.access(name, os.R_OK):
-                raise InputError(f"{option} {name!r:.200}: there is no such file that can be read")
-    value = options.get("lens")
-    for name in value if isinstance(value, list) else [] if value is None else [value]:
-        if name != "logit" and not os.path.isdir(name):
-            raise InputError(f"lens {name!r:.200}: there is no such directory; fit one with analyze lens fit")
+    for option, value in call.every():
+        if option.reads is None or value is None or option.reads.kind not in ("file", "folder"):
+            continue
+        for name in value if isinstance(value, list | tuple) else [value]:
+            name = os.fspath(name)
+            if name in option.reads.besides:
+                continue
+            if option.reads.kind == "folder" and not os.path.isdir(name):
+                raise InputError(
+                    f"{option.name} {name!r:.200}: there is no such directory; fit one with analyze lens fit"
+                )
+            if option.reads.kind == "file" and not (os.path.isfile(name) and os.access(name, os.R_OK)):
+                raise InputError(f"{option.name} {name!r:.200}: there is no such file that can be read")
 
 
-def check_data(verb: str, data: str | None, split: str | None, kind: str | None) -> None:
-    """Refuse data that a verb cannot have of a model of a kind: an unknown name, a split that is not there, a file that
-    cannot be read.
+def check_data(data: str | None, split: str | None, kind: str | None, *, lines: bool = False) -> None:
+    """Refuse data that an analysis cannot have of a model of a kind, lines of text or labelled examples: an unknown
+    name, a split that is not there, a file that cannot be read.
 
     What a known data set holds in `$SSMSCOPE_DATA` is not read; without that variable it comes from the hub, which is
     not asked.
@@ -132,7 +140,6 @@ def check_data(verb: str, data: str | None, split: str | None, kind: str | None)
     from ssmscope.tasks.rows import SUFFIXES
     from ssmscope.tasks.text import LINE_SOURCES, SOURCES
 
-    lines = verb == "loss" or (verb == "lens fit" and kind in (LANGUAGE_MODEL, TOKEN_MODEL))
     known: Mapping[str, Any] = LINE_SOURCES if lines else SOURCES
     if not lines and (kind == PIXEL_CLASSIFIER or (kind is None and data in pixels.KNOWN)):
         known = dict.fromkeys(pixels.KNOWN, pixels.CIFAR10)

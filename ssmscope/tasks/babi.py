@@ -173,8 +173,7 @@ def questions(
         raise InputError(f"there is no split '{split}'; there are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
     if length < 0 or examples < 1 or seed < 0:
         raise InputError(f"length {length}, examples {examples} and seed {seed} were given; they start at 0, 1 and 0")
-    what = f"{examples:,} contexts of {length:,} words"
-    refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=WORDS, unit="words")
+    refuse_contexts(length, examples)
     kind = TASKS[task]
     least, most = kind.facts if facts is None else facts
     if not kind.limits[0] <= least <= most <= kind.limits[1]:
@@ -311,6 +310,16 @@ class QuestionTokens(TokenData):
         )
 
 
+def refuse_contexts(length: int, examples: int) -> None:
+    """Refuse more words of contexts than are held at once.
+
+    Raises:
+        InputError: with their number and the limit.
+    """
+    what = f"{examples:,} contexts of {length:,} words"
+    refuse_held(examples * max(length, 30), what, "ask for fewer or shorter ones", most=WORDS, unit="words")
+
+
 def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMPT) -> QuestionTokens:
     """The questions for a language model: after the last token of a prompt it should name the answer's first token.
 
@@ -331,7 +340,9 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
     named: dict[int, str] = {}
     for text, answer, row, spans in zip(texts, data.answers, encoded["input_ids"], encoded["offset_mapping"]):
         begin = len(text) - len(answer)
-        first = next(at for at, (_, end) in enumerate(spans) if end > begin)
+        first = next((at for at, (_, end) in enumerate(spans) if end > begin), None)
+        if first is None:
+            raise InputError(f"the tokenizer makes no token of the answer {answer!r}; use one that knows it")
         if named.setdefault(row[first], answer) != answer:
             other = named[row[first]]
             raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,18 @@ def without_world(filler: Sequence[str]) -> list[str]:
     """
     if isinstance(filler, str):
         raise InputError("the filler is one text; give sentences, e.g. of sentences(load_lines('wikitext2'))")
-    kept = [" ".join(s.split()) for s in filler if s.strip() and WORLD.isdisjoint(re.findall(r"\w+", s.lower()))]
+    kept = _without_world(tuple(filler))
     if not kept:
         raise InputError(
             f"none of {len(filler)} sentences of filler can be used: they are empty or name the world's words"
         )
-    return kept
+    return list(kept)
+
+
+@lru_cache(maxsize=2)
+def _without_world(filler: tuple[str, ...]) -> tuple[str, ...]:
+    """Questions of every task and length are drawn from one filler, and it can be a whole book."""
+    return tuple(" ".join(s.split()) for s in filler if s.strip() and WORLD.isdisjoint(re.findall(r"\w+", s.lower())))
 
 
 GENERATED = "generated"

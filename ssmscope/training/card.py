@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.bootstrap import AT_ONCE
 from ssmscope.tasks.documents import bits_per_character
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.training.data import QUESTIONS
@@ -44,10 +45,11 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """The 95 % percentile interval of Σ numerator / Σ denominator over resampled examples (Efron 1979)."""
     draw = np.random.default_rng(seed)
-    found = []
-    for _ in range(resamples):
-        rows = draw.integers(0, len(numerator), len(numerator))
-        found.append(numerator[rows].sum() / max(denominator[rows].sum(), 1))
+    found: list[float] = []
+    step = max(1, AT_ONCE // len(numerator))
+    while len(found) < resamples:
+        rows = draw.integers(0, len(numerator), (min(step, resamples - len(found)), len(numerator)))
+        found += (numerator[rows].sum(1) / np.maximum(denominator[rows].sum(1), 1)).tolist()
     low, high = np.quantile(found, [0.025, 0.975])
     return float(low), float(high)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ssmscope.errors import InputError
+from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 from ssmscope.reading import parse_json
 from ssmscope.writing import LOCK, held, write_atomically
 
@@ -42,7 +41,8 @@ def continued(plan: Path) -> Iterator[None]:
             yield
         except (InputError, OSError) as error:
             kept = os.path.exists(folder / STATE)
-            full = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            cause = error if isinstance(error, OSError) else error.__cause__
+            full = isinstance(cause, OSError) or ran_out_of_memory(cause)
             if begins and not (full and kept):
                 finish(folder)
             if isinstance(error, InputError):
@@ -149,7 +149,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+    except UNPICKLABLE as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"the checkpoint {path} cannot be read ({reason}); remove its directory to start again"

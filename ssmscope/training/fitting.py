@@ -23,7 +23,8 @@ from ssmscope.models.diff_layers import Subtraction
 from ssmscope.models.selective import SelectiveSSM
 from ssmscope.scans.compiling import compiled_pieces
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
-from ssmscope.training.objectives import Objective
+from ssmscope.training.objectives import Arrays, Objective
+from ssmscope.training.recording import Recording, recordable
 
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
 ALIKE = 1e-3  # how far compiled gradients may be from plain ones, relative to each parameter's norm
@@ -124,6 +125,8 @@ class Fit:
         self.epoch, self.step, self.loss_sum = 0, 0, torch.zeros((), dtype=torch.float64, device=self.device)
         self.best: dict[str, Any] | None = None
         self.history: list[dict[str, float]] = []
+        self.recording: Recording | None = None
+        self.recorded_prior: float | None = None
 
     def run(self) -> Outcome:
         """Train to the end, from the checkpoint if there is one.
@@ -139,6 +142,7 @@ class Fit:
             stack.enter_context(matrix_products("high" if self.options["precision"] == "tf32" else "highest"))
             if self.options["compile"] and self._compiles():
                 stack.enter_context(compiled_pieces())
+            self._record()
             bar = stack.enter_context(_progress(self.console))
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
@@ -153,22 +157,61 @@ class Fit:
         for context in (nullcontext(), compiled_pieces()):
             restore_random_states(states)
             self.optimizer.zero_grad(set_to_none=True)
-            with context:
+            # with all digits: in TF32 pieces that agreed early in a run were a thousandth apart late in it
+            with context, matrix_products("highest"):
                 self.objective.loss(self.module, rows).backward()
-            gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters])
+            gradients.append(self._gradients())
         restore_random_states(states)
         self.optimizer.zero_grad(set_to_none=True)
-        # torch's maximum, unlike Python's, is NaN where one of the numbers is
-        apart = torch.stack([(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(*gradients)]).max().item()
+        apart = _apart(*gradients)
         agrees = apart < ALIKE
         verdict = "" if agrees else ": not compiled"
         self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")
         return agrees
 
+    def _gradients(self) -> list[Tensor]:
+        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
+
+    def _record(self) -> None:
+        """Have steps played back from a recording, where they can be and its gradients are those of the step itself,
+        tried on the first batch of this epoch."""
+        objective = self.objective
+        self.recording = None
+        if not (self.options["compile"] and objective.settled and recordable(self.module, self.device)):
+            return
+        assert isinstance(objective, Arrays)
+        rows = objective.batches(self.epoch)[0]
+        batch, states = objective.taken("train", rows), random_states()
+        self.recorded_prior = self._anneal()
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        objective.loss_of(self.module, batch).backward()
+        expected = self._gradients()
+        recording = Recording(lambda taken: objective.loss_of(self.module, taken), self.parameters, batch)
+        restore_random_states(states)
+        recording(batch)
+        apart = _apart(expected, self._gradients())
+        restore_random_states(states)
+        if apart < ALIKE:
+            self.recording = recording
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+        verdict = "" if apart < ALIKE else ": not played back"
+        self.console.print(f"recorded gradients are {apart:.1e} from those of single kernels{verdict}")
+
+    def _anneal(self) -> float | None:
+        """Set the prior of this epoch, where it is annealed."""
+        if self.options["prior_from"] is None:
+            return None
+        config = getattr(self.module.config, "backbone", None) or self.module.config
+        prior = prior_in(self.epoch, self.options, config.prior or 0.5)
+        anneal_prior(self.module, prior)
+        return prior
+
     def _run_epoch(self, bar: Progress) -> None:
-        if self.options["prior_from"] is not None:
-            config = getattr(self.module.config, "backbone", None) or self.module.config
-            anneal_prior(self.module, prior_in(self.epoch, self.options, config.prior or 0.5))
+        prior = self._anneal()
+        if self.recording is not None and prior != self.recorded_prior:
+            self._record()
         order = self.objective.batches(self.epoch)
         epochs = self.options["epochs"]
         task = bar.add_task(f"epoch {self.epoch + 1}/{epochs}", total=len(order), completed=self.step)
@@ -189,12 +232,17 @@ class Fit:
         share = schedule(step, steps, options["warmup"], options["schedule"])
         for group in self.optimizer.param_groups:
             group["lr"] = options["learning_rate"] * share
-        loss = self.objective.loss(self.module, rows)
+        if self.recording is not None:
+            assert isinstance(self.objective, Arrays)
+            loss = self.recording(self.objective.taken("train", rows))
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.objective.loss(self.module, rows)
         self.loss_sum += loss.detach()
         if self.device.type == "cpu" or self.step % STEPS_BETWEEN_LOOKS == 0:
             self._look(loss)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if self.recording is None:
+            loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, options["clip"])
         self.optimizer.step()
 
@@ -258,6 +306,12 @@ class Fit:
         self.epoch, self.step, self.loss_sum = state["epoch"], state["step"], state["loss_sum"].to(self.device)
         self.best, self.history = state["best"], list(state["history"])
         restore_random_states(state["random"])
+
+
+def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
+    """How far gradients lie apart, relative to each parameter's norm, at most."""
+    # torch's maximum, unlike Python's, is NaN where one of the numbers is
+    return torch.stack([(a - b).norm() / b.norm().clamp(min=1e-12) for b, a in zip(expected, found)]).max().item()
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

@@ -15,13 +15,9 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.errors import InputError
 from ssmscope.models.baleen import information_loss
-from ssmscope.tasks.babi import QuestionTokens
 from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
-from ssmscope.tasks.instructions import InstructionData
-from ssmscope.tasks.mad import CompressionData
-from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.subwords import SubwordDropout
-from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.tasks.tokens import IGNORED
 
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 262144}
 """How many positions an evaluation runs together."""
@@ -62,10 +58,13 @@ class Objective(ABC):
     Attributes:
         extra: a module that is trained beside the model, None where there is none.
         by_loss: whether the best epoch has the lowest loss rather than the highest accuracy.
+        settled: whether every batch is `taken` in tensors of the same shapes, of which `loss_of` is the loss without
+            waiting for the GPU: such steps can be recorded (`ssmscope.training.recording`).
     """
 
     extra: nn.Module | None = None
     by_loss = False
+    settled = False
 
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
         self.parts, self.options, self.device = parts, options, device
@@ -215,16 +214,26 @@ class Arrays(Objective):
         whole = number - number % size or number  # batches of one size; what is left over comes in other epochs
         return [order[i : i + size] for i in range(0, whole, size)]
 
+    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
+        return self.loss_of(module, self.taken("train", rows))
+
+    @abstractmethod
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """The training loss of training examples that were `taken`."""
+
     def taken(self, part: str, rows: Sequence[int]) -> dict[str, Tensor]:
-        index = torch.tensor(rows, device=self.device)
+        index = torch.tensor(rows)
+        if self.device.type == "cuda":  # from pinned memory, so that nobody waits for the work before it
+            index = index.pin_memory().to(self.device, non_blocking=True)
         return {key: tensor[index] for key, tensor in self.tensors[part].items()}
 
 
 class Sequences(Arrays):
     """Labelled sequences of token ids."""
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = self.taken("train", rows)
+    settled = True
+
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
             logits = module(**self.embedded(module, batch["ids"])).logits
         return self.classified(module, logits, batch["labels"])
@@ -237,8 +246,9 @@ class Sequences(Arrays):
 class Pixels(Arrays):
     """Labelled images, one token a pixel."""
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = self.taken("train", rows)
+    settled = True
+
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
             logits = module(input_values=batch["pixels"] / 255).logits
         return self.classified(module, logits, batch["labels"])
@@ -251,12 +261,13 @@ class Pixels(Arrays):
 class NextTokens(Arrays):
     """The tokens that a language model is asked for."""
 
+    settled = True
+
     def __init__(self, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> None:
         super().__init__(parts, options, device)
         self.by_loss = options["kind"] == "language"
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = self.taken("train", rows)
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
             logits = module(**self.embedded(module, batch["ids"])).logits
         loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
@@ -279,8 +290,7 @@ class Questions(Arrays):
     def lengths(self, part: str) -> Sequence[int]:
         return self.parts[part].lengths.tolist()
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = self.taken("train", rows)
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         weight = self.options["prompt_weight"]
         with self.autocast():
             hidden = module.base_model(**self.embedded(module, batch["ids"]), use_cache=False).last_hidden_state
@@ -349,8 +359,7 @@ class Reconstruction(Arrays):
         assert self.extra is not None
         return self.extra(module.base_model(**inputs).last_hidden_state[:, -1])
 
-    def loss(self, module: Any, rows: Sequence[int]) -> Tensor:
-        batch = self.taken("train", rows)
+    def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
             logits = self._logits(module, batch, self.embedded(module, batch["ids"]))
         loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
@@ -359,23 +368,3 @@ class Reconstruction(Arrays):
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         batch = self.taken(part, rows)
         return self._logits(module, batch, {"input_ids": batch["ids"]}), batch["targets"]
-
-
-def objective_of(
-    parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any, module: Any
-) -> Objective:
-    """The objective of these data."""
-    data = parts["train"]
-    if options["kind"] == "text":
-        return Texts(parts, options, device, tokenizer)
-    if isinstance(data, InstructionData):
-        from ssmscope.training.answering import Answers
-
-        return Answers(parts, options, device, tokenizer)
-    if isinstance(data, CompressionData):
-        return Reconstruction(parts, options, device, module)
-    if isinstance(data, QuestionTokens):
-        return Questions(parts, options, device)
-    if isinstance(data, TokenData):
-        return NextTokens(parts, options, device)
-    return (Pixels if isinstance(data, PixelData) else Sequences)(parts, options, device)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, ran_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -193,7 +193,8 @@ def train_model(
 
     Raises:
         InputError: an option outside its range, data that cannot be used, another run in `out`, a model in
-            `init_from` that cannot become `architecture`, or a loss that is no longer finite.
+            `init_from` that cannot become `architecture`, a loss that is no longer finite, or more memory than there
+            is.
     """
     given: dict[str, Any] = dict(locals())
 
@@ -225,7 +226,15 @@ def train_model(
         with continued(out / CLAIMED):
             if not is_finished(out, plan):  # another process may have ended it just now
                 seed_everything(seed)
-                _train(out, options, parts, tokenizer, plan, where, command or _python_call(given), console)
+                try:
+                    _train(out, options, parts, tokenizer, plan, where, command or _python_call(given), console)
+                except (MemoryError, RuntimeError) as error:
+                    if not ran_out_of_memory(error):
+                        raise
+                    raise InputError(
+                        "this training needs more memory than there is; give a smaller model (--width, --layers) or "
+                        "--batch-size"
+                    ) from error
     finally:
         restore_random_states(before)
     return out
@@ -263,8 +272,8 @@ def _train(
     from ssmscope.models.quiet import quiet
     from ssmscope.training.build import build
     from ssmscope.training.checkpoint import STATE, finish, write_json
+    from ssmscope.training.choice import objective_of
     from ssmscope.training.fitting import Fit
-    from ssmscope.training.objectives import objective_of
     from ssmscope.training.plan import CLAIMED, FINISHED
 
     with quiet():

@@ -14,8 +14,10 @@ from tokenizers import models as token_models
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks import hotflip as module
-from ssmscope.attacks.hotflip import (
+from ssmscope.attacks.offline import stopwords
+from ssmscope.attacks.words import hotflip as module
+from ssmscope.attacks.words import word_attack
+from ssmscope.attacks.words.hotflip import (
     Limits,
     Vocabulary,
     best_flips,
@@ -26,8 +28,6 @@ from ssmscope.attacks.hotflip import (
     offers,
     read,
 )
-from ssmscope.attacks.offline import stopwords
-from ssmscope.attacks.words import word_attack
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template, label_words
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification

@@ -15,7 +15,9 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.attacks.curves import true_log_odds
-from ssmscope.attacks.insertion import SHOWN, inserted, insertion_sweep, measure
+from ssmscope.attacks.insertion import insertion_sweep
+from ssmscope.attacks.insertion.measure import inserted, measure
+from ssmscope.attacks.insertion.result import SHOWN
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -263,9 +265,9 @@ class TestLanguageModels:
             insertion_sweep(model, data)
         with pytest.raises(InputError, match="give the words that it says for no, yes, in this order"):
             insertion_sweep(model, data, template="{content}:")
-        with pytest.raises(InputError, match="words are 'a'; give one for each of no, yes, in this order"):
+        with pytest.raises(InputError, match="words are a; d has 2 classes, no, yes: give one for each, in this order"):
             insertion_sweep(model, data, template="{content}:", words=["a"])
-        with pytest.raises(InputError, match="words is the text 'ab'; give a list"):
+        with pytest.raises(InputError, match="words are ab; d has 2 classes, no, yes"):
             insertion_sweep(model, data, template="{content}:", words="ab")
         with pytest.raises(InputError, match="did you mean {content} by '{text}'"):
             insertion_sweep(model, data, template="{text}:", words=["a", "b"])
@@ -319,15 +321,15 @@ class TestOptions:
         [
             (dict(insert=""), "'' was given to insert; give a phrase of at least one word"),
             (dict(insert=["a", " \n"]), "' .n' was given to insert"),
-            (dict(insert=[]), "nothing was given to insert"),
+            (dict(insert=[]), "insert is empty"),
             (dict(insert=["a", " a "]), "the phrase 'a' is given twice"),
             (dict(places=1), "places is 1; allowed are a number of places from 2 on, or shares from 0 to 1"),
             (dict(places=True), "places is True"),
             (dict(places=[]), "places is empty"),
             (dict(places=[0.5, 1.5]), "places has 1.5"),
-            (dict(places="0.5"), "places has '0'"),
+            (dict(places="half"), "places is 'half'; allowed is a whole number"),
             (dict(places=[0.5, 0.5]), "places names 0.5 twice"),
-            (dict(limit=0), "a sample of 0 examples"),
+            (dict(limit=0), "limit is 0; allowed is a whole number from 1 on"),
             (dict(seed=-1), "seed is -1"),
             (dict(words=["a", "b"]), "is a classifier"),
             (dict(template="film"), "has no {content}"),

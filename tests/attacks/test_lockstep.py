@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ssmscope.attacks.lockstep import draw_seed, lockstep
+from ssmscope.attacks.words.lockstep import draw_seed, lockstep
 
 
 def lengths(texts: list[str]) -> list[int]:

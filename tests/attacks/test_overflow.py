@@ -14,7 +14,10 @@ from leaky import leaky, log_odds
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.attacks.overflow import OverflowCurve, cut, half_length, half_name, measure, state_overflow
+from ssmscope.attacks.overflow import state_overflow
+from ssmscope.attacks.overflow.filler import cut
+from ssmscope.attacks.overflow.measure import half_length, measure
+from ssmscope.attacks.overflow.result import OverflowCurve, half_name
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.tasks.language import byte_tokenizer, word_tokenizer
@@ -71,7 +74,7 @@ class TestClosedForm:
         weights = {**WEIGHTS, "Is": 1.5, "?": -0.25}
         model, data = leaky(weights, decay=DECAY, language=True), reviews()
         prompt = dict(template="Is it {content} ?", words=["bad", "good"])
-        found = state_overflow(model, data, filler=["a", "b"], lengths=[2, 5], **prompt)
+        found = state_overflow(model, data, filler="a b", lengths=[2, 5], **prompt)
         filler = ["a", "b", "a", "b", "a"]
         for curve in found.curves:
             for point in curve.points:
@@ -231,16 +234,14 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            (dict(where="befor"), "unknown place 'befor'; allowed are 'after', 'before', 'both'; did you mean"),
-            (dict(lengths=[]), "lengths names no filler"),
+            (dict(where="befor"), "unknown where 'befor'; allowed are after, before, both; did you mean 'before'"),
+            (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[0]), "lengths names no filler"),
-            (dict(lengths=[4, -1]), "lengths has -1; allowed are numbers of tokens from 0 on"),
-            (dict(lengths=[1.5]), "lengths has 1.5"),
-            (dict(lengths=[True]), "lengths has True"),
-            (dict(lengths=16), "lengths is 16"),
+            (dict(lengths=[4, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
+            (dict(lengths=[1.5]), "lengths is 1.5"),
+            (dict(lengths=[True]), "lengths is True"),
             (dict(filler=" "), "the filler is empty"),
-            (dict(filler=[]), "the filler is empty"),
-            (dict(filler=[1]), "filler holds something that is no text"),
+            (dict(filler=[1]), "filler is .1.; allowed is a text"),
             (dict(seed=-1), "seed is -1"),
             (dict(template="no place"), "has no {content}"),
         ],

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from warm import TRANSFORMERS
 
 if importlib.util.find_spec("textattack") is None:
     pytest.skip("textattack is not installed", allow_module_level=True)
@@ -50,13 +51,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(body: str, home: Path, **environment: str) -> subprocess.CompletedProcess:
-    """A fresh Python with an empty home, where TextAttack was never imported."""
-    given = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1", **environment}
+    """A process with an empty home, where nothing of ours or of TextAttack was ever imported."""
+    given = {**os.environ, "HOME": str(home), **environment}
     for name in ("TA_CACHE_DIR", "NLTK_DATA", "HF_HOME", "XDG_CACHE_HOME"):
         given.pop(name, None)
     given |= environment
-    command = [sys.executable, "-c", textwrap.dedent(body)]
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=240, cwd=home)
+    return TRANSFORMERS.run(textwrap.dedent(body), env=given, cwd=home)
 
 
 class TestImport:
@@ -110,6 +110,17 @@ class TestImport:
         with pytest.raises(InputError, match="textattack"):
             recipe("deepwordbug", flavour="prompt")
         assert recipe("stresstest", flavour="prompt").suffixes  # needs no search
+
+    def test_beside_libraries_with_which_it_does_not_work(self, monkeypatch):
+        def fail(installer):
+            raise ImportError("cannot import name 'Gone' from 'transformers'")
+
+        monkeypatch.delitem(sys.modules, "textattack")
+        monkeypatch.setattr(offline, "_import_without_installing", fail)
+        with pytest.raises(
+            InputError, match=r"cannot be imported \(cannot import name 'Gone' .*pip install '\.\[attacks"
+        ):
+            textattack()
 
 
 class TestStopwords:

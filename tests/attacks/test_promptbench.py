@@ -14,8 +14,8 @@ import pytest
 from prompted import WORDS, answers, labelled, language_model
 
 from ssmscope.attacks.parts import FUNCTION_WORDS, SUFFIXES, recipe, textattack
-from ssmscope.attacks.prompt_search import Judge, drawn_from, searched, with_suffix
 from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.attacks.prompts.search import Judge, drawn_from, searched, with_suffix
 from ssmscope.evaluation import Evaluator
 
 for package in ("textattack", "promptbench"):
@@ -87,7 +87,7 @@ def ours(model, data, name: str, template: str, monkeypatch, **options):
 
     with monkeypatch.context() as patch:
         patch.setattr(Judge, "right", right)
-        found = prompt_attack(model, data, attacks=[name], templates=[template], words=WORDS, **options)
+        found = prompt_attack(model, data, attacks=[name], template=template, words=WORDS, **options)
     return asked, found
 
 

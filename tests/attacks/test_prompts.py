@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import random
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ from prompted import SENTENCES, TEMPLATES, WORDS, answers, labelled, language_mo
 from tiny_bert import save_bert
 
 import ssmscope
-from ssmscope.attacks import prompt_search
-from ssmscope.attacks.parts import SUFFIXES, Recipe
-from ssmscope.attacks.prompt_result import measured
-from ssmscope.attacks.prompt_search import Judge, drawn_from, rewritten, tried_all, with_suffix
-from ssmscope.attacks.prompts import PAPER, prompt_attack
+from ssmscope.attacks.parts import RECIPES, SUFFIXES, Recipe
+from ssmscope.attacks.prompts import PAPER, Attack, prompt_attack
+from ssmscope.attacks.prompts import search as prompt_search
+from ssmscope.attacks.prompts.result import measured
+from ssmscope.attacks.prompts.search import Judge, drawn_from, rewritten, tried_all, with_suffix
 from ssmscope.bootstrap import estimate, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
@@ -44,7 +45,7 @@ def data(model):
 
 
 def attack(model, data, **options):
-    return prompt_attack(model, data, **{"templates": TEMPLATES, "words": WORDS, **options})
+    return prompt_attack(model, data, **{"template": TEMPLATES, "words": WORDS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ class TestProtected:
             return real(self, prompts)
 
         monkeypatch.setattr(Judge, "right", right)
-        attack(model, data, attacks=["deepwordbug", "textbugger"], templates=[template])
+        attack(model, data, attacks=["deepwordbug", "textbugger"], template=[template])
         assert len(set(tried)) > 30
         for prompt in tried:
             assert prompt.count("{content}") == 1
@@ -202,13 +203,11 @@ class TestProtected:
     def test_a_classifier_keeps_the_names_of_its_classes(self):
         classifier, data = reader(), few("dull", "great")
         template = "dull or great film? {content}"
-        found = attack(classifier, data, templates=[template], words=None, attacks=["deepwordbug"])
+        found = attack(classifier, data, template=[template], words=None, attacks=["deepwordbug"])
         assert {"dull", "great"} <= set(found.attacks[0].prompts[0].prompt.split())
 
     def test_a_template_in_which_nothing_may_change(self, model, data):
-        found = attack(
-            model, data, attacks=["deepwordbug", "textbugger"], templates=["Negative or positive: {content}"]
-        )
+        found = attack(model, data, attacks=["deepwordbug", "textbugger"], template=["Negative or positive: {content}"])
         for one in found.attacks:
             assert one.prompts[0].drop.value == 0 and one.prompts[0].tried == 0
             assert one.prompts[0].prompt == "Negative or positive: {content}"
@@ -225,7 +224,7 @@ class TestZeroAccuracy:
             assert one.drop == one.prompts[1].drop and one.worst == 1
         assert found.notes[0] == "under template 1 nothing is right: there is no drop to measure"
         assert "nan" not in str(found) and type(found).from_dict(json.loads(found.to_json())) == found
-        alone = attack(model, data, attacks=["stresstest"], templates=TEMPLATES[:1])
+        alone = attack(model, data, attacks=["stresstest"], template=TEMPLATES[:1])
         assert "no drop defined" in alone.headline and alone.cost.asked == len(data)
 
     @needs_textattack
@@ -293,7 +292,7 @@ class TestResume:
         """Whatever the global generators are at, and whichever other templates and attacks there are."""
         random.seed(123)
         np.random.seed(123)
-        alone = attack(model, data, attacks=["deepwordbug"], templates=TEMPLATES[1:])
+        alone = attack(model, data, attacks=["deepwordbug"], template=TEMPLATES[1:])
         assert alone.attacks[0].prompts == paper.attacks[2].prompts[1:]
         other = attack(model, data, attacks=["deepwordbug"], seed=1)
         assert [p.prompt for p in other.attacks[0].prompts] != [p.prompt for p in paper.attacks[2].prompts]
@@ -364,7 +363,7 @@ def few(*names: str):
 class TestClassifier:
     def test_reads_the_filled_template(self):
         classifier, data = reader(), few("great", "dull")  # the classes in another order
-        found = attack(classifier, data, templates=TEMPLATES[:1], words=None, attacks=["stresstest"])
+        found = attack(classifier, data, template=TEMPLATES[:1], words=None, attacks=["stresstest"])
         (one,) = found.attacks
         for prompt, expected in ((TEMPLATES[0], found.clean[0]), (one.prompts[0].prompt, one.prompts[0].accuracy)):
             texts = [prompt.replace("{content}", text) for text in data.texts]
@@ -399,16 +398,16 @@ class TestKnownData:
         """Its classes may be in another order: their words must be said."""
         data = text_data("wnli", "all", SENTENCES[:4], [0, 1, 0, 1], ("entailment", "not_entailment"))
         with pytest.raises(
-            InputError, match="wnli has no task prompts of its own: give templates, .*both templates and"
+            InputError, match="wnli has no task prompts of its own: give a template, .*both template and"
         ):
             prompt_attack(model, data)
         with pytest.raises(InputError, match="wnli has no task prompts of its own: give words"):
-            prompt_attack(model, data, templates=TEMPLATES)
-        assert prompt_attack(model, data, templates=TEMPLATES, words=WORDS, attacks=["stresstest"]).attacks
+            prompt_attack(model, data, template=TEMPLATES)
+        assert prompt_attack(model, data, template=TEMPLATES, words=WORDS, attacks=["stresstest"]).attacks
 
     def test_own_words_for_other_templates(self, model):
         data = text_data("sst2", "test", SENTENCES[:4], [0, 1, 0, 1], ("negative", "positive"))
-        found = prompt_attack(model, data, templates=TEMPLATES[:1], attacks=["stresstest"])
+        found = prompt_attack(model, data, template=TEMPLATES[:1], attacks=["stresstest"])
         assert found.provenance["options"]["words"] == ["negative", "positive"]
 
 
@@ -492,6 +491,9 @@ class TestResources:
 
 
 class TestOptions:
+    def test_the_attacks_are_those_that_there_are(self):
+        assert typing.get_args(Attack) == (*RECIPES["prompt"], "semantic")
+
     def test_what_is_kept(self, model, data):
         found = attack(model, data, attacks=["stresstest"], limit=12, seed=3, normalise=True)
         sample = data.sample(12, seed=3)
@@ -499,7 +501,7 @@ class TestOptions:
             name="sentences", split="all", fingerprint=sample.fingerprint, examples=12
         )
         options = found.provenance["options"]
-        assert options["normalise"] is True and options["suffix"] == "end" and options["templates"] == list(TEMPLATES)
+        assert options["normalise"] is True and options["suffix"] == "end" and options["template"] == list(TEMPLATES)
         assert found.provenance["seed"] == 3 and found.provenance["fingerprint"] == model.fingerprint
 
     def test_generated_answers(self, model, data):
@@ -514,27 +516,22 @@ class TestOptions:
         [
             (
                 dict(attacks=["stresstest", "textbuger"]),
-                "unknown attack 'textbuger'; allowed are .*did you mean 'textbugger'",
+                "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
             ),
-            (dict(attacks="stresstest"), "attacks is the text 'stresstest'; give a list"),
-            (dict(attacks=[]), "no attack was given"),
+            (dict(attacks=[]), "attacks is empty; allowed are stresstest, .* or semantic"),
             (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic"),
-            (dict(attacks=["pwws"]), "unknown attack 'pwws'"),
-            (dict(suffix="ends"), "suffix is 'ends'; allowed are end, before; did you mean 'end'"),
+            (dict(attacks=["pwws"]), "unknown among attacks: 'pwws'"),
+            (dict(suffix="ends"), "unknown suffix 'ends'; allowed are end, before; did you mean 'end'"),
             (dict(as_promptbench=True, suffix="before"), "as_promptbench places suffixes .*leave out suffix 'before'"),
-            (dict(as_promptbench=1), "as_promptbench is 1; allowed is true or false"),
+            (dict(as_promptbench=1), "as_promptbench is 1; write true or false"),
             (dict(seed=-1), "seed is -1"),
-            (dict(limit=0), "a sample of 0 examples"),
-            (dict(templates=["Say {text}:"]), "has no {content}.* did you mean"),
-            (dict(templates=["{content} {content}"]), "2 times"),
-            (dict(templates=[]), "no template was given"),
-            (dict(templates=[TEMPLATES[0]] * 2), "is given twice"),
-            (dict(templates=["a <SPLIT> {content}"]), "holds <SPLIT>, at which TextAttack parts texts"),
-            (
-                dict(words=["negative"]),
-                r"1 words were given \(negative\); sentences has 2 classes \(negative, positive\)",
-            ),
-            (dict(words="negative,positive"), "words is the text 'negative,positive'; give a list"),
+            (dict(limit=0), "limit is 0"),
+            (dict(template=["Say {text}:"]), "has no {content}.* did you mean"),
+            (dict(template=["{content} {content}"]), "2 times"),
+            (dict(template=[]), "template is empty"),
+            (dict(template=[TEMPLATES[0]] * 2), "is given twice"),
+            (dict(template=["a <SPLIT> {content}"]), "holds <SPLIT>, at which TextAttack parts texts"),
+            (dict(words=["negative"]), "words are negative; sentences has 2 classes, negative, positive"),
             (dict(scoring="likelyhood"), "likelihood"),
             (dict(words=["positive", "positive"]), "positive"),
         ],
@@ -564,7 +561,7 @@ class TestOptions:
         import sys
 
         monkeypatch.setitem(sys.modules, "textattack", None)
-        assert attack(model, data, attacks=SUFFIX_ATTACKS, templates=TEMPLATES[:1]).attacks[1].prompts[0].tried == 50
+        assert attack(model, data, attacks=SUFFIX_ATTACKS, template=TEMPLATES[:1]).attacks[1].prompts[0].tried == 50
 
     def test_a_result_is_saved_and_read_back(self, model, data, tmp_path):
         found = attack(model, data, attacks=["stresstest"])

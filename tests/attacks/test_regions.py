@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssmscope.attacks.regions import Region, regions_of, windows_of
+from ssmscope.attacks.position.regions import Region, regions_of, windows_of
 from ssmscope.errors import InputError
 
 

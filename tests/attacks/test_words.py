@@ -21,12 +21,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.lockstep import draw_seed
 from ssmscope.attacks.parts import RECIPES as PARTS
 from ssmscope.attacks.parts import recipe as recipe_of
 from ssmscope.attacks.parts import textattack
-from ssmscope.attacks.words import OPTIONS, RECIPES, sampled_rows, word_attack
-from ssmscope.attacks.words_result import AttackedText, WordAttack, changed_words, measure
+from ssmscope.attacks.words import word_attack
+from ssmscope.attacks.words.lockstep import draw_seed
+from ssmscope.attacks.words.measure import sampled_rows
+from ssmscope.attacks.words.recipes import OPTIONS, RECIPES
+from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
@@ -141,8 +143,8 @@ class TestIsTextAttack:
 
     def test_texts_are_made_as_its_own(self):
         """A text with words replaced, deleted and inserted, several at a time and again and again."""
-        from ssmscope.attacks.words_search import AttackedText as Theirs
-        from ssmscope.attacks.words_search import QuickText
+        from ssmscope.attacks.words.search import AttackedText as Theirs
+        from ssmscope.attacks.words.search import QuickText
 
         texts = ["The film's well-made, isn't it? It -- 'really' is!", " two  spaces here ", "a a a b's a", "one"]
         texts += [
@@ -333,7 +335,7 @@ class TestLanguageModel:
         with pytest.raises(InputError, match="is a language model: give the word that it says for each class"):
             word_attack(speaker, said(speaker))
         with pytest.raises(
-            InputError, match=r"3 words were given \(bad, good, fine\); spoken has 2 classes \(no, yes\)"
+            InputError, match="words are bad, good, fine; spoken has 2 classes, no, yes: give one for each"
         ):
             word_attack(speaker, said(speaker), words=["bad", "good", "fine"])
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 import ssmscope
-from ssmscope.attacks.words_result import SUMMARY, AttackedText, WordAttack, measure
+from ssmscope.attacks.words.result import SUMMARY, AttackedText, WordAttack, measure
 
 TEXTS = {
     "success": ("a <b>great</b> film & a $x^{y story", "a <b>grate</b> film & a $x^{y stroy", 2),
@@ -138,10 +138,10 @@ class TestTerminal:
         with_control = dataclasses.replace(example(0, "failed"), status="success", answer=0)
         assert "\x1b" not in str(result(with_control)) and "\x07" not in str(result(with_control))
 
-    @pytest.mark.parametrize(("status", "says"), [("skipped", "not defined"), ("failed", "0.000 [0.000, 0.000]")])
+    @pytest.mark.parametrize(("status", "says"), [("skipped", "success rate –"), ("failed", "0.000 [0.000, 0.000]")])
     def test_without_a_success(self, status, says):
         shown = str(result(example(0, status), example(1, status)))
-        assert says in shown and "fewest" not in shown and "nan" not in shown
+        assert says in " ".join(shown.split()) and "fewest" not in shown and "nan" not in shown
 
 
 class TestPage:
@@ -154,7 +154,7 @@ class TestPage:
     def test_totals_and_order(self, found):
         page = found._repr_html_()
         for name, estimate in found.summary.items():
-            assert f"<th>{SUMMARY[name]}</th><td>{estimate}</td>" in page
+            assert re.search(rf">{SUMMARY[name]}</th><td class=\"number\">{estimate.value:.3f} <small>\[", page)
         rows = re.findall(r"<tr><td>(\d+)</td><td>([^<]*)", page)
         assert [int(row) for row, _ in rows] == [1, 2, 4, 0, 5, 3, 6, 7]
 
@@ -167,5 +167,5 @@ class TestPage:
     def test_where_nothing_was_attacked(self):
         none = result(example(0, "skipped"))
         page = none._repr_html_()
-        assert "nothing was attacked" in page and "not defined" in page and math.isnan(none.success.value)
+        assert "nothing was attacked" in page and ">–</td>" in page and math.isnan(none.success.value)
         assert "nan" not in page.split("base64,")[1].partition('"')[2]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
+from warm import TRANSFORMERS
 
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator, running, store
@@ -139,10 +137,7 @@ asked.scores(WAVES[1])
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system kills otherwise")
 def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks):
     cache = tmp_path / "scores.sqlite"
-    root = HERE.parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    script = KILLED.format(tests=str(HERE.parent), cache=str(cache))
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    done = TRANSFORMERS.run(KILLED.format(tests=str(HERE.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
     model = language_model("mamba2")

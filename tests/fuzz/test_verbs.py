@@ -1,7 +1,8 @@
 """Whatever is typed after a verb, it answers or refuses in one line: never a traceback, never half a file.
 
 Each verb that is registered is fuzzed, a new one by being added. `SSMSCOPE_FUZZ=2000` sets the number of examples a
-verb (`make fuzz`); the few of an ordinary run are always the same.
+verb (`make fuzz`), `SSMSCOPE_FUZZ_PARTS=10` into how many tests they are divided, so that workers share a slow verb;
+the few of an ordinary run are always the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from fuzz.judged import judge, shown, told
+from fuzz.judged import TooLong, judge, shown, told
 from fuzz.lines import SHORT, lines, placed, verbs
 from fuzz.world import World, build
 from hypothesis import HealthCheck, Phase, given, note, settings
@@ -23,9 +24,10 @@ from hypothesis import strategies as st
 from ssmscope.reports import serving
 
 EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "6"))
+PARTS = int(os.environ.get("SSMSCOPE_FUZZ_PARTS", "1"))
 VERBS = verbs()
 FUZZED = settings(
-    max_examples=EXAMPLES,
+    max_examples=-(-EXAMPLES // PARTS),
     deadline=None,
     database=None,
     derandomize="SSMSCOPE_FUZZ" not in os.environ,
@@ -51,8 +53,9 @@ def surroundings(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     transformers.logging.set_verbosity(verbosity)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("verb", VERBS)
-def test_answers_or_refuses(verb: str, world: World) -> None:
+def test_answers_or_refuses(verb: str, part: int, world: World) -> None:
     ends: Counter[int] = Counter()
 
     @FUZZED
@@ -62,11 +65,14 @@ def test_answers_or_refuses(verb: str, world: World) -> None:
         with tempfile.TemporaryDirectory() as folder:
             arguments = placed(line, Path(folder))
             note(shown(arguments))
-            ends[judge(verb, arguments, Path(folder)).code] += 1
+            try:
+                ends[judge(verb, arguments, Path(folder)).code] += 1
+            except TooLong as error:  # of which hypothesis, which catches exceptions alone, would not say the example
+                raise AssertionError(str(error)) from error
 
     example()
     print(told(verb, ends))
-    assert ends[0] and ends[2] or EXAMPLES < 100, "of so many, some are answered and some refused"
+    assert ends[0] and ends[2] or EXAMPLES < 100 * PARTS, "of so many, some are answered and some refused"
 
 
 def test_every_verb_is_fuzzed() -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, Mamba2Config, Mamba
 import ssmscope
 from ssmscope.models.classifier import SSMClassifierConfig
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
-from ssmscope.probes.lens_training import fit_lens
+from ssmscope.probes.lens import fit_lens
 from ssmscope.tasks.babi import questions
 from ssmscope.tasks.language import language_data, word_tokenizer
 

@@ -15,7 +15,9 @@ import ssmscope
 from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.frozen import Path
-from ssmscope.interp.attending import _find, attention_gradient, implicit_attention, row_normalised
+from ssmscope.interp.attention import attention_gradient, implicit_attention
+from ssmscope.interp.attention.measure import row_normalised
+from ssmscope.interp.attention.shown import find_piece
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
 from ssmscope.results import Result
@@ -219,18 +221,17 @@ def test_a_span_is_marked_by_position_or_by_its_words(demo):
     assert " ".join(token.strip() for token in named.tokens[first:last]) == "acted film"
     placed = implicit_attention(trace, span=f"{first}:{last}")[0]
     assert placed.span == named.span and placed.maps[0].readouts == named.maps[0].readouts
-    assert implicit_attention(trace, span=(first, last))[0].span == named.span
     values = np.abs(named.maps[0].values.astype(np.float64))
     share = 1 - values[:, first:last].sum(1) / values.sum(1)
     close(named.maps[0].readouts.outside, share[last:].mean())
 
 
 def test_finding_a_piece():
-    assert _find("cat sat", ("the", "cat", "s", "##at", "."), (0, 1, 2, 2, 3)) == (1, 4)
-    assert _find("CAT", ("the", " cat"), (0, 1)) == (1, 2)
-    assert _find("the cat, sat", ("the", "cat", ",", "s", "##at"), (0, 1, 2, 3, 3)) == (0, 5)
-    assert _find("dog", ("the", " cat"), (0, 1)) is None
-    assert _find(" ", ("a", " b"), (0, 1)) is None
+    assert find_piece("cat sat", ("the", "cat", "s", "##at", "."), (0, 1, 2, 2, 3)) == (1, 4)
+    assert find_piece("CAT", ("the", " cat"), (0, 1)) == (1, 2)
+    assert find_piece("the cat, sat", ("the", "cat", ",", "s", "##at"), (0, 1, 2, 3, 3)) == (0, 5)
+    assert find_piece("dog", ("the", " cat"), (0, 1)) is None
+    assert find_piece(" ", ("a", " b"), (0, 1)) is None
 
 
 def test_long_texts_are_shown_in_cells():
@@ -276,16 +277,19 @@ def test_a_result_comes_back(demo, tmp_path):
         ({"heads": "al"}, "unknown heads 'al'"),
         ({"rows": "lats"}, "did you mean 'last'"),
         ({"rows": [50]}, "no row 50"),
-        ({"rows": []}, "no row"),
+        ({"rows": []}, "rows is empty"),
         ({"layers": 2}, "no layer 2"),
-        ({"layers": "some"}, "unknown layers 'some'"),
+        ({"layers": "some"}, "layers is 'some'; allowed are all or"),
         ({"layers": [0, 0]}, "each once"),
         ({"pool": 4, "rows": "last"}, "without rows"),
-        ({"pool": -1}, "number of cells"),
+        ({"pool": -1}, "pool is -1; allowed is a whole number from 0 on"),
         ({"pool": 4, "heads": "abs"}, "cannot be pooled"),
         ({"top": 0}, "top is 0"),
         ({"rollout": True, "heads": "all"}, "whole layers"),
         ({"rollout": True, "parts": True}, "cannot be combined"),
+        ({"target": 1}, "give both"),
+        ({"gradient": True}, "give it before the texts"),
+        ({"gradient": True, "rollout": True}, "gradient cannot be combined with rollout"),
         ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
         ({"span": "zebra"}, "has no 'zebra'"),
         ({"span": "3:99"}, "3:99 is not within"),

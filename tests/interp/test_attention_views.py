@@ -17,14 +17,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from ssmscope.errors import InputError
-from ssmscope.interp import attention
-from ssmscope.interp.attention import KEYS, AttendedText, AttentionMap, ImplicitAttention
-from ssmscope.interp.readouts import read
-from ssmscope.interp.views import attention_figure, attention_page, attention_terminal
-from ssmscope.interp.views.attention_figure import strongest_of_blocks
-from ssmscope.interp.views.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, causal, levels, limit, shades, title
-from ssmscope.interp.views.tokens import ink
+from ssmscope.interp.attention import figure as attention_figure
+from ssmscope.interp.attention import page as attention_page
+from ssmscope.interp.attention import result as attention
+from ssmscope.interp.attention import terminal as attention_terminal
+from ssmscope.interp.attention.figure import strongest_of_blocks
+from ssmscope.interp.attention.maps import causal, limit, title
+from ssmscope.interp.attention.readouts import read
+from ssmscope.interp.attention.result import KEYS, AttendedText, AttentionMap, ImplicitAttention
 from ssmscope.results import Result
+from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, levels, shades
+from ssmscope.show.tokens import ink
 
 SENTENCE = (
     "I went into this film expecting very little , and for the first twenty minutes that is what I got : "
@@ -431,8 +434,8 @@ def test_figures_hold_48_maps_and_4_texts_and_say_so():
     assert "layer 47" in shown and "layer 48" not in shown and any("2 more maps" in text for text in shown)
     result = make(*[make_text(4, maps=13)] * 6)
     shown = [text for text, _ in drawn(result)[1]]
-    assert any("texts 1–4 of 6" in text for text in shown) and sum("1 more map;" in text for text in shown) == 4
-    assert any("texts 5–6 of 6" in text for text, _ in drawn(result, start=4)[1])
+    assert any("texts 0–3 of 6" in text for text in shown) and sum("1 more map;" in text for text in shown) == 4
+    assert any("texts 4–5 of 6" in text for text, _ in drawn(result, start=4)[1])
     for start in (-1, 6):
         with pytest.raises(InputError, match=f"there is no text {start} to start"):
             result.figure(start=start)

@@ -15,10 +15,11 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attribution import Attribution, ExplainedText, Explanation
-from ssmscope.interp.views import explained, signed
-from ssmscope.interp.views.tokens import BLUES, SHADES, ramp
+from ssmscope.interp.explain import shades as explained
+from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.results import Result, record_provenance
+from ssmscope.show import signed
+from ssmscope.show.tokens import BLUES, SHADES, ramp
 
 WORDS = (
     "I went into this film expecting very little , and for twenty minutes that is what I got : a slow drama .".split()
@@ -229,7 +230,7 @@ def test_images_have_a_map_per_method():
     )
     figure, texts = drawn(result)
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
-    assert len(images) == 8 * 8 and any("texts 1–8 of 10" in shown for shown, _ in texts)
+    assert len(images) == 8 * 8 and any("texts 0–7 of 10" in shown for shown, _ in texts)
     np.testing.assert_allclose(images[0], pixels)
     levels = explained.levels(result[0].attributions[0], result[0])
     expected = [signed.shades()[level + signed.STEPS] for level in levels[:12]]

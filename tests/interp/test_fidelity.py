@@ -19,12 +19,14 @@ from transformers import Mamba2Config
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.interp import perturbed
-from ssmscope.interp.attribution import Scores
-from ssmscope.interp.fidelity import fidelity_auc, measures, trapezoid
-from ssmscope.interp.fidelity_result import MEASURES, Fidelity, fidelity_table
+from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.fidelity import fidelity_auc, perturbed
+from ssmscope.interp.fidelity.measure import measures, trapezoid
+from ssmscope.interp.fidelity.measures import MEASURES
+from ssmscope.interp.fidelity.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
+from ssmscope.interp.fidelity.result import Fidelity, fidelity_table
 from ssmscope.interp.objective import objective
-from ssmscope.interp.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
+from ssmscope.interp.plausibility import plausibility
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.results import Result
 from ssmscope.tasks.text import text_data
@@ -444,16 +446,22 @@ class TestResult:
             ({"mode": "remove"}, "unknown mode 'remove'; allowed are replace, delete"),
             ({"value": "logits"}, "did you mean 'logit'"),
             ({"replacement": "maen"}, "did you mean 'mean'"),
-            ({"steps": 0}, "steps is 0; allowed is a whole number from 1 on"),
-            ({"random_rankings": 19}, "random_rankings is 19; allowed is a whole number from 20 on"),
+            ({"steps": 0}, "steps is 0; allowed is a whole number from 1 to 10,000"),
+            ({"random_rankings": 19}, "random_rankings is 19; allowed is a whole number from 20 to 100,000"),
             ({"batch_size": 0}, "batch_size is 0"),
             ({"seed": -1}, "seed is -1"),
-            ({"limit": 0}, "a sample of 0 examples"),
-            ({"methods": []}, "no method was given"),
-            ({"methods": ["igg"]}, "unknown method 'igg'"),
+            ({"limit": 0}, "limit is 0; allowed is a whole number from 1 on"),
+            ({"methods": []}, "methods is empty; allowed are ig, "),
+            ({"methods": {}}, "no method was given"),
+            ({"methods": ["random"]}, "no method was given but random, which is always there"),
+            ({"methods": ["igg"]}, "unknown among methods: 'igg'"),
             ({"methods": {"random": by_position}}, "'random' is always there"),
-            ({"methods": ["ig", "ig"]}, "'ig' is there twice"),
-            ({"options": {"owm": {}}}, "options of 'owm' were given, which is no method here"),
+            ({"methods": ["ig", "ig"]}, "methods is ig, ig; name each once"),
+            (
+                {"methods": ["ig", "random"], "option": {"random": {"seed": 1}}},
+                "options of 'random', which is not among",
+            ),
+            ({"option": {"owm": {}}}, "options of 'owm', which is not among the methods; did you mean 'own'?"),
             ({"methods": {"own": lambda goal: Scores(torch.zeros(1, 2))}}, "gives scores of shape (1, 2)"),
             ({"methods": {"own": lambda goal: Scores(goal.batch.mask / 0.0)}}, "own are not finite"),
         ],
@@ -500,6 +508,23 @@ class TestRationales:
         frame = found.to_frame().set_index(["method", "measure"])["texts"]
         assert frame["own", "auprc"] == 2 and frame["own", "delta"] == 3
         assert "token F1" in str(found) and found.figure() is not None
+
+    def test_plausibility_alone_is_the_same(self):
+        weights = dict(zip(WORDS, np.linspace(1, 0.1, 10)))
+        data = texts("a b c d", "b c d", "j a b i", rationales=[((0, 1),), None, ((2, 3), (4, 5))])
+        methods = {"own": by_word(weights), "last": by_word({w: -v for w, v in weights.items()})}
+        beside = fidelity_auc(bag(weights), data, methods=methods)
+        found = plausibility(bag(weights), data, methods=methods)
+        assert found.methods == ("own", "last") and found.texts == (0, 2) and found.left_out == 1
+        assert found.values == pytest.approx(beside.values[:, [0, 2], len(MEASURES) :])
+        assert found.share == beside.marked and found.provenance["data"] == beside.provenance["data"]
+        for top, size in ((2, 2), (2.0, 2), (0.5, 0.5)):
+            assert plausibility(bag(weights), data, methods=methods, top=top).top == size
+        assert plausibility(bag(weights), data, methods=methods, batch_size=1).values == pytest.approx(found.values)
+        with pytest.raises(InputError, match="no text of toy .test. has a rationale"):
+            plausibility(bag(weights), texts("a b c d"), methods=methods)
+        with pytest.raises(InputError, match="top is 1.5; allowed is a whole number of tokens"):
+            plausibility(bag(weights), data, methods=methods, top=1.5)
 
 
 class TestTables:

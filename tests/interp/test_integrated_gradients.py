@@ -14,7 +14,7 @@ from examples import EXAMPLES
 import ssmscope
 from ssmscope.interp import meter
 from ssmscope.interp.baselines import baseline_embeddings, baseline_name, near_singular
-from ssmscope.interp.explaining import explain
+from ssmscope.interp.explain import explain
 from ssmscope.interp.fidelity import fidelity_auc
 from ssmscope.interp.meter import Meter, duration
 from ssmscope.interp.methods import integrated
@@ -197,15 +197,15 @@ def test_without_a_trained_token_for_unknown_words_it_is_the_scaled_mean(demo, f
 
 
 def test_a_result_says_what_it_compares_with(demo):
-    result = explain(demo, TEXTS[:1], methods=["ig"], options={"ig": {"baseline": "mean"}})
+    result = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"baseline": "mean"}})
     each = result.attribution()
     assert each.baseline == "the mean embedding" and "singular" in each.note and each.error <= 0.01
     shown = " ".join(str(result).split())
     assert "ig compares with the mean embedding; its baseline is near the point" in shown
     assert "ig compares with the mean embedding" in result.to_html()
-    few = explain(demo, TEXTS[:1], methods=["ig"], options={"ig": {"baseline": "zero", "cap": 40}})
+    few = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"baseline": "zero", "cap": 40}})
     assert "not converged, ±" in str(few) and "of the largest score" in few.to_html()
-    none = explain(demo, TEXTS[:1], methods=["ig"], options={"ig": {"cap": 12}})
+    none = explain(demo, TEXTS[:1], methods=["ig"], option={"ig": {"cap": 12}})
     assert "convergence not checked" in str(none) and not none.attribution().note
 
 
@@ -218,7 +218,7 @@ def test_fidelity_says_where_it_is_circular(demo):
         "ig compares with the very embedding that tokens are replaced by, which favours it: give another replacement "
         "or baseline"
     ]
-    both = fidelity_auc(demo, data, options={"ig": {"baseline": "mean"}}, **given).notes
+    both = fidelity_auc(demo, data, option={"ig": {"baseline": "mean"}}, **given).notes
     assert any("favours" in note for note in both) and any("singular" in note for note in both)
     assert not any(
         "favours" in note for note in fidelity_auc(demo, data, replacement="[UNK]", mode="delete", **given).notes

@@ -11,14 +11,15 @@ import torch
 from examples import TEXTS, random_example
 from loud import loud
 from torch import Tensor, nn
+from warm import PLAIN
 
 import ssmscope
 import ssmscope.model
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.interp.attribution import UNSIGNED
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.explaining import explain
+from ssmscope.interp.explain import explain
+from ssmscope.interp.explain.result import UNSIGNED, Scores
 from ssmscope.interp.methods import METHODS, method
 from ssmscope.interp.methods.checks import drawn_from
 from ssmscope.interp.methods.gradients import output_gradients
@@ -383,7 +384,7 @@ def test_in_float64_too(which):
 @pytest.mark.parametrize("name", [name for name in sorted(demos()) if "sst2" in name])
 def test_every_method_on_every_demo_of_texts(name):
     model = ssmscope.load(name)
-    result = explain(model, "A gripping film.", methods=list(METHODS), contrast="negative", options=CHEAP)
+    result = explain(model, "A gripping film.", methods=list(METHODS), contrast="negative", option=CHEAP)
     assert result.methods == tuple(METHODS) and [each.method for each in result[0].attributions] == list(METHODS)
     assert result[0].answer == "positive" and result[0].target == "positive − negative"
     for each in result[0].attributions:
@@ -396,7 +397,7 @@ def test_cheap_methods_on_every_demo_of_pixels(name):
     model = ssmscope.load(name)
     image = np.random.default_rng(0).integers(0, 256, (1024, 3)).astype(np.uint8)
     methods = ["ig", "gradxinput", "gradcam", "attention-gradient", "self-write", "random"]
-    result = explain(model, model.encode(values=image), methods=methods, options={"ig": {"steps": 2, "cap": 2}})
+    result = explain(model, model.encode(values=image), methods=methods, option={"ig": {"steps": 2, "cap": 2}})
     assert result[0].pixels.shape == (32, 32, 3)
     for each in result[0].attributions:
         assert each.scores.shape == (1025,) and np.isfinite(each.scores).all()
@@ -431,11 +432,10 @@ def test_outputs_come_with_their_gradients(mamba):
 
 
 def test_values_and_answers(mamba):
-    seen = []
-    result = explain(mamba, mamba.encode(ids=TEXTS), methods="gradxinput", target=3, contrast=7, progress=seen.append)
+    result = explain(mamba, mamba.encode(ids=TEXTS), methods="gradxinput", target=3, contrast=7)
     logits = mamba.logits(mamba.encode(ids=TEXTS))
     last = torch.stack([logits[row, len(ids) - 1] for row, ids in enumerate(TEXTS)])
-    assert seen == ["gradxinput"] and len(result) == 3 and [len(text) for text in result] == [11, 3, 6]
+    assert len(result) == 3 and [len(text) for text in result] == [11, 3, 6]
     for row, text in enumerate(result):
         assert text.value == pytest.approx((last[row, 3] - last[row, 7]).item(), rel=1e-3)
         assert text.answer == str(int(last[row].argmax())) and text.target == "3 − 7"
@@ -446,32 +446,53 @@ def test_values_and_answers(mamba):
 def test_seed_and_options_reach_the_methods(mamba):
     batch = mamba.encode(ids=TEXTS[:1])
     by_seed = [explain(mamba, batch, methods=["random"], seed=seed)[0].attributions[0].scores for seed in (1, 2)]
-    own = explain(mamba, batch, methods=["random"], seed=1, options={"random": {"seed": 2}})[0].attributions[0].scores
+    own = explain(mamba, batch, methods=["random"], seed=1, option={"random": {"seed": 2}})[0].attributions[0].scores
     assert (by_seed[0] != by_seed[1]).all() and (own == by_seed[1]).all()
-    continued = explain(mamba, batch, methods=["ig", "occlusion"], target=[[4, 9]], options={"ig": {"cap": 64}})
+    continued = explain(mamba, batch, methods=["ig", "occlusion"], target=[[4, 9]], option={"ig": {"cap": 64}})
     assert continued[0].target == "4,9" and continued[0].value < 0
+
+
+def test_targets_are_one_for_all_or_one_for_each(mamba):
+    batch = mamba.encode(ids=TEXTS)
+    for target, names in ((7, "777"), ("7", "777"), (["7"], "777"), (["7", 3, 5], "735")):
+        result = explain(mamba, batch, methods="self-write", target=target)
+        assert [text.target for text in result] == list(names)
+    with pytest.raises(InputError, match="2 targets for 3 texts"):
+        explain(mamba, batch, methods="self-write", target=[7, 3])
+
+
+def test_functions_of_your_own_explain_too(mamba):
+    batch = mamba.encode(ids=TEXTS)
+
+    def doubled(goal, factor=2):
+        return Scores(factor * run("gradxinput", goal).scores)
+
+    plain = explain(mamba, batch, methods="gradxinput")
+    own = explain(mamba, batch, methods={"doubled": doubled}, option={"doubled": {"factor": 4}})
+    assert own.methods == ("doubled",) and own.provenance["options"]["option"] == {"doubled": {"factor": 4}}
+    np.testing.assert_allclose(own[0].attributions[0].scores, 4 * plain[0].attributions[0].scores)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["igg"]}, "unknown method 'igg'.*did you mean 'ig'"),
-        ({"methods": []}, "name at least one"),
+        ({"methods": ["igg"]}, "unknown among methods: 'igg'.*did you mean 'ig'"),
+        ({"methods": []}, "methods is empty; allowed are ig, "),
         ({"methods": ["ig", "ig"]}, "each once"),
         ({"top": 0}, "top is 0"),
-        ({"options": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
-        ({"options": {"gradcam": {}}}, "not among the methods"),
-        ({"methods": "gradxinput", "options": {"gradxinput": {"layer": 1}}}, "it has none"),
-        ({"methods": "gradcam", "options": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
-        ({"methods": "ig", "options": {"ig": {"steps": 0}}}, "steps is 0"),
-        ({"methods": "ig", "options": {"ig": {"tolerance": float("nan")}}}, "tolerance is nan"),
-        ({"methods": "ig", "options": {"ig": {"steps": 9, "cap": 8}}}, "cap is 8, fewer gradients than the 9 steps"),
-        ({"methods": "ig", "options": {"ig": {"special": 1}}}, "special is 1; allowed is true or false"),
-        ({"methods": "ig", "options": {"ig": {"baseline": "pad"}}}, "unknown baseline 'pad'"),
-        ({"methods": "occlusion", "options": {"occlusion": {"window": 0}}}, "window is 0"),
-        ({"methods": "smoothgrad", "options": {"smoothgrad": {"noise": -1}}}, "noise is -1"),
+        ({"option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
+        ({"option": {"gradcam": {}}}, "not among the methods"),
+        ({"methods": "gradxinput", "option": {"gradxinput": {"layer": 1}}}, "it has none"),
+        ({"methods": "gradcam", "option": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
+        ({"methods": "ig", "option": {"ig": {"steps": 0}}}, "steps is 0"),
+        ({"methods": "ig", "option": {"ig": {"tolerance": float("nan")}}}, "tolerance is nan"),
+        ({"methods": "ig", "option": {"ig": {"steps": 9, "cap": 8}}}, "cap is 8, fewer gradients than the 9 steps"),
+        ({"methods": "ig", "option": {"ig": {"special": 1}}}, "special is 1; allowed is true or false"),
+        ({"methods": "ig", "option": {"ig": {"baseline": "pad"}}}, "unknown baseline 'pad'"),
+        ({"methods": "occlusion", "option": {"occlusion": {"window": 0}}}, "window is 0"),
+        ({"methods": "smoothgrad", "option": {"smoothgrad": {"noise": -1}}}, "noise is -1"),
         ({"methods": "random", "seed": -1}, "seed is -1"),
-        ({"methods": "attention-rollout", "options": {"attention-rollout": {"residual": 2}}}, "residual is 2"),
+        ({"methods": "attention-rollout", "option": {"attention-rollout": {"residual": 2}}}, "residual is 2"),
         ({"methods": "attention-gradient", "target": [[1, 2]]}, "continuation of several"),
     ],
 )
@@ -490,9 +511,6 @@ def test_a_damaged_model_is_named(monkeypatch):
 
 
 def test_methods_are_imported_when_asked_for():
-    import subprocess
-    import sys
-
     code = "import sys; from ssmscope.interp.methods import METHODS; list(METHODS); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert PLAIN.run(code).stdout.strip() == "False"
     assert "lrp" in METHODS and "ig" in METHODS and "igg" not in METHODS and len(METHODS) == 11

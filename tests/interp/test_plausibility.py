@@ -13,18 +13,17 @@ from bags import LABELS, tokenizer
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.interp.attribution import Attribution, ExplainedText, Explanation
-from ssmscope.interp.plausibility import (
-    Plausibility,
+from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+from ssmscope.interp.plausibility.marked import marked_tokens, rationale_masks
+from ssmscope.interp.plausibility.measure import (
     average_precision,
     chance_precision,
     iou_f1,
-    marked_tokens,
-    plausibility,
-    rationale_masks,
+    plausibility_of,
     size_of,
     token_f1,
 )
+from ssmscope.interp.plausibility.result import Plausibility
 from ssmscope.results import Result
 from ssmscope.tasks.text import load_text, text_data
 
@@ -89,7 +88,7 @@ MARKED = [bits("1100"), None, bits("0001")]
 
 class TestResult:
     def test_scores_and_rationales(self):
-        found = plausibility(SCORES, MARKED)
+        found = plausibility_of(SCORES, MARKED)
         assert found.share == 0.375 and found.top == 0.375 and found.left_out == 1 and found.texts == (0, 2)
         # 37.5 % of 4 tokens are 1.5, rounded to 2
         frame = found.to_frame().set_index(["method", "measure"])["value"]
@@ -97,13 +96,13 @@ class TestResult:
         assert frame["poor", "token_f1"] == 0 and frame["poor", "iou_f1"] == 0
         assert frame["poor", "auprc"] == pytest.approx(((1 / 3 + 2 / 4) / 2 + 1 / 4) / 2)
         assert found.chance == pytest.approx((chance_precision(4, 2) + chance_precision(4, 1)) / 2)
-        assert plausibility(SCORES, MARKED, top=1).values[0, :, 0].tolist() == [pytest.approx(2 / 3), 1]
-        assert plausibility(SCORES, [[1, 1, 0, 0], None, [0, 0, 0, 1]]).values.tolist() == found.values.tolist()
+        assert plausibility_of(SCORES, MARKED, top=1).values[0, :, 0].tolist() == [pytest.approx(2 / 3), 1]
+        assert plausibility_of(SCORES, [[1, 1, 0, 0], None, [0, 0, 0, 1]]).values.tolist() == found.values.tolist()
 
     def test_intervals_follow_the_texts(self):
         draw = np.random.default_rng(0)
         masks = [bits("0010010000") for _ in range(50)]
-        found = plausibility({"noise": [draw.random(10) for _ in masks]}, masks)
+        found = plausibility_of({"noise": [draw.random(10) for _ in masks]}, masks)
         low, high = found.to_frame().set_index("measure").loc["auprc", ["low", "high"]]
         assert low < found.chance < high and high - low < 0.3
 
@@ -118,14 +117,14 @@ class TestResult:
 
         rows = [text({name: own[row] for name, own in SCORES.items()}) for row in range(3)]
         explained = Explanation({"model": "toy"}, tuple(rows), ("good", "poor"), 5)
-        expected = plausibility(SCORES, MARKED)
+        expected = plausibility_of(SCORES, MARKED)
         whole = [None if mask is None else [0, *mask, 0] for mask in MARKED]  # with special tokens
         for rationales in (MARKED, whole):
-            found = plausibility(explained, rationales)
+            found = plausibility_of(explained, rationales)
             assert found.values == pytest.approx(expected.values) and found.provenance["model"] == "toy"
 
     def test_views(self, tmp_path):
-        found = plausibility(SCORES, MARKED)
+        found = plausibility_of(SCORES, MARKED)
         again = Result.load(found.save(tmp_path, "plausibility")["json"])
         assert isinstance(again, Plausibility) and again == found
         shown = " ".join(str(found).split())
@@ -136,21 +135,21 @@ class TestResult:
         [
             ({"rationales": MARKED[:2]}, "2 rationales were given for 3 texts"),
             ({"rationales": [None] * 3}, "no text has a rationale"),
-            ({"rationales": [bits("110"), None, None]}, "text 1 is not a 0 or 1 for each of its 4 tokens"),
-            ({"rationales": [[0, 2, 0, 0], None, None]}, "text 1 is not a 0 or 1 for each of its 4 tokens"),
-            ({"rationales": [bits("0000"), None, None]}, "text 1 marks no token; give None"),
+            ({"rationales": [bits("110"), None, None]}, "text 0 is not a 0 or 1 for each of its 4 tokens"),
+            ({"rationales": [[0, 2, 0, 0], None, None]}, "text 0 is not a 0 or 1 for each of its 4 tokens"),
+            ({"rationales": [bits("0000"), None, None]}, "text 0 marks no token; give None"),
             ({"top": 0}, "top is 0; allowed"),
             ({"top": 1.5}, "top is 1.5; allowed"),
             ({"explained": {}}, "no method was given"),
             (
                 {"explained": {"x": [np.full(4, np.nan), SCORES["good"][1], SCORES["good"][2]]}},
-                "x gives text 1 are not 4",
+                "x gives text 0 are not 4",
             ),
         ],
     )
     def test_refuses(self, options, says):
         with pytest.raises(InputError, match=re.escape(says)):
-            plausibility(**({"explained": SCORES, "rationales": MARKED} | options))
+            plausibility_of(**({"explained": SCORES, "rationales": MARKED} | options))
 
 
 TEXT = "  a gripping film , a joy "

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ssmscope.interp.readouts import Readouts, read
+from ssmscope.interp.attention.readouts import Readouts, read
 
 FIELDS = ("distance", "recent", "sink", "outside")
 

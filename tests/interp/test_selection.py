@@ -15,8 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from ssmscope.errors import InputError
-from ssmscope.interp.selection import SelectionHeatmap, selection_heatmap
-from ssmscope.interp.views.tokens import (
+from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.interp.heatmap.result import SelectionHeatmap
+from ssmscope.results import Result
+from ssmscope.show.tokens import (
     BLUES,
     BLUES_ON_DARK,
     CIVIDIS,
@@ -27,7 +29,6 @@ from ssmscope.interp.views.tokens import (
     visible,
     written,
 )
-from ssmscope.results import Result
 from ssmscope.trace import Trace
 
 SENTENCE = (
@@ -132,21 +133,24 @@ def test_padding_never_appears_and_damage_is_refused(trace):
     assert all(np.isfinite(text.scores).all() for text in result)
     assert not result.to_frame()["score"].isna().any() and "NaN" not in result.to_json()
     trace.retention[1, 0, 3] = float("nan")
-    with pytest.raises(InputError, match="text 1 is not finite at layer 1"):
+    with pytest.raises(InputError, match="text 0 is not finite at layer 1"):
         selection_heatmap(trace)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score": "retension"}, "allowed are 'retention' and 'write'; did you mean 'retention'"),
-        ({"layers": "al"}, "from 0 to 2; did you mean 'all'"),
-        ({"layers": [3]}, "no layer 3; allowed are 'mean', 'all' or"),
-        ({"layers": [-1]}, "no layer -1"),
-        ({"layers": [True]}, "no layer True"),
+        ({"score": "retension"}, "allowed are retention, write; did you mean 'retention'"),
+        (
+            {"layers": "al"},
+            "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?",
+        ),
+        ({"layers": [3]}, "no layer 3; this model has the layers 0 to 2"),
+        ({"layers": [-1]}, "layers is -1; allowed"),
+        ({"layers": [True]}, "layers is True; allowed"),
         ({"layers": [1, 1]}, "each once"),
-        ({"layers": []}, "at least one layer"),
-        ({"layers": 1}, "layers is 1; allowed"),
+        ({"layers": []}, "layers is empty; allowed"),
+        ({"layers": 1.5}, "layers is 1.5; allowed"),
         ({"top": 0}, "top is 0; allowed is a whole number"),
         ({"top": 2.5}, "top is 2.5"),
     ],

@@ -18,17 +18,17 @@ from torch.nn.utils import parametrize
 import ssmscope
 from ssmscope.affine import embedding_table
 from ssmscope.errors import InputError
+from ssmscope.interp.fidelity.perturbed import fill_of
 from ssmscope.interp.methods.lrp import bias_relevance, lrp, relevance_rules
 from ssmscope.interp.objective import objective
-from ssmscope.interp.perturbed import fill_of
 from ssmscope.mixers import fast_scan, reader_of
 from ssmscope.model import Model
 from ssmscope.models import parts
 from ssmscope.models.baleen import convert
 from ssmscope.models.checkpoints import write_mamba_ssm
-from ssmscope.probes.bound_norms import theorem_model
+from ssmscope.probes.bound.norms import theorem_model
 from ssmscope.probes.influence import influence
-from ssmscope.probes.lens import chosen_states, logit_lens
+from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 from ssmscope.probes.stability import stability
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import stored
+from ssmscope.models.tokenizers import read_tokenizer
 
 COMMON = {*PretrainedConfig().to_dict(), "transformers_version"} - {"tie_word_embeddings", "architectures", "id2label"}
 """Fields that every configuration has, and that say nothing of what a state-space model computes."""
@@ -313,6 +314,24 @@ def test_state_dicts_of_odd_shapes(tmp_path):
         torch.save(name, file)
         with pytest.raises(InputError):
             ssmscope.load(file)
+
+
+@pytest.mark.parametrize("content", [b"X", b"c", b"\x80", b"X\x01\x00", b"PK\x03\x04", b"\x80\x02}."])
+def test_files_that_only_begin_like_a_pickle(tmp_path, content):
+    file = tmp_path / "cut.pth"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"cut\.pth (is|holds) no"):
+        ssmscope.load(file)
+
+
+@pytest.mark.parametrize("fields", [{"model_input_names": None}, {"model_max_length": []}])
+def test_a_tokenizer_that_fails_when_it_is_used(tmp_path, fields):
+    for file in ssmscope.load("demo/instruct-mamba2").tokenizer.save_pretrained(tmp_path):
+        assert Path(file).exists()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+    with pytest.raises(InputError, match="the tokenizer .* cannot be loaded"):
+        read_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

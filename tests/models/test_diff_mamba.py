@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,6 +13,7 @@ from torch import nn
 from torch.nn.functional import silu, softplus
 from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from warm import TRANSFORMERS
 
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers
@@ -360,8 +359,7 @@ def test_saved_models_open_in_a_fresh_process(tmp_path):
         with torch.no_grad():
             save_file({"logits": model(IDS).logits, "ids": IDS}, tmp_path / kind / "expected.check")
         assert load(tmp_path / kind).fingerprint == Model(model).fingerprint
-    command = [sys.executable, "-c", OPEN_IN_A_FRESH_PROCESS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = TRANSFORMERS.run(OPEN_IN_A_FRESH_PROCESS, tmp_path)
     assert done.returncode == 0, done.stderr
     names = {kind: type(model).__name__ for kind, model in models.items()}
     expected = [f"{kind} {names[kind]} {names[kind].replace('ForCausalLM', 'Model')}" for kind in sorted(names)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import cmath
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from loud import TrueFloat64, loud
 from torch.nn.functional import silu
 from transformers import AutoModel, AutoModelForCausalLM, MambaConfig, MambaModel
+from warm import TRANSFORMERS
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
@@ -295,7 +294,7 @@ def test_auto_classes_open_them_in_a_fresh_process(tmp_path):
         assert (model.lm_head.weight is model.backbone.embeddings.weight) == tied
         model.save_pretrained(tmp_path / kind)
     given = [part for folder, model in models.items() for part in (str(folder), type(model).__name__)]
-    subprocess.run([sys.executable, "-c", FRESH, *given], check=True, timeout=120)
+    TRANSFORMERS.run(FRESH, *given).check_returncode()
     for folder, model in models.items():
         with torch.no_grad():
             torch.testing.assert_close(torch.load(folder / "logits.pt"), model(torch.tensor([[3, 9, 17, 4]])).logits)

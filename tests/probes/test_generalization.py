@@ -20,9 +20,12 @@ from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
-from ssmscope.probes.bound_layers import measured
-from ssmscope.probes.bound_norms import norms_of, theorem_model, worst_row
-from ssmscope.probes.bound_terms import (
+from ssmscope.probes.bound import generalization_bound
+from ssmscope.probes.bound.layers import measured
+from ssmscope.probes.bound.norms import norms_of, theorem_model, worst_row
+from ssmscope.probes.bound.result import GeneralizationBound
+from ssmscope.probes.bound.terms import (
+    CURVES,
     LINEAR_P,
     Norms,
     capacity,
@@ -33,9 +36,8 @@ from ssmscope.probes.bound_terms import (
     log_sums,
     softplus,
 )
-from ssmscope.probes.generalization import CURVES, GeneralizationBound, generalization_bound
-from ssmscope.probes.stability_inputs import inputs_of
-from ssmscope.probes.stability_layers import run
+from ssmscope.probes.stability.inputs import inputs_of
+from ssmscope.probes.stability.layers import run
 from ssmscope.results import Result
 
 
@@ -580,9 +582,10 @@ class TestResult:
             (dict(delta=1.0), "delta is 1.0"),
             (dict(loss_bound=-1), "loss_bound is -1"),
             (dict(lipschitz=math.inf), "lipschitz is inf"),
-            (dict(lengths=[]), "lengths is []"),
-            (dict(lengths=[5, 0]), "a length is 0"),
+            (dict(lengths=[]), "lengths is empty"),
+            (dict(lengths=[5, 0]), "lengths is 0"),
             (dict(texts="a text"), "is about all texts: leave them out"),
+            (dict(examples=None), "was trained on is not recorded; give it as --examples"),
         ],
     )
     def test_refuses(self, options, says):

@@ -21,8 +21,8 @@ from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence
-from ssmscope.probes.influence_jacobian import Blocks, Probes, block_norms, of_layer, of_output
-from ssmscope.probes.influence_reach import QUANTILES, SHARES, noise_of, reach_of
+from ssmscope.probes.influence.jacobian import Blocks, Probes, block_norms, of_layer, of_output
+from ssmscope.probes.influence.reach import QUANTILES, SHARES, noise_of, reach_of
 from ssmscope.trace import LayerTrace
 
 FLOAT32 = noise_of(torch.float32)

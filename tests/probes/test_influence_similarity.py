@@ -13,7 +13,7 @@ from loud import loud
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.model import Model
-from ssmscope.probes.influence_similarity import blocks_of, mean_cosine, similarity_of, spread
+from ssmscope.probes.influence.similarity import blocks_of, mean_cosine, similarity_of, spread
 
 
 def example(name: str) -> Model:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -15,10 +14,13 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.errors import InputError
+from ssmscope.interp import objective
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.probes.influence import Influence, influence
+from ssmscope.probes.influence import influence, measure
+from ssmscope.probes.influence.result import Influence
 from ssmscope.results import Result
+from ssmscope.show.numbers import number
 
 
 def example(name: str) -> Model:
@@ -82,7 +84,7 @@ class TestEveryModel:
         assert influence(classifier, texts[0]).lengths.tolist() == result.lengths[:1].tolist()
 
     def test_layers_are_measured_in_groups_that_fit(self, model, found, monkeypatch):
-        monkeypatch.setattr(sys.modules[influence.__module__], "NUMBERS_AT_ONCE", 1)
+        monkeypatch.setattr(objective, "NUMBERS_AT_ONCE", 1)
         again = influence(model, model.encode(ids=TEXTS), at="layers", positions="all")
         for a, b in zip(found.layers, again.layers):
             np.testing.assert_allclose(a.norm, b.norm, rtol=1e-5)
@@ -115,7 +117,7 @@ class TestOptions:
         assert kinds[None].exact and kinds[True].exact and not kinds[False].exact
         np.testing.assert_array_equal(kinds[None].norm, kinds[True].norm)
         assert not kinds[True].error.any() and kinds[False].error.all()
-        monkeypatch.setattr(sys.modules[influence.__module__], "EXACT", 23)  # the model is 24 wide
+        monkeypatch.setattr(measure, "EXACT", 23)  # the model is 24 wide
         assert not influence(model, batch).output.exact
         assert influence(model, batch, probes=24).output.exact
 
@@ -129,19 +131,19 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            (dict(at="layer"), "unknown at 'layer'; allowed are 'output' and 'layers'; did you mean 'layers'"),
+            (dict(at="layer"), "unknown at 'layer'; allowed are output, layers; did you mean 'layers'"),
             (dict(of="hiden"), "did you mean 'hidden'"),
-            (dict(vectors="gauss"), "unknown vectors 'gauss'; allowed are 'signs' and 'normal'"),
-            (dict(positions="first"), "unknown positions 'first'; allowed are 'last', 'all' and a list"),
-            (dict(positions=[4]), "text 2 has no position 4: it has 3 tokens; allowed are -3 to 2"),
+            (dict(vectors="gauss"), "unknown vectors 'gauss'; allowed are signs, normal"),
+            (dict(positions="first"), "positions is 'first'; allowed are last, all or a whole number, or several"),
+            (dict(positions=[4]), "text 1 has no position 4: it has 3 tokens; allowed are -3 to 2"),
             (dict(positions=[]), "positions is"),
-            (dict(positions=[1.5]), "whole numbers"),
+            (dict(positions=[1.5]), "positions is 1.5"),
             (dict(exact="yes"), "exact is 'yes'"),
             (dict(probes=1), "probes is 1; allowed is a whole number from 2 on"),
             (dict(recent=0), "recent is 0"),
             (dict(fit_from=-1), "fit_from is -1; allowed is a whole number from 0 on"),
             (dict(chunk=True), "chunk is True"),
-            (dict(recent=None), "recent is None"),
+            (dict(recent=None), "recent is not given"),
             (dict(seed=-1), "seed is -1"),
             (dict(length=4), "give either texts"),
         ],
@@ -164,12 +166,14 @@ class TestOptions:
             influence(pixels, length=9, of="logits", positions="all")
         with pytest.raises(InputError, match="has no tokenizer"):
             influence(model, "some text")
+        with pytest.raises(InputError, match="given without its model"):
+            influence(model.trace(ids=TEXTS))
 
     def test_a_damaged_model_is_refused(self):
         damaged = example("mamba")
         with torch.no_grad():
             damaged.mixers[1].out_proj.weight[0, 0] = torch.nan
-        with pytest.raises(InputError, match="gradients of the output are not finite on text 1: the model is damaged"):
+        with pytest.raises(InputError, match="gradients of the output are not finite on text 0: the model is damaged"):
             influence(damaged, damaged.encode(ids=TEXTS))
 
 
@@ -233,7 +237,7 @@ class TestResult:
         lines = str(found).splitlines()
         layer = next(line for line in lines if line.startswith("layer 1"))
         assert f"{found.layers[1].decay.length.value:.3g}" in layer
-        assert f"{found.similarity.estimate(1, part='mixer').value:.3f}" == layer.split()[-1]
+        assert number(found.similarity.estimate(1, part="mixer").value, 3) == layer.split()[-1]
         assert "3 random sequences of 24 tokens; exact." in " ".join(str(output).split())
 
     def test_words_for_what_is_not_there(self, found):

@@ -20,7 +20,7 @@ import ssmscope  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes.lens import (  # noqa: E402
+from ssmscope.probes.lens.lenses import (  # noqa: E402
     SSMUnembed,
     blocks_of,
     check_lens,
@@ -221,7 +221,7 @@ class TestLens:
         assert torch.equal(found[2], hidden[2])
 
     def test_slices_are_the_whole(self, monkeypatch):
-        monkeypatch.setitem(ssmscope.probes.lens.NUMBERS_AT_ONCE, "cpu", 30)
+        monkeypatch.setitem(ssmscope.probes.lens.lenses.NUMBERS_AT_ONCE, "cpu", 30)
         pieces = list(slices(10, 10, torch.device("cpu")))
         assert [(p.start, p.stop) for p in pieces] == [(0, 3), (3, 6), (6, 9), (9, 10)]
         assert [p.stop - p.start for p in slices(2, 1000, torch.device("cpu"))] == [1, 1]

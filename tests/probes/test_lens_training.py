@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,34 +13,41 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM
+from warm import TRANSFORMERS
 
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-import ssmscope.probes.lens as lenses  # noqa: E402
+import ssmscope.probes.lens.lenses as lenses  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.mixers import fast_scan  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes import lens_training  # noqa: E402
-from ssmscope.probes.lens import chosen_states, load_lens, logit_lens  # noqa: E402
-from ssmscope.probes.lens_data import Rows, divided, packed, rows_of, shuffled  # noqa: E402
-from ssmscope.probes.lens_fitting import divergences, measure  # noqa: E402
-from ssmscope.probes.lens_training import LensFit, fit_lens  # noqa: E402
+from ssmscope.probes.lens import fit_lens, training  # noqa: E402
+from ssmscope.probes.lens.data import Rows, divided, packed, rows_of, shuffled  # noqa: E402
+from ssmscope.probes.lens.fitting import divergences, measure  # noqa: E402
+from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
+from ssmscope.probes.lens.result import LensFit  # noqa: E402
+from ssmscope.show.table import written  # noqa: E402
 from ssmscope.tasks.language import language_data, word_tokenizer  # noqa: E402
 from ssmscope.tasks.pixels import PixelData  # noqa: E402
 from ssmscope.tasks.sequences import SequenceData  # noqa: E402
 from ssmscope.tasks.tokens import IGNORED, TokenData  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys
 import ssmscope
-from ssmscope.probes.lens_training import fit_lens
+from ssmscope.probes.lens import fit_lens
 fit_lens(ssmscope.load(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], **json.loads(sys.argv[4]))
 """
 TOKENS = 20
 QUICK = dict(steps=12, batch_tokens=200, look_every=4, held_out=0.3, progress=False)
+
+
+def fit_into(out: Path, model: Model, data, **given) -> Path:
+    """The directory, with a lens fitted into it."""
+    fit_lens(model, data, out, **given)
+    return out
 
 
 def chain(rows: int, length: int, seed: int) -> list[list[int]]:
@@ -103,7 +107,7 @@ def reader() -> Model:
 def fitted(language, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("lens") / "fitted"
     data = chain(160, 16, seed=1)
-    return fit_lens(language, data, out, steps=80, batch_tokens=400, look_every=20, held_out=0.3, progress=False)
+    return fit_into(out, language, data, steps=80, batch_tokens=400, look_every=20, held_out=0.3, progress=False)
 
 
 class TestDivergences:
@@ -188,7 +192,7 @@ class TestRows:
             ("a text", "data is str; allowed are rows of tokens"),
             (5, "data is int; allowed are"),
             ([[1, 2], [99]], "token id 99, outside the model's 0…19"),
-            (["a", "b"], "text 1: tiny has no tokenizer"),
+            (["a", "b"], "text 0: tiny has no tokenizer"),
         ):
             with pytest.raises(InputError, match=says):
                 rows_of(language, given)
@@ -225,13 +229,14 @@ class TestFit:
             assert one.tuned.low < one.tuned.value < one.tuned.high
         assert result.tuned.value == pytest.approx(np.mean([one.tuned.value for one in result.layers]))
         assert result.history[0].step == 0 and result.best_step > 0
-        assert min(look.held_out for look in result.history) < 0.7 * result.history[0].held_out
-        assert {path.name for path in fitted.iterdir()} == {"config.json", "params.pt", "lens.json"}
+        assert min(each.held_out for each in result.history) < 0.7 * result.history[0].held_out
+        views = {"lens.csv", "lens.png", "lens.html"}
+        assert {path.name for path in fitted.iterdir()} == {"config.json", "params.pt", "lens.json", *views}
 
     def test_numbers_are_those_of_the_lens_on_rows_left_out(self, fitted, language):
         result, lens = LensFit.load(fitted / "lens.json"), load_lens(fitted, language)
         train, held = divided(rows_of(language, chain(160, 16, seed=1)), 0.3, 0)
-        choosing, measured = lens_training._halves(held)
+        choosing, measured = training.halves(held)
         assert not {*train.ids} & {*measured.ids} and not {*choosing.ids} & {*measured.ids}
         assert result.provenance["data"]["measured"]["fingerprint"] == measured.fingerprint
         assert (result.rows, result.measured) == (24, 24 * 16)
@@ -246,8 +251,8 @@ class TestFit:
     def test_reaches_the_optimum_where_it_is_known(self, reader, tmp_path):
         """The embedding of the last token is always the same: the best answer there is the mean of the model's."""
         rows = [[*row, 0] for row in chain(60, 12, seed=5)]
-        out = fit_lens(
-            reader, rows, tmp_path / "lens", validation=rows, steps=120, batch_tokens=10**6, look_every=30,
+        out = fit_into(
+            tmp_path / "lens", reader, rows, validation=rows, steps=120, batch_tokens=10**6, look_every=30,
             progress=False, weight_decay=0.0,
         )  # fmt: skip
         lens = load_lens(out, reader)
@@ -264,8 +269,8 @@ class TestFit:
         """One step on all rows, from zero: along the clipped gradient (sgd), or of one learning rate (adam)."""
         rows = chain(6, 9, seed=6)
         options = dict(optimizer=optimizer, learning_rate=0.05, clip=clip, weight_decay=0.0, steps=1)
-        out = fit_lens(
-            language, rows, tmp_path / "lens", validation=rows, batch_tokens=10**6, progress=False, **options
+        out = fit_into(
+            tmp_path / "lens", language, rows, validation=rows, batch_tokens=10**6, progress=False, **options
         )
         unembed = logit_lens(language).tuned.unembed
         states = chosen_states(language, language.encode(ids=rows), "every")
@@ -290,9 +295,9 @@ class TestFit:
         """With steps much too long nothing is better than the logit lens, which is what is kept."""
         data = chain(20, 12, seed=7)
         given = {**QUICK, "steps": 40, "look_every": 2, "clip": 1e6, "learning_rate": 1e4}
-        out = fit_lens(language, data, tmp_path / "lens", **given, patience=3)
+        out = fit_into(tmp_path / "lens", language, data, **given, patience=3)
         result = LensFit.load(out / "lens.json")
-        assert result.best_step == 0 and [look.step for look in result.history] == [0, 2, 4, 6]
+        assert result.best_step == 0 and [each.step for each in result.history] == [0, 2, 4, 6]
         assert all(one.tuned == one.logit and one.gained.value == 0 for one in result.layers)
         assert not any(p.any() for p in load_lens(out, language).tuned.layer_translators.parameters())
 
@@ -300,14 +305,14 @@ class TestFit:
         data, drawn = chain(30, 12, seed=8), torch.get_rng_state()
         np.random.seed(3)
         numpy = np.random.get_state()[1].copy()
-        runs = [fit_lens(language, data, tmp_path / str(i), **QUICK, seed=i // 2) for i in range(3)]
+        runs = [fit_into(tmp_path / str(i), language, data, **QUICK, seed=i // 2) for i in range(3)]
         assert torch.equal(torch.get_rng_state(), drawn) and (np.random.get_state()[1] == numpy).all()
         first, again, other = (torch.load(run / "params.pt", weights_only=True) for run in runs)
         assert all(torch.equal(first[name], again[name]) for name in first)
         assert not torch.equal(first["0.weight"], other["0.weight"])
 
     def test_of_a_classifier_at_every_position(self, reader, tmp_path):
-        out = fit_lens(reader, chain(30, 12, seed=8), tmp_path / "lens", **QUICK, positions="every")
+        out = fit_into(tmp_path / "lens", reader, chain(30, 12, seed=8), **QUICK, positions="every")
         lens = load_lens(out, reader)
         assert lens.positions == "every" and lens.fit.measured == 12 * lens.fit.rows
 
@@ -335,9 +340,7 @@ class TestContinuing:
         broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
         state = broken / "checkpoint" / "state.pt"
         arguments = [str(tmp_path / "model"), json.dumps(data), str(broken), json.dumps(given)]
-        process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
+        process = TRANSFORMERS.start(SCRIPT, *arguments)
         try:
             deadline = time.monotonic() + 120
             while process.poll() is None and time.monotonic() < deadline:
@@ -365,7 +368,8 @@ class TestContinuing:
         before = {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()}
         (fitted / "checkpoint").mkdir()
         given = dict(steps=80, batch_tokens=400, look_every=20, held_out=0.3, progress=False)
-        assert fit_lens(language, chain(160, 16, seed=1), fitted, **given, checkpoint_minutes=1.0) == fitted
+        again = fit_lens(language, chain(160, 16, seed=1), fitted, **given, checkpoint_minutes=1.0)
+        assert again == LensFit.load(fitted / "lens.json")
         assert {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()} == before
         other = Model(Mamba2ForCausalLM(backbone()).eval())
         for model, data, changed, says in (
@@ -394,16 +398,15 @@ class TestContinuing:
         (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
         (dict(steps=0), "steps is 0; allowed is a whole number from 1"),
         (dict(batch_tokens=2.5), "batch_tokens is 2.5; allowed is a whole number from 1"),
-        (dict(learning_rate=0), "learning_rate is 0; allowed is a number above 0"),
-        (dict(weight_decay=-1), "weight_decay is -1; allowed is a number from 0"),
+        (dict(learning_rate=0), "learning_rate is 0.0; allowed is a number above 0 and below 1e+06"),
+        (dict(weight_decay=-1), "weight_decay is -1.0; allowed is a number from 0"),
         (dict(clip=float("nan")), "clip is nan; allowed is a number above 0"),
         (dict(patience=0), "patience is 0"),
         (dict(look_every=True), "look_every is True"),
         (dict(seed=-1), "seed is -1"),
         (dict(checkpoint_minutes=-1), "checkpoint_minutes is -1"),
-        (dict(held_out=1.0), "held_out is 1.0; allowed is a share above 0 and below 1"),
+        (dict(held_out=1.0), "held_out is 1.0; allowed is a number above 0 and below 1"),
         (dict(validation=[[1, 2]]), "has 1 row; held out must be at least 2"),
-        (dict(device="gpu"), "device 'gpu' cannot be used here"),
     ],
 )
 def test_what_is_refused(language, tmp_path, options, says):
@@ -441,17 +444,19 @@ class TestResult:
     def test_terminal(self, result):
         shown = str(result)
         for one in result.layers:
-            assert str(one.tuned) in shown and str(one.gained) in shown
+            assert written(one.tuned) in shown and written(one.gained) in shown
         assert "384 positions of 24 rows of rows (all)" in shown and f"step {result.best_step}." in shown
         assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
 
     def test_figure(self, result):
-        left, right = result.figure().axes
-        logit, tuned = left.lines
+        figure = result.figure()
+        left, right = figure.axes
+        tuned, logit = left.lines
         assert tuned.get_ydata().tolist() == [one.tuned.value for one in result.layers] + [0]
         assert logit.get_ydata().tolist() == [one.logit.value for one in result.layers] + [0]
-        assert [text.get_text() for text in left.get_legend().get_texts()] == ["logit lens", "tuned lens"]
-        assert right.lines[0].get_ydata().tolist() == [look.held_out for look in result.history]
+        assert [text.get_text() for text in figure.texts[2:]] == ["tuned lens", "logit lens"]
+        assert [line.get_color() for line in figure.artists] == [tuned.get_color(), logit.get_color()]
+        assert right.lines[0].get_ydata().tolist() == [each.held_out for each in result.history]
         assert right.texts[0].get_text() == f"kept: step {result.best_step}"
 
     def test_names_in_the_figure(self, result):

@@ -13,9 +13,12 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
+import ssmscope.models
 from ssmscope.errors import InputError
 from ssmscope.model import Model
-from ssmscope.probes.retrieval import Ratio, Retrieval, asked, log_softmax, quotient, retrieval, sign_test, wilson
+from ssmscope.probes.retrieval import retrieval
+from ssmscope.probes.retrieval.measure import answers, log_softmax, quotient, sign_test, wilson
+from ssmscope.probes.retrieval.result import Ratio, Retrieval
 from ssmscope.results import Result
 from ssmscope.tasks.babi import PAPER_PROMPT, QuestionData, questions
 from ssmscope.tasks.filler import generated
@@ -100,7 +103,7 @@ class TestAgainstOneAtATime:
         model = liking(speaker(kind), data.candidates)
         among = model.tokenizer.convert_tokens_to_ids(list(data.candidates))
         for piece in (16, 2048):
-            found = asked(model, data, piece=piece)
+            found = answers(model, data, piece=piece)
             for at, (row, one) in enumerate(zip(prompt_ids(model, data), data.examples)):
                 logits = model.logits(model.encode(ids=[row]))[0, -1].double()
                 answer = model.tokenizer.convert_tokens_to_ids(one.answer)
@@ -115,7 +118,7 @@ class TestAgainstOneAtATime:
         model = speaker()
         parts = [questions("qa2", length=n, examples=6, filler=FILLER).examples for n in (0, 40, 200, 90)]
         data = QuestionData("qa2", "train", tuple(one for row in zip(*parts) for one in row), TASKS["qa2"].answers)
-        pieces, whole = asked(model, data, piece=13), asked(model, data, piece=10**6)
+        pieces, whole = answers(model, data, piece=13), answers(model, data, piece=10**6)
         assert pieces.tokens.max() > 5 * pieces.tokens.min()
         assert pieces.log_probability == pytest.approx(whole.log_probability, abs=2e-4)
         assert (pieces.right == whole.right).all() and (pieces.tokens == whole.tokens).all()
@@ -126,7 +129,7 @@ class TestAgainstOneAtATime:
         layers = model.module.backbone.layers
         layers.insert(1, LooksBack())
         data = questions("qa1", length=70, examples=5, filler=FILLER)
-        found = asked(model, data, piece=16)
+        found = answers(model, data, piece=16)
         for at, row in enumerate(prompt_ids(model, data)):
             logits = model.logits(model.encode(ids=[row]))[0, -1].double()
             answer = model.tokenizer.convert_tokens_to_ids(data.examples[at].answer)
@@ -135,7 +138,7 @@ class TestAgainstOneAtATime:
 
         monkeypatch.setattr(long_rows, "continues", lambda model, rows: (True, 0))
         with pytest.raises(InputError, match="cannot continue from the states"):
-            asked(model, data, piece=16)
+            answers(model, data, piece=16)
 
 
 class LooksBack(nn.Module):
@@ -331,7 +334,7 @@ class TestOptions:
         plain = questions("qa1", length=40, examples=4, filler=FILLER, split="validation", count=tokens_of(model))
         given = dict(tasks=["qa1"], lengths=[40], examples=4, filler=FILLER, split="validation", **QUIET)
         found = retrieval(model, **given, template=PAPER_PROMPT)
-        expected = asked(model, plain, template=PAPER_PROMPT)
+        expected = answers(model, plain, template=PAPER_PROMPT)
         assert found.log_probability[0, 0, 0] == pytest.approx(expected.log_probability, rel=1e-6)
         other = retrieval(model, **given)
         assert np.abs(other.log_probability - found.log_probability).max() > 0.01
@@ -348,16 +351,15 @@ class TestOptions:
     @pytest.mark.parametrize(
         "options, said",
         [
-            (dict(tasks=["qa7"]), "there is no task 'qa7'; there are qa1, qa2, qa3, qa4, qa5; did you mean"),
-            (dict(tasks=[]), "no task was given"),
-            (dict(lengths=[]), "lengths is []"),
-            (dict(lengths=[0, -1]), "lengths has -1; allowed are numbers of tokens from 0 on"),
-            (dict(lengths=100), "lengths is 100"),
-            (dict(lengths=[True]), "lengths has True"),
+            (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5; did you mean"),
+            (dict(tasks=[]), "tasks is empty; allowed are qa1, qa2, qa3, qa4, qa5"),
+            (dict(lengths=[]), "lengths is empty"),
+            (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),
+            (dict(lengths=[True]), "lengths is True"),
             (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
             (dict(piece=0), "piece is 0"),
             (dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-            (dict(split="tests"), "there is no split 'tests'"),
+            (dict(split="tests"), "unknown split 'tests'; allowed are train, validation, test; did you mean 'test'?"),
             (dict(filler="wikitext3"), "did you mean 'wikitext2'?"),
             (dict(template="{context}"), "must hold {context} and {question}"),
         ],

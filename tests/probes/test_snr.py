@@ -18,12 +18,13 @@ import ssmscope  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes import snr_reading  # noqa: E402
-from ssmscope.probes.lens import hidden_states, logit_lens  # noqa: E402
-from ssmscope.probes.snr import ALL, needle_snr  # noqa: E402
-from ssmscope.probes.snr_measures import METRICS, interpolation, measure  # noqa: E402
-from ssmscope.probes.snr_reading import NONE, Needles, prompts_of, read_needles  # noqa: E402
-from ssmscope.probes.snr_result import NeedleSNR  # noqa: E402
+from ssmscope.probes.lens.lenses import hidden_states, logit_lens  # noqa: E402
+from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
+from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
+from ssmscope.probes.snr.questions import ALL  # noqa: E402
+from ssmscope.probes.snr.reading import NONE, Needles, prompts_of, read_needles  # noqa: E402
+from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
+from ssmscope.show.table import Cell, written  # noqa: E402
 from ssmscope.tasks.babi import PAPER_PROMPT, PROMPT, Question, QuestionData, question_tokens, questions  # noqa: E402
 from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer  # noqa: E402
 from ssmscope.tasks.stories import PLACES  # noqa: E402
@@ -111,11 +112,11 @@ class TestPrompts:
 
             def __call__(self, text, **options):
                 found = WORDS(text, **options)
-                if len(text) <= snr_reading.TAIL + 20:
+                if len(text) <= reading.TAIL + 20:
                     found["input_ids"] = [*found["input_ids"][:-1], 3]
                 return found
 
-        monkeypatch.setattr(snr_reading, "TAIL", 60)
+        monkeypatch.setattr(reading, "TAIL", 60)
         found = prompts_of(dataclasses.replace(model, tokenizer=Fickle()), data, PROMPT)
         assert (found.distractors == expected.distractors).all() and (found.needles == expected.needles).all()
 
@@ -183,7 +184,7 @@ def fixed(weights: dict[str, float]) -> Model:
 class TestReading:
     @pytest.mark.parametrize("tuned", [False, True])
     def test_is_that_of_one_example_at_a_time(self, model, tuned, monkeypatch):
-        monkeypatch.setattr(snr_reading, "tokens_at_once", lambda *_: 150)  # several batches, padded
+        monkeypatch.setattr(reading, "tokens_at_once", lambda *_: 150)  # several batches, padded
         lens = randomly_tuned(model) if tuned else logit_lens(model)
         for data in (MADE["qa2"], MADE["qa4"]):
             prompts = prompts_of(model, data, PROMPT)
@@ -440,20 +441,20 @@ class TestNeedleSNR:
         ("options", "says"),
         [
             (dict(unit="letters"), "unknown unit 'letters'; allowed are words, tokens"),
-            (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
+            (dict(examples=0), "examples is 0; allowed is a whole number from 1 to"),
             (dict(seed=-1), "seed is -1"),
-            (dict(tasks=["qa9"]), "there is no task 'qa9'"),
-            (dict(tasks=[]), "no tasks were given"),
-            (dict(lengths=[]), "no lengths were given"),
-            (dict(lengths=[40, -1]), "lengths has -1; allowed are whole numbers from 0 on"),
-            (dict(lengths="40"), "lengths has '4'"),
+            (dict(tasks=["qa9"]), "unknown among tasks: 'qa9'; allowed are qa1, qa2, qa3, qa4, qa5"),
+            (dict(tasks=[]), "tasks is empty; allowed are qa1, qa2, qa3, qa4 or qa5"),
+            (dict(lengths=[]), "lengths is empty; allowed are a whole number from 0 to 131,072, or several"),
+            (dict(lengths=[40, -1]), "lengths is -1; allowed are a whole number from 0 to 131,072"),
+            (dict(lengths="4O"), "lengths is '4O'"),
             (dict(questions=[own(where()), own(where(), name="all")]), "the name 'all' of a set of questions is taken"),
-            (dict(split="dev"), "there is no split 'dev'"),
+            (dict(split="dev"), "unknown split 'dev'; allowed are test, validation, train"),
             (dict(names=["a", "b"]), "2 names were given for 1 models"),
             (dict(filler="no.txt"), "no.txt"),
             (dict(template="{context}"), "must hold {context} and {question} once each"),
             (dict(questions="no.csv"), "there is no file of questions no.csv"),
-            (dict(questions=[]), "no questions were given"),
+            (dict(questions=[]), "questions is empty"),
             (dict(questions=[own(where()), own(where())]), "the name 'own' of a set of questions is taken"),
             (dict(questions=own(where()), tasks=["qa1"]), "tasks are of generated questions, and yours were given"),
             (dict(questions=own(where()), lengths=40), "lengths are of generated questions"),
@@ -495,12 +496,12 @@ class TestResult:
             result.curve("other")
 
     def test_terminal(self, result):
-        shown = str(result)
+        shown, apart = str(result), Cell(result.differences[0].layers[2].needle)
         for part in (
             "Needle probability, contexts of 40 words",
             "difference",
-            str(result.differences[0].layers[2].needle),
-            str(result.curve("small1", "qa3", 40).layers[-1].log_ratio),
+            f"{apart.value} {apart.interval}",
+            written(result.curve("small1", "qa3", 40).layers[-1].log_ratio),
             "small0: logit lens, 3 layers",
             "small0 − small1",
             "Means over 40 questions of all tasks",
@@ -512,7 +513,7 @@ class TestResult:
         deep = [small(seed, layers=30, name="a-model-with-a-long-name") for seed in range(2)]
         shown = str(needle_snr([*deep, *(small(seed) for seed in range(3))], tasks=["qa1"], **QUICK))
         assert max(len(line.rstrip()) for line in shown.splitlines()) <= 100
-        assert shown.count("\nmodel ") == 2 and "\n   29 " in shown  # five models of two depths in two tables
+        assert shown.count("\nmodel ") == 2 and "\n29 " in shown  # five models of two depths in two tables
 
     def test_figure(self, result):
         figure = result.figure()

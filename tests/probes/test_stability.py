@@ -23,11 +23,13 @@ from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
-from ssmscope.probes.generalization import generalization_bound
-from ssmscope.probes.stability import QUANTILES, Stability, stability
-from ssmscope.probes.stability_inputs import LENGTH, inputs_of
-from ssmscope.probes.stability_layers import by_length, step_gains
-from ssmscope.probes.stability_table import StabilityTable, stability_table
+from ssmscope.probes.bound import generalization_bound
+from ssmscope.probes.checkpoints import stability_table
+from ssmscope.probes.checkpoints.result import StabilityTable
+from ssmscope.probes.stability import stability
+from ssmscope.probes.stability.inputs import LENGTH, inputs_of
+from ssmscope.probes.stability.layers import by_length, step_gains
+from ssmscope.probes.stability.result import QUANTILES, Stability
 from ssmscope.results import Result
 
 LN2 = math.log(2)
@@ -117,8 +119,8 @@ def test_long_texts_are_worked_in_pieces(monkeypatch):
     model = example("baleen-e-mamba")
     batch = model.encode(ids=TEXTS)
     whole = stability(model, batch, positions=[2, 7])
-    monkeypatch.setattr("ssmscope.probes.stability_layers.AT_ONCE", 3 * 48 * 5 * 2)
-    monkeypatch.setattr("ssmscope.probes.stability_layers.TOKENS_AT_ONCE", 8)
+    monkeypatch.setattr("ssmscope.probes.stability.layers.AT_ONCE", 3 * 48 * 5 * 2)
+    monkeypatch.setattr("ssmscope.probes.stability.layers.TOKENS_AT_ONCE", 8)
     pieces = stability(model, batch, positions=[2, 7])
     assert list(by_length(batch.lengths)) == [[1], [2], [0]] and list(by_length([2, 2, 2, 2, 4])) == [[0, 1, 2, 3], [4]]
     for a, b in zip(whole.layers, pieces.layers):
@@ -189,7 +191,7 @@ class TestClosedForms:
         model = selective([[-0.05, -2.0]])
         half = LN2 / (0.05 * softplus(torch.tensor(0.3)).item())
         before, after = (stability(model, length=length).layers[0] for length in (int(half), int(half) + 1))
-        assert (before.never, before.verdict) == (1, "marginal") and (after.never, after.verdict) == (0, "stable")
+        assert (before.never, before.behaviour) == (1, "marginal") and (after.never, after.behaviour) == (0, "stable")
 
     def test_groups_that_take_turns_remember_longer(self):
         """With Q groups a step comes every Q tokens: with constant steps half-lives are Q times as long."""
@@ -286,12 +288,12 @@ class TestClosedForms:
         assert f"half-lives of {middle:.3g} tokens (median" in found.notes[0]
 
 
-# ---- verdicts
+# ---- how a model behaves
 
 
-class TestVerdicts:
+class TestBehaviour:
     @pytest.mark.parametrize(
-        ("A", "verdict", "why"),
+        ("A", "behaviour", "why"),
         [
             ([[-0.5, -1.0]], "stable", "every state forgets half within the 40 tokens of the longest text"),
             ([[-0.001, -1.0]], "marginal", "1 of 2 states keep half"),
@@ -300,10 +302,10 @@ class TestVerdicts:
             ([[1e-3, -1.0]], "unstable", "a step multiplies a state by"),
         ],
     )
-    def test_of_a_layer(self, A, verdict, why):
+    def test_of_a_layer(self, A, behaviour, why):
         found = stability(selective(A), length=40)
-        assert found.verdict == found[0].verdict == verdict and found[0].why.startswith(why)
-        assert f"The model is {verdict}: {why}" in " ".join(str(found).split())
+        assert found.behaviour == found[0].behaviour == behaviour and found[0].why.startswith(why)
+        assert f"The model is {behaviour}: {why}" in " ".join(str(found).split())
 
     def test_growth_that_no_given_token_shows(self):
         """s_A > 0 with a token whose step is almost 0: nothing grows on it, but something could."""
@@ -314,21 +316,21 @@ class TestVerdicts:
             model.module.embedding.weight[3] = -40.0
         found = stability(model, model.encode(ids=[3, 3, 3]))
         assert found[0].largest_gain < 1e-6 < found[0].possible_gain
-        assert found.verdict == "unstable" and found[0].why.startswith("a step may multiply a state by")
+        assert found.behaviour == "unstable" and found[0].why.startswith("a step may multiply a state by")
 
     def test_tolerance(self):
         model = selective([[1e-3, -1.0]])
-        assert stability(model, length=40, tolerance=0.01).verdict == "marginal"
-        assert stability(model, length=40, tolerance=0).verdict == "unstable"
+        assert stability(model, length=40, tolerance=0.01).behaviour == "marginal"
+        assert stability(model, length=40, tolerance=0).behaviour == "unstable"
 
     def test_of_a_slow_state(self):
         """No half-life beyond the text, but within the tolerance of no change."""
         found = stability(selective([[-0.05, -1.0]]), length=200, tolerance=0.06)
-        assert found.verdict == "marginal" and found[0].why.startswith("its slowest state changes by e^-0.04")
+        assert found.behaviour == "marginal" and found[0].why.startswith("its slowest state changes by e^-0.04")
 
     def test_states_that_overflow(self):
         found = stability(selective([[1.0, -1.0]], p=1.0), length=100)
-        assert found.verdict == "unstable" and np.isinf(found.norms[0, -1, 0]) and np.isfinite(found.norms[0, 0, 0])
+        assert found.behaviour == "unstable" and np.isinf(found.norms[0, -1, 0]) and np.isfinite(found.norms[0, 0, 0])
         assert "∞" in str(found) and Result.from_dict(json.loads(found.to_json())) == found
         found.figure()
 
@@ -337,7 +339,7 @@ class TestVerdicts:
         with torch.no_grad():
             model.module.embedding.weight.fill_(1e25)
         found = stability(model, length=10)
-        assert found[0].largest_gain < 0 and found.verdict == "unstable"
+        assert found[0].largest_gain < 0 and found.behaviour == "unstable"
         assert found[0].why == "its states overflow on the inputs"
 
     def test_the_model_is_what_its_worst_layer_is(self):
@@ -345,7 +347,7 @@ class TestVerdicts:
         with torch.no_grad():
             model.mixers[1].A_log[2] = -12.0
         found = stability(model, length=40)
-        assert [one.verdict for one in found.layers] == ["stable", "marginal"] and found.verdict == "marginal"
+        assert [one.behaviour for one in found.layers] == ["stable", "marginal"] and found.behaviour == "marginal"
         assert found.headline == "Stability of mamba2: marginal in 1 of 2 layers"
         assert found.counts() == {"stable": 1, "marginal": 1, "unstable": 0}
         said = " ".join(str(found).split())
@@ -416,7 +418,7 @@ class TestInputs:
         ("options", "says"),
         [
             (dict(length=1), "length is 1; allowed is a whole number from 2 on"),
-            (dict(length="9"), "length is '9'"),
+            (dict(length="nine"), "length is 'nine'"),
             (dict(samples=0), "samples is 0"),
             (dict(seed=-1), "seed is -1"),
             (dict(positions=0), "positions is 0"),
@@ -424,6 +426,7 @@ class TestInputs:
             (dict(positions="all"), "positions is 'all'"),
             (dict(tolerance=-0.1), "tolerance is -0.1"),
             (dict(tolerance=math.nan), "tolerance is nan"),
+            (dict(tolerance=math.inf), "tolerance is inf"),
             (dict(texts="some words"), "no tokenizer"),
         ],
     )
@@ -433,10 +436,12 @@ class TestInputs:
 
     def test_refuses_texts_that_keep_nothing(self):
         model = example("mamba")
-        with pytest.raises(InputError, match="text 2 has one token"):
+        with pytest.raises(InputError, match="text 1 has one token"):
             stability(model, model.encode(ids=[[1, 2], [3]]))
         with pytest.raises(InputError, match="length 9 was given beside texts"):
             stability(model, model.encode(ids=[1, 2]), length=9)
+        with pytest.raises(InputError, match="given without its model"):
+            stability(model.trace(ids=[1, 2]))
 
 
 # ---- the result and its views
@@ -526,11 +531,11 @@ class TestTable:
             assert row.name == str(path) and row.fingerprint == model.fingerprint
             assert row.norms == bound.norms and row.vacuous == bound.vacuous and row.bound == bound.gap.bound
             assert (row.log_capacity, row.log_capacity_printed) == (bound.capacity.log, bound.capacity.log_printed)
-            assert row.abscissa == pytest.approx(bound.norms.abscissa) and row.verdict == alone.verdict
+            assert row.abscissa == pytest.approx(bound.norms.abscissa) and row.behaviour == alone.behaviour
             assert row.possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
             assert (row.growth, row.largest_gain) == (alone[0].growth.value, alone[0].largest_gain)
             assert curve.tolist() == bound.curves[0].tolist()
-        assert [row.verdict for row in table.rows] == ["stable", "stable", "", "marginal", "unstable"]
+        assert [row.behaviour for row in table.rows] == ["stable", "stable", "", "marginal", "unstable"]
 
     def test_a_bad_file_says_why(self, sweep, table):
         assert "notes.pth" in table[2].reason and np.isnan(table.curves[2]).all()
@@ -560,9 +565,9 @@ class TestTable:
         for options, says in (
             (dict(length=[10]), "1 lengths were given for 4 checkpoints"),
             (dict(length=0), "length is 0"),
-            (dict(length="10"), "length is '10'"),
+            (dict(length="ten"), "length is 'ten'"),
             (dict(examples=0), "examples is 0"),
-            (dict(lengths=[]), r"lengths is \[\]"),
+            (dict(lengths=[]), "lengths is empty"),
         ):
             with pytest.raises(InputError, match=says):
                 stability_table(good, **options)
@@ -579,7 +584,7 @@ class TestTable:
 
     def test_models_of_other_kinds(self, sweep):
         found = stability_table([example("mamba2"), sweep[0]], length=20)
-        assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].verdict == "stable"
+        assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].behaviour == "stable"
         assert found[0].abscissa == pytest.approx(-1.0) and found[0].name == "mamba2"
         assert "1 is no selective SSM, outside of the theorem" in str(found)
         found.figure()
@@ -602,7 +607,7 @@ class TestTable:
         colours = {line.get_color() for line in left.lines}
         assert len(colours) > 20
         assert right.get_ylabel() == "ln C, T = 30"
-        assert "40 of 125 checkpoints" in str(many)
+        assert "40 of 125 rows" in str(many)
 
     def test_curve_frame(self, table):
         frame = table.curve()
@@ -612,11 +617,11 @@ class TestTable:
 def test_published_checkpoints(oracle):
     """s_A, and how much the states really grow in a step."""
     found = stability(ssmscope.load(oracle("majority_T25_seed1.pth")), length=100)
-    assert found.verdict == "unstable"
+    assert found.behaviour == "unstable"
     assert found[0].spectral_abscissa == pytest.approx(0.214152202, abs=1e-8)
     assert found[0].largest_gain == pytest.approx(0.0345, abs=5e-5)
     assert found[0].possible_gain == pytest.approx(0.271, abs=5e-4)
-    assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).verdict == "stable"
+    assert stability(ssmscope.load(oracle("listops_T100_seed3.pth")), length=100).behaviour == "stable"
 
 
 def test_estimates_of_one_text_have_no_interval():

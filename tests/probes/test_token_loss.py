@@ -18,11 +18,13 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.model import Model
 from ssmscope.probes import long_rows
-from ssmscope.probes import token_loss as measuring
 from ssmscope.probes.long_rows import pieces_of
-from ssmscope.probes.token_loss import TokenLoss, bins_of, slopes, smoothed, token_loss, window_losses
+from ssmscope.probes.loss import measure as measuring
+from ssmscope.probes.loss import token_loss
+from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, window_losses
+from ssmscope.probes.loss.result import TokenLoss
 from ssmscope.results import Result
-from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
+from ssmscope.tasks.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
 
 QUIET = {"progress": False}
 WORDS = "the old river runs past a mill and every autumn its water turns brown with leaves".split()
@@ -122,7 +124,7 @@ class TestNumbers:
         with torch.no_grad():
             model.module.lm_head.weight.zero_()
         for unit, size in (("nats", math.log(model.vocabulary)), ("bits", math.log2(model.vocabulary))):
-            found = token_loss(model, [text(800)], length=200, unit=unit, **QUIET)
+            found = token_loss(model, data=[text(800)], length=200, unit=unit, **QUIET)
             assert found.losses == pytest.approx(np.full((1, 200), size), rel=1e-6)
             assert found.curves == pytest.approx(np.full((1, len(found.positions), 3), size), rel=1e-6)
             (one,) = found.summaries
@@ -131,7 +133,7 @@ class TestNumbers:
 
     def test_the_mean_over_positions_is_the_models_cross_entropy(self):
         model = speaker()
-        found = token_loss(model, [text(1000), text(450, 1)], length=140, piece=32, **QUIET)
+        found = token_loss(model, data=[text(1000), text(450, 1)], length=140, piece=32, **QUIET)
         ids = [model.tokenizer(each)["input_ids"] + [1] for each in (text(1000), text(450, 1))]
         windows = [row[a : a + 141] for row in ids for a in range(0, len(row) - 140, 140)]
         assert len(windows) == 7 + 3 == found.provenance["data"]["windows"]
@@ -179,7 +181,7 @@ class TestNumbers:
 
     def test_differences_are_paired(self):
         first, second = speaker(0), speaker(1)
-        found = token_loss([first, second, first], [text(2000)], length=150, **QUIET)
+        found = token_loss([first, second, first], data=[text(2000)], length=150, **QUIET)
         assert found.models == ("mamba-0", "mamba-1", "mamba-0 (2)")
         other, itself = found.differences
         for one in (itself.mean, itself.slope, *itself.bins):
@@ -190,16 +192,16 @@ class TestNumbers:
         for a, b, difference in zip(found.summaries[0].bins, found.summaries[1].bins, other.bins):
             assert difference.value == pytest.approx(a.value - b.value)
             assert difference.low < difference.value < difference.high
-        alone = token_loss(second, [text(2000)], length=150, **QUIET)
+        alone = token_loss(second, data=[text(2000)], length=150, **QUIET)
         assert alone.summaries[0] == found.summaries[1] and alone.differences == ()
 
     def test_a_smaller_interval_where_windows_agree(self):
         """The interval is over windows: of the same window again and again there is no spread."""
         model = speaker()
         repeated = " ".join([text(60)] * 8)
-        found = token_loss(model, [repeated[: len(repeated)]], length=60, limit=7, **QUIET)
+        found = token_loss(model, data=[repeated[: len(repeated)]], length=60, limit=7, **QUIET)
         assert found.summaries[0].mean.high - found.summaries[0].mean.low < 1e-6
-        one = token_loss(model, [text(61)], length=60, **QUIET)
+        one = token_loss(model, data=[text(61)], length=60, **QUIET)
         assert math.isnan(one.summaries[0].mean.low) and one.notes == ("one window: no number has an interval",)
         assert one.summaries[0].mean.value == pytest.approx(found.summaries[0].mean.value, abs=1e-2)
 
@@ -209,7 +211,7 @@ class TestWindows:
         windows = []
         real = measuring.window_losses
         monkeypatch.setattr(measuring, "window_losses", lambda m, w, **k: windows.append(w) or real(m, w, **k))
-        found = token_loss(model, data, **options, **QUIET)
+        found = token_loss(model, data=data, **options, **QUIET)
         return windows[0], found
 
     def test_a_document_is_cut_and_the_rest_left(self, monkeypatch):
@@ -254,7 +256,7 @@ class TestWindows:
 
     def test_wikitext(self, real_data, monkeypatch):
         real_data("wikitext2", "test")
-        lines = measuring.load_lines("wikitext2", "test")
+        lines = load_lines("wikitext2", "test")
         model = speaker(tokenizer=word_tokenizer(lines, vocabulary=50))
         windows, _ = self.seen(model, "wikitext2", monkeypatch, length=64, limit=3)
         stream = [i for row in model.tokenizer(list(lines))["input_ids"] for i in (*row, 1)]
@@ -264,12 +266,12 @@ class TestWindows:
 
 class TestViews:
     def test_reads_and_draws(self, tmp_path):
-        found = token_loss([speaker(0), speaker(1)], [text(2200)], length=700, smooth=11, **QUIET)
+        found = token_loss([speaker(0), speaker(1)], data=[text(2200)], length=700, smooth=11, **QUIET)
         found.save(tmp_path, "loss")
         assert Result.load(tmp_path / "loss.json") == found
         figure = found.figure()
         assert len(figure.axes) == 2 and figure.axes[0].get_ylabel() == "loss, nats"
-        alone = token_loss(speaker(0), [text(2200)], length=700, **QUIET).figure()
+        alone = token_loss(speaker(0), data=[text(2200)], length=700, **QUIET).figure()
         assert len(alone.axes) == 1
         shown = str(found)
         for part in ("0–128", "512–700", "per doubling", "less mamba-1", "3 windows of 700 tokens of texts"):
@@ -284,7 +286,7 @@ class TestViews:
         assert isinstance(found, TokenLoss) and ssmscope.token_loss is token_loss
 
     def test_progress_is_on_stderr(self, capsys):
-        token_loss(speaker(), [text(100)], length=20)
+        token_loss(speaker(), data=[text(100)], length=20)
         out, err = capsys.readouterr()
         assert out == "" and "mamba-0: 5 windows of 20 tokens\n" in err and " nats a token in " in err
 
@@ -296,10 +298,11 @@ class TestRefusals:
             (dict(length=0), "length is 0; allowed is a whole number from 1 on"),
             (dict(limit=0), "limit is 0"),
             (dict(smooth=10), "smooth is 10; allowed is an odd number"),
-            (dict(unit="bit"), "unknown unit 'bit'; allowed are 'nats' and 'bits'; did you mean 'bits'?"),
+            (dict(unit="bit"), "unknown unit 'bit'; allowed are nats, bits; did you mean 'bits'?"),
             (dict(piece=-1), "piece is -1"),
             (dict(seed=-1), "seed is -1"),
             (dict(length=100), "no document is long enough for a window of 100 tokens and the one after it"),
+            (dict(length=2**40), "no document is long enough for a window of 1,099,511,627,776 tokens"),
             (dict(split="test"), "split 'test' means nothing for texts"),
             (dict(data=[]), "data holds no text"),
             (dict(data=["a", 3]), "data holds no text, or something that is none"),
@@ -315,7 +318,7 @@ class TestRefusals:
         swapped = word_tokenizer([" ".join([*WORDS, "brown"])])  # the same words in another order
         for other in (swapped, byte_tokenizer()):
             with pytest.raises(InputError, match="do not share a tokenizer"):
-                token_loss([speaker(), speaker(1, other)], [text(50)], length=10, **QUIET)
+                token_loss([speaker(), speaker(1, other)], data=[text(50)], length=10, **QUIET)
 
     def test_models(self):
         model = speaker()
@@ -327,7 +330,7 @@ class TestRefusals:
             (Model(model.module, symbol_tokenizer(["a"]), "m"), "is no symbol"),
         ):
             with pytest.raises(InputError) as refused:
-                token_loss(models, [text(50) + " x y z"], length=10, **QUIET)
+                token_loss(models, data=[text(50) + " x y z"], length=10, **QUIET)
             assert said in str(refused.value)
 
     def test_a_loss_that_is_not_finite(self):
@@ -335,12 +338,12 @@ class TestRefusals:
         with torch.no_grad():
             model.module.lm_head.weight[5] = math.nan
         with pytest.raises(InputError, match="not finite from position 1 on: the model overflows"):
-            token_loss(model, [text(50)], length=10, **QUIET)
+            token_loss(model, data=[text(50)], length=10, **QUIET)
 
     def test_files_that_cannot_be_read(self, tmp_path):
         rows = tmp_path / "rows.jsonl"
         rows.write_text('{"text": "a b"}\n{"text": 3}\n')
         with pytest.raises(InputError, match="row 2 of .* has no text"):
-            token_loss(speaker(), rows, **QUIET)
+            token_loss(speaker(), data=rows, **QUIET)
         with pytest.raises(InputError, match="has none; give a file each"):
-            token_loss(speaker(), rows, split="test", **QUIET)
+            token_loss(speaker(), data=rows, split="test", **QUIET)

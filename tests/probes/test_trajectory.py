@@ -15,12 +15,14 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
-import ssmscope.probes.lens as lenses  # noqa: E402
+import ssmscope.probes.lens.lenses as lenses  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes.lens import logit_lens  # noqa: E402
-from ssmscope.probes.trajectory import STATISTICS, LensedText, Trajectory, trajectory  # noqa: E402
+from ssmscope.probes.lens import trajectory  # noqa: E402
+from ssmscope.probes.lens.lensed_text import STATISTICS, LensedText  # noqa: E402
+from ssmscope.probes.lens.lenses import logit_lens  # noqa: E402
+from ssmscope.probes.lens.result import Trajectory  # noqa: E402
 from ssmscope.tasks.language import word_tokenizer  # noqa: E402
 
 WORDS = "the cat sat on a mat and saw two dogs run by old red barn while rain fell".split()
@@ -149,7 +151,7 @@ class TestNumbers:
 
     def test_of_ids_without_a_tokenizer(self, model):
         bare = dataclasses.replace(model, tokenizer=None)
-        (text,) = trajectory(bare, ids=TEXTS[1]).texts
+        (text,) = trajectory(bare, bare.encode(ids=TEXTS[1])).texts
         assert text.tokens == ("7", "8", "9") and text.final[0] == str(text.top[-1, 0])
         batch = model.encode(LINES[1])
         assert trajectory(model, batch).texts[0].answers == trajectory(model, LINES[1]).texts[0].answers
@@ -202,7 +204,7 @@ class TestViews:
     def test_frame(self, result):
         frame = result.to_frame()
         assert len(frame) == 4 * (10 + 2 + 11)
-        row = frame[(frame.text == 3) & (frame.position == 4) & (frame.layer == 2)].iloc[0]
+        row = frame[(frame.text == 2) & (frame.position == 4) & (frame.layer == 2)].iloc[0]
         text = result.texts[2]
         assert row.token == "the" and row.answer == text.answers[2][4] and row.final == text.final[4]
         assert row.kl == text.kl[2, 4] and row.entropy == text.entropy[2, 4] and row.agrees == text.agrees[2, 4]
@@ -233,7 +235,7 @@ class TestViews:
         text = result.texts[2]
         for layer in range(4):
             assert all(written.count(word) >= text.answers[layer].count(word) for word in set(text.answers[layer]))
-        assert "model" in written and "0 (input)" in written and "text 3" in written
+        assert "model" in written and "0 (input)" in written and "text 2" in written
         assert figure.axes[1].get_xlabel() == STATISTICS["answer_probability"]
         assert len(sheet.patches) == sum(len(text) for text in result.texts)  # where every answer has settled
 
@@ -269,7 +271,7 @@ class TestViews:
     def test_figure_of_last_positions(self):
         found = trajectory(classifier(), LINES)
         written = [text.get_text() for text in found.figure().axes[0].texts]
-        assert [text for text in written if text in ("1", "2", "3")].count("3") == 1
+        assert [text for text in written if text in ("0", "1", "2")].count("2") == 1
         assert all(written.count(text.final[0]) for text in found.texts)
         with pytest.raises(InputError, match="there is no text 3 to start"):
             found.figure(start=3)

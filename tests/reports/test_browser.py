@@ -130,7 +130,7 @@ class TestHeatmap:
 
     def test_texts_by_name_and_by_turning(self, opened):
         page = opened("real")
-        choose(page, "text", "2. Dull & overlong ; the plot < b > never < / b > starts .")
+        choose(page, "text", "1. Dull & overlong ; the plot < b > never < / b > starts .")
         assert page.locator(".block > .tokens span").first.inner_text() == "Dull"
         page.get_by_role("button", name="next text").click()
         assert page.locator(".block > .tokens span").first.inner_text() == "It"
@@ -168,7 +168,7 @@ class TestHeatmap:
 
     def test_a_text_without_attention_says_so(self, opened):
         page = opened("real")
-        choose(page, "text", "4. A waste of a fine cast .")
+        choose(page, "text", "3. A waste of a fine cast .")
         page.locator(".block > .tokens span").nth(1).click()
         assert "no attention maps" in page.locator(".attended").inner_text()
 
@@ -200,7 +200,7 @@ class TestTexts:
     def test_markup_is_text_and_long_texts_are_cut(self, opened):
         page = opened("odd")
         assert page.locator("h1").inner_text() == "<u>odd</u>" and not page.locator("h1 u").count()
-        choose(page, "text", "2. <b> &amp; 👩‍👩‍👧")
+        choose(page, "text", "1. <b> &amp; 👩‍👩‍👧")
         assert page.locator(".block > .tokens span").all_inner_texts() == ["<b>", "&amp;", "👩‍👩‍👧"]
         assert page.locator(".block .answer b").first.inner_text() == "<i>one"
         page.get_by_role("button", name="next text").click()

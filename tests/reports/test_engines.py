@@ -11,7 +11,6 @@ import pytest
 from planned import TEXT, jobs_of, numbers, run, tiny_model
 
 import ssmscope.models.load
-from ssmscope.cli.report import application
 from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
 from ssmscope.reports.engines import ray_engine
@@ -55,14 +54,14 @@ class TestAWorker:
         jobs = jobs_of(plan(models)).to_run()
         setting = engines._Setting(engines.models_at_once(jobs))
         for job in jobs:
-            outcome, files = engines._work(job, application, setting)
+            outcome, files = engines._work(job, setting)
             written = {f"{job.key}/{name}" for name in ("job.log", f"{job.verb}.json", f"{job.verb}.csv")}
             assert outcome.error is None and written <= set(files)
         assert read == models
 
     def test_sends_how_a_job_failed(self, models) -> None:
         (job,) = jobs_of({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}).every
-        outcome, files = engines._work(job, application, engines._Setting(1))
+        outcome, files = engines._work(job, engines._Setting(1))
         assert "99" in str(outcome.error) and "Traceback" in str(outcome.traceback) and set(files) == {f"{job.key}.log"}
 
     def test_works_as_the_process_that_sends_it(self, tmp_path, monkeypatch) -> None:
@@ -82,7 +81,7 @@ class TestAWorker:
             torch.set_num_threads(before)
 
     def test_keeps_as_many_models_as_a_job_reads_and_one(self, models) -> None:
-        together = {"stability": {}, "together": True}
+        together = {"loss": {}, "together": True}
         assert engines.models_at_once(jobs_of(plan(models)).to_run()) == 2
         assert engines.models_at_once(jobs_of(plan(models, together)).to_run()) == 3
 
@@ -128,8 +127,8 @@ def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_
     )
     ended: list[str] = []
 
-    def engine(jobs: Any, store: Any, commands: Any) -> Iterator[Any]:
-        for job, outcome in ray_engine(cluster.address)(jobs, store, commands):
+    def engine(jobs: Any, store: Any) -> Iterator[Any]:
+        for job, outcome in ray_engine(cluster.address)(jobs, store):
             ended.append(job.key)
             if len(ended) == 3:  # the two that no node can run, and the first that ran: another is at work
                 cluster.remove_node(first, allow_graceful=False)

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
-from ssmscope.interp.views.tokens import shorten, visible
 from ssmscope.reports import exports
-from ssmscope.reports.compared import compared
-from ssmscope.reports.grouping import groups
-from ssmscope.reports.pictures import LARGEST, data_uri, drawn
-from ssmscope.reports.tables import LATEX, LONGEST, Cell, Table, folded, for_latex, to_latex, to_markdown
+from ssmscope.reports.grouping import compared, groups
+from ssmscope.show.markup import LATEX, for_latex, to_latex, to_markdown
+from ssmscope.show.pictures import LARGEST, data_uri, drawn
+from ssmscope.show.table import LONGEST, Cell, Table, folded
+from ssmscope.show.tokens import shorten, visible
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ class TestFiles:
         figure = reported.heatmap([["a"]]).figure
         assert data_uri(figure()).startswith("data:image/svg+xml;base64,")
         assert data_uri(figure(), vector=False).startswith("data:image/png;base64,")
-        monkeypatch.setattr("ssmscope.reports.pictures.LARGEST", len(drawn(figure(), "svg")) - 1)
+        monkeypatch.setattr("ssmscope.show.pictures.LARGEST", len(drawn(figure(), "svg")) - 1)
         assert data_uri(figure()).startswith("data:image/png;base64,")
         assert LARGEST > 0
 
@@ -243,7 +243,7 @@ class TestTables:
 
     def test_a_table_that_is_cut_says_so(self):
         made = folded(pd.DataFrame({"n": range(7)}), limit=3)
-        assert len(made.rows) == 3 and made.note == "3 of 7 rows."
+        assert len(made.rows) == 3 and made.remarks == "3 of 7 rows." and not made.note
 
     def test_the_csv_is_one(self, written):
         directory, _ = written

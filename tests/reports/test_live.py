@@ -17,8 +17,8 @@ import pytest
 from ssmscope import cli
 from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError
-from ssmscope.interp.attending import implicit_attention
-from ssmscope.interp.selection import selection_heatmap
+from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.models.load import load
 from ssmscope.reports import live as module
 from ssmscope.reports import serving
@@ -179,7 +179,7 @@ class TestEdits:
     def test_what_changed_is_marked_and_said(self, live, models):
         answer = live.answer(CLASSIFIER, TEXT, EDITED)
         assert "<del>gripping</del><ins>boring</ins>" in answer.change
-        effect = attack_effect(models[CLASSIFIER], TEXT, EDITED)
+        effect = attack_effect(models[CLASSIFIER], before=TEXT, after=EDITED)
         assert html.escape(effect.answer_name) in answer.change and html.escape(effect.changed_name) in answer.change
         changed = re.findall(r'<span class="[^"]*changed">(.*?)</span>', answer.change)
         assert changed == ["gripping", "boring"]
@@ -298,6 +298,10 @@ class TestVerb:
             (
                 ("demo/sst2-mamba2", "--host", "203.0.113.7"),
                 "cannot listen on 203.0.113.7: Cannot assign requested address; give another --host or --port",
+            ),
+            (
+                ("demo/sst2-mamba2", "--host", "\x80"),
+                "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
             ),
             (("demo/sst2-mamba2", "--max-tokens", "0"), "--max-tokens is 0; allowed is a whole number from 1 on"),
         ],

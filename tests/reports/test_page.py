@@ -11,20 +11,22 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 import reported
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 import ssmscope
 from ssmscope.bootstrap import Estimate
-from ssmscope.interp.views.tokens import visible, written
-from ssmscope.reports import page_heatmap, page_items
-from ssmscope.reports.compared import compared
-from ssmscope.reports.grouping import Found, groups, unique
+from ssmscope.reports import page_heatmap
+from ssmscope.reports.grouping import Found, compared, groups, unique, verdict
 from ssmscope.reports.page import render
-from ssmscope.reports.tables import Cell, Line, table
-from ssmscope.reports.verdicts import verdict
+from ssmscope.results import Result
+from ssmscope.show.blocks import Custom, Picture, Prose, TokenMaps
+from ssmscope.show.table import Cell, Line, folded, table
+from ssmscope.show.tokens import visible, written
 
 VOID = {"meta", "link", "img", "input", "br", "wbr", "hr"}
 NASTY = (
@@ -203,15 +205,94 @@ class TestSummary:
         heatmap = reported.heatmap([["a"]])
         other = dataclasses.replace(reported.entry("x", heatmap), heading="x")
 
-        class Plain:
-            kind, provenance, headline = "plain", {"model": "m"}, "Something of m: 3 things"
+        class Plain(Result, kind="plain-test"):
+            headline = "Something of m: 3 things"
+            to_frame = figure = None
 
-        assert verdict(Found("m", other, Plain()), "m") == "3 things"
+        assert verdict(Found("m", other, Plain({"model": "m"})), "m") == "3 things"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown(Result, kind="shown-test"):
+    """A result that is shown by every kind of block."""
+
+    headline = "Something shown"
+
+    def to_frame(self) -> pd.DataFrame:
+        return pd.DataFrame({"n": range(300)})
+
+    def figure(self) -> Figure:
+        return Figure(figsize=(1, 1))
+
+    def blocks(self):
+        yield Prose(self.headline, "title")
+        yield Prose("A part & <more>", "heading")
+        yield Prose("A note.", "note")
+        yield Picture(self.figure, "drawn as lines")
+        yield Picture(self.figure, "drawn as pixels", vector=False, folded=True)
+        yield dataclasses.replace(folded(self.to_frame(), limit=200), brief=2, title="Numbers")
+        yield folded(self.to_frame().head(5))
+        own = dict(style=".ssmscope .own-view { --own: 1 }", script="document.title += '!'")
+        yield Custom(html=lambda: '<b class="own-view">its own</b>', **own)
+        yield Custom(html=lambda: "<i>one for every token</i>", on_request=True, **own)
+        yield Custom(terminal=lambda colours: [])
+        yield TokenMaps(html=lambda: '<script type="application/json">{}</script>', tokens=[("a",)], name="m")
+
+
+class TestBlocks:
+    """What a result says of itself, and the page does with it."""
+
+    @pytest.fixture
+    def made(self) -> str:
+        return render(reported.report(reported.entry("shown", Shown({"model": "m"}), Shown({"model": "m"}))))
+
+    def test_each_stands_as_it_asks(self, made):
+        page = Page(made)
+        assert [text for _, text in page.all("h4")] == ["A part & <more>"] * 2
+        assert [text for _, text in page.all("p", class_="headline")] == ["Something shown"] * 2
+        kinds = [(a["alt"], a["src"].partition(";")[0]) for a, _ in page.all("img", class_="figure")]
+        assert kinds == [("drawn as lines", "data:image/svg+xml"), ("drawn as pixels", "data:image/png")] * 2
+        article = page.all("article")[0][0]["id"]
+        summaries = [(text, "open" in a) for (a, _), (_, text) in zip(page.all("details"), page.all("summary"))]
+        own = [
+            ("As a picture", False),
+            ("Numbers: 100 rows", False),
+            ("Table: 5 rows", True),
+            ("Token by token", False),
+        ]
+        assert [each for each in summaries if each in own] == own * 2
+        (request, _), *_ = page.all("details", class_="on-request")
+        assert page.all("template")[0][1] == "one for every token" and not request.get("open")
+        parts = [a["id"] for a, _ in page.all("div", class_="part")]
+        assert len(set(parts)) == len(parts) and all(part.startswith(f"{article}--") for part in parts)
+
+    def test_styles_and_scripts_stand_once(self, made):
+        assert made.count("--own: 1") == 1 and made.count("document.title +=") == 1
+
+    def test_a_view_without_html_leaves_no_trace(self, made):
+        assert len(Page(made).all("div", class_="part")) == 2 * 3
+
+    def test_a_notebook_has_the_brief_tables(self):
+        shown = Page(Shown({"model": "m"})._repr_html_())
+        assert [len(text.split()) for _, text in shown.all("tbody")] == [2, 5]
+        assert "2 of 300 rows." in [text for _, text in shown.all("p", class_="note")]
+        assert [text for _, text in shown.all("script") if "title" in text] == ["document.title += '!'"]
+        assert [text for _, text in shown.all("summary")] == ["As a picture"]
+
+    def test_rules_of_one_view_leave_others_alone(self):
+        """Several views stand in one page: the rules of each are of elements within an element of its own."""
+        blocks = [block for group in groups(reported.real()) for one in group.found() for block in one.result.blocks()]
+        for style in {block.style for block in blocks if isinstance(block, Custom)}:
+            for rule in re.findall(r"[^{}]+(?=\{)", re.sub(r"@media[^{]+\{|/\*.*?\*/", "", style)):
+                for selector in rule.split(","):
+                    assert selector.strip().startswith(".ssmscope "), selector
 
 
 class TestTexts:
     @settings(max_examples=40, deadline=None)
     @given(st.lists(st.one_of(st.sampled_from(NASTY), st.text(min_size=1, max_size=12)), min_size=1, max_size=6))
+    @example(["\n"])
+    @example(["a\nb", "c"])
     def test_texts_stay_texts_wherever_they_stand(self, texts):
         a, b = texts[0], texts[-1]
         heatmap = reported.heatmap([texts], model=b, answer=a)
@@ -220,8 +301,9 @@ class TestTexts:
             reported.failed("words", a, f"at {b}", models=(b,), heading=b + "x"),
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(page_items, "data_uri", lambda figure, **_: "data:,")
+            patch.setattr("ssmscope.show.html.data_uri", lambda figure, **_: "data:,")
             found = Page(render(reported.report(*entries, title=a)))
+            patch.setattr(type(heatmap), "figure", lambda self: None)
             clean = render(reported.report(*(plain(entry) for entry in entries), title="t"))
         assert [tag for tag, _, _ in found.elements] == [tag for tag, _, _ in Page(clean).elements]
         assert unsplit(found.all("title")[0][1]) == unsplit(found.all("h1")[0][1]) == unsplit(a)
@@ -277,11 +359,20 @@ class TestTexts:
 
 
 def plain(entry):
-    """The same entry with nothing in it that could be markup."""
-    heatmaps = [reported.heatmap([["t"] * len(result[0])], model="m", answer="a") for result in entry.results]
-    words = dict(heading=f"h {entry.verb}", models=("m",), command="c", options={"o": "p"}, results=tuple(heatmaps))
+    """The same entry with nothing in it that could be markup; values of several lines remain such."""
+    heatmaps = [
+        reported.heatmap([["t"] * len(result[0])], model=lines(result.provenance["model"]), answer="a")
+        for result in entry.results
+    ]
+    options = {f"o{number}": lines(value) for number, value in enumerate(entry.options.values())}
+    words = dict(heading=f"h {entry.verb}", models=("m",), command="c", options=options, results=tuple(heatmaps))
     failure = dict(error="e", traceback="t") if entry.error is not None else {}
     return dataclasses.replace(entry, **words, **failure)
+
+
+def lines(text: object) -> str:
+    """As many plain lines as a text has, which the page shows as they are."""
+    return "\n".join("x" * (1 + str(text).count("\n")))
 
 
 def unsplit(text: str) -> str:
@@ -314,11 +405,12 @@ class TestHeatmaps:
         assert told == [(model, score) for model in reported.MODELS for score in ("retention", "write")]
 
     def test_tokens_lead_to_the_attention_of_their_model_and_text(self, page):
-        keys = [a["data-key"] for a, _ in page.all("div", class_="ssmscope-attention")]
-        assert len(keys) == 2
+        at = [place for place, (_, a, _) in enumerate(page.elements) if a.get("class") == "ssmscope-attention"]
+        parts = [page.elements[place - 1][1]["id"] for place in at]  # the part of the page that the maps are in
+        assert len(set(parts)) == 2
         for island in page.islands():
-            own = keys[reported.MODELS.index(island["model"])]
-            linked = [[(link["key"], link["text"]) for link in text["attention"]] for text in island["texts"]]
+            own = parts[reported.MODELS.index(island["model"])]
+            linked = [[(link["anchor"], link["text"]) for link in text["attention"]] for text in island["texts"]]
             assert linked == [[(own, 0)], [(own, 1)], [], []]
 
     def test_another_model_of_the_same_name_is_no_link(self):
@@ -381,7 +473,7 @@ class TestMarks:
             drops = [one.drop.value for one in found.result.attacks]
             assert [one.worst for one in cells[1:]] == [drop == max(drops) for drop in drops]
         marked = [text for _, text in page.all("td", class_="worst")]
-        assert len(marked) == 2 and all("▼" in text for text in marked)
+        assert len(marked) >= 2 and all("▼" in text for text in marked)
         assert page.all("td", class_="best") and all("★" in text for _, text in page.all("td", class_="best"))
 
 
@@ -415,7 +507,7 @@ class TestSeveralModels:
                 f"needle probability {curve.average}, mean of layers; accuracy {curve.accuracy} at 50 words"
             )
             row = found["stability"].result[at]
-            assert verdict(found["stability"], model).startswith(f"{row.verdict}, s_A −{-row.abscissa:.3g}")
+            assert verdict(found["stability"], model).startswith(f"{row.behaviour}, s_A −{-row.abscissa:.3g}")
 
     def test_tables_have_the_names_of_the_report_and_compare_within_a_task(self, entries):
         report = reported.report(*entries.values())

@@ -10,7 +10,8 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import ssmscope
 import ssmscope.models.load
 from ssmscope import cli
 from ssmscope.errors import InputError
+from ssmscope.model import as_trace
 from ssmscope.models.load import Kept, kept_loaded, load
-from ssmscope.reports import code, running
+from ssmscope.reports import code, exports, running
 from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.store import Store
 from ssmscope.results import Result
@@ -42,6 +44,15 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
 
 
+@contextmanager
+def unpainted() -> Iterator[None]:
+    """For tests of the tables that are written with a page: its pictures and those beside it take much longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exports, "drawn", lambda figure, suffix: b"a picture")
+        patch.setattr("ssmscope.show.html.data_uri", lambda figure, **_: "data:,")
+        yield
+
+
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The verbs of the jobs that were run, in order, with their models."""
@@ -49,9 +60,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     found: list[str] = []
 
-    def counted(job: Any, commands: Any, folder: Path) -> Any:
+    def counted(job: Any, folder: Path) -> Any:
         found.append(" ".join([job.verb, *job.models]))
-        return execute(job, commands, folder)
+        return execute(job, folder)
 
     execute = engines.execute
     monkeypatch.setattr(engines, "execute", counted)
@@ -102,7 +113,7 @@ class TestKeys:
         (tmp_path / "d.csv").write_text("text,label\na,0\n")
 
         def keys() -> dict[str, str]:
-            for cached in (code.code_of, code._module_digest, code._imports_of, code._tree, code._text):
+            for cached in (code.code_of, code._module_digest, code._imports_of, code._text):
                 cached.cache_clear()
             return {verb: self.keys(models[0], options, verb)[0] for verb, options in asked.items()}
 
@@ -119,23 +130,24 @@ class TestKeys:
         monkeypatch.setattr(code, "ROOT", root)
         first = keys()
         assert first == here, "the same code elsewhere is the same"
-        assert changed("interp/selection.py", "\nX = 1\n") == {"heatmap"}
-        assert changed("probes/stability_layers.py", "\nX = 1\n") == {"stability"}
-        assert changed("attacks/words_search.py", "\nX = 1\n") == {"words"}
+        assert changed("interp/heatmap/words.py", "\nX = 1\n") == {"heatmap"}
+        assert changed("probes/stability/layers.py", "\nX = 1\n") == {"stability"}
+        assert changed("attacks/words/search.py", "\nX = 1\n") == {"words"}
         every = set(asked)
         assert changed("scans/native.c", "\n/* x */\n") == every, "the kernels belong to it"
         assert changed("scans/vectors.h", "\n/* x */\n") == every
         assert changed("matrices/native.c", "\n/* x */\n") == every
         assert changed("models/mamba.py", "\nX = 1\n") == every, "architectures are imported by name"
-        assert changed("command.py", "\nX = 1\n") == every
-        for other in ("reports/page.py", "cli/interp.py", "cli/serve.py", "training/run.py", "__init__.py"):
+        assert changed("reads.py", "\nX = 1\n") == every, "how texts are read"
+        for other in ("reports/page.py", "cli/verbs.py", "cli/serve.py", "training/run.py", "__init__.py"):
             assert changed(other, "\nX = 1\n") == set(), other
-        line = "    answer(selection_heatmap(trace, "
-        text = (root / "cli/interp.py").read_text()
+        line = "    chosen = chosen_layers(layers, "
+        file = root / "interp/heatmap/__init__.py"
+        text = file.read_text()
         assert line in text
-        (root / "cli/interp.py").write_text(text.replace(line, "    trace = trace\n" + line))
+        file.write_text(text.replace(line, "    trace = trace\n" + line))
         assert {verb for verb, key in keys().items() if key != first[verb]} == {"heatmap"}
-        (root / "cli/interp.py").write_bytes(text.replace("\n", "\r\n").encode())
+        file.write_bytes(text.replace("\n", "\r\n").encode())
         assert keys() == first, "line ends of Windows are the same code"
 
     def test_the_version_alone_does_not_matter(self, models, monkeypatch) -> None:
@@ -158,15 +170,15 @@ class TestKeys:
         (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text().replace("music", "musik"))
         assert self.keys(str(model), {"text": "a"}) not in (before, after)
 
-    @pytest.mark.parametrize("verb", ["heatmap", "loss"])
-    def test_a_files_content_matters(self, models, tmp_path, verb) -> None:
+    @pytest.mark.parametrize(("verb", "option"), [("heatmap", "file"), ("loss", "data")])
+    def test_a_files_content_matters(self, models, tmp_path, verb, option) -> None:
         file = tmp_path / "texts.txt"
         file.write_text("a good film\n")
-        before = self.keys(models[0], {"file": str(file)}, verb)
+        before = self.keys(models[0], {option: str(file)}, verb)
         os.utime(file, (1, 1))
-        assert self.keys(models[0], {"file": str(file)}, verb) == before
+        assert self.keys(models[0], {option: str(file)}, verb) == before
         file.write_text("a bad film\n")
-        assert self.keys(models[0], {"file": str(file)}, verb) != before
+        assert self.keys(models[0], {option: str(file)}, verb) != before
 
     def test_the_content_of_a_known_data_set_matters_given_or_learnt_from(self, tmp_path, monkeypatch) -> None:
         monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
@@ -187,7 +199,7 @@ class TestKeys:
         assert self.keys(models[0], {"text": "a"}) == before
 
     def test_the_order_of_running_keeps_a_models_jobs_together(self, models) -> None:
-        jobs = jobs_of(plan(models, {"heatmap": {"text": TEXT}}, {"stability": {}, "together": True}))
+        jobs = jobs_of(plan(models, {"heatmap": {"text": TEXT}}, {"checkpoints": {}, "together": True}))
         assert [job.models for job in jobs.to_run()] == [("one",)] * 3 + [("two",)] * 3 + [("one", "two")]
         assert len(jobs.every) == 9  # one analysis stands there twice and runs once
 
@@ -218,7 +230,7 @@ class TestKinds:
         jobs = jobs_of(
             {"models": both, "analyses": [{**item, "for": "text-classifier"}, {**item, "for": "language-model"}]}
         )
-        assert [job.sources for job in jobs.every] == [("demo/sst2-mamba",), (models[0],)]
+        assert [job.call.models for job in jobs.every] == [("demo/sst2-mamba",), (models[0],)]
         with pytest.raises(InputError, match=r"analysis 1 \(fidelity\) cannot do .*one, of kind language-model"):
             jobs_of({"models": both, "analyses": [{"fidelity": {}}]})
         assert jobs_of({"models": both, "analyses": [{"fidelity": {}, "models": "demo/sst2-mamba"}]}).every
@@ -248,7 +260,7 @@ class TestRunning:
         assert ours == alone
         (result,) = entry.results
         assert result.kind == "heatmap" and entry.options["top"] == 5 and entry.seconds is not None
-        assert "Files:" in (tmp_path / "out" / "results" / entry.key / "job.log").read_text()
+        assert (tmp_path / "out" / "results" / entry.key / "job.log").exists()
 
     def test_the_record_of_a_job(self, models, tmp_path) -> None:
         report = run(plan(models[:1]), tmp_path)
@@ -290,7 +302,7 @@ class TestRunning:
         monkeypatch.setattr(
             ssmscope.models.load, "_read", lambda where, name: read.append(name) or original(where, name)
         )
-        run(plan(models, {"stability": {"length": 8}, "together": True}), tmp_path)
+        run(plan(models, {"checkpoints": {"length": 8}, "together": True}), tmp_path)
         assert read == models
 
     def test_a_job_that_fails_leaves_the_rest_alone_and_is_tried_again(self, models, tmp_path, ran) -> None:
@@ -306,13 +318,11 @@ class TestRunning:
         assert states(run(asked, tmp_path)) == states(report) and ran == ["heatmap one"]
 
     def test_a_failure_is_forgotten_when_the_job_succeeds(self, models, tmp_path, monkeypatch) -> None:
-        from ssmscope.interp import selection
-
         def broken(*args: Any, **kwargs: Any) -> None:
             raise ZeroDivisionError("by nought")
 
         with monkeypatch.context() as patch:
-            patch.setattr(selection, "selection_heatmap", broken)
+            patch.setattr("ssmscope.model.as_trace", broken)
             report = run(plan(models[:1]), tmp_path)
         assert states(report) == ["failed", "done", "done"]
         assert report.entries[0].error == "ZeroDivisionError: by nought" and "broken" in str(
@@ -350,9 +360,7 @@ class TestRunning:
         assert told in str(report.entries[-1 if record == "fail" else 0].error)
 
     def test_a_job_without_a_result_fails(self, models, tmp_path, monkeypatch) -> None:
-        import ssmscope.cli.interp as verbs
-
-        monkeypatch.setattr(verbs, "answer", lambda *arguments: None)
+        monkeypatch.setattr("ssmscope.results.save_together", lambda *arguments: None)
         assert "without a result" in str(run(plan(models[:1]), tmp_path).entries[0].error)
 
     def test_what_a_killed_run_left_is_no_result(self, models, tmp_path) -> None:
@@ -382,11 +390,9 @@ class TestRunning:
         import torch
 
         seen: list[int] = []
-        from ssmscope.interp import selection
-
-        original = selection.selection_heatmap
+        original = as_trace
         monkeypatch.setattr(
-            selection, "selection_heatmap", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k)
+            "ssmscope.model.as_trace", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k)
         )
         before = torch.get_num_threads()
         item = {"heatmap": {"text": TEXT}, "resources": {"cpus": before + 1}}
@@ -448,7 +454,8 @@ class TestKilled:
             patch.setattr(running, "_write", lambda report, root: None)
             run(plan(models), root)
         took = time.perf_counter() - started
-        run(plan(models), root)
+        with unpainted():
+            run(plan(models), root)
         draw, ends = random.Random(), []
         for _ in range(3):
             ends.append(self.killed(lambda: run(plan(models), again), draw.uniform(0.1, 0.6) * took))
@@ -457,7 +464,8 @@ class TestKilled:
         assert ends[0] == -signal.SIGKILL
         kept = {path.name: path.stat().st_mtime_ns for path in again.glob("results/*")}
         ran.clear()
-        report = run(plan(models), again)
+        with unpainted():
+            report = run(plan(models), again)
         assert states(report) == ["done"] * 6 and len(ran) == 6 - len(kept)
         assert {name: (again / "results" / name).stat().st_mtime_ns for name in kept} == kept
         assert numbers(again) == numbers(root)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +17,14 @@ import pandas as pd
 import pytest
 import reported
 
+from ssmscope import register
 from ssmscope.bootstrap import Estimate
-from ssmscope.reports import compared as compared_module
-from ssmscope.reports import verdicts
-from ssmscope.reports.compared import ROWS, compared
-from ssmscope.reports.grouping import Found, Group
-from ssmscope.reports.page_items import _origin, flat, queries, shortened, took
-from ssmscope.reports.tables import Cell, Table, folded, to_latex, to_markdown
-from ssmscope.reports.verdicts import verdict
-from ssmscope.results import HOMES, Result
+from ssmscope.reports.grouping import VERDICT, Found, Group, compared, verdict
+from ssmscope.reports.page_items import _origin, flat, shortened, took
+from ssmscope.results import Result
+from ssmscope.show.markup import to_latex, to_markdown
+from ssmscope.show.table import ROWS, Cell, Table, folded, in_percent
+from ssmscope.show.table import written as as_text
 
 NAN = math.nan
 
@@ -37,8 +37,9 @@ class Stand:
     """Stands for a result of a kind, with some of what its class has."""
 
     def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
-        importlib.import_module(f"ssmscope.{HOMES[kind]}")
+        importlib.import_module(register.home_of(kind) or "")
         real = Result._kinds[kind]
+        self.real = real
         known = {field.name for field in dataclasses.fields(real)} | set(dir(real))
         assert set(values) <= known, f"{real.__name__} has no {sorted(set(values) - known)}"
         assert not items or hasattr(real, "__getitem__") or hasattr(real, "__iter__")
@@ -46,6 +47,13 @@ class Stand:
         self.provenance = {"model": model, "fingerprint": "f"}
         self.headline = headline or f"Something of {model}: its own words"
         vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not given is the class's own: its verdict, its properties."""
+        if name == "real" or not hasattr(self.real, name):
+            raise AttributeError(name)
+        own = inspect.getattr_static(self.real, name)
+        return own.__get__(self, type(self.real))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -250,7 +258,7 @@ class TestPrompts:
         assert shown(alone) == [("a", "0.900 [0.850, 0.950]", "10.0 [0.0, 20.0]")]
 
     def test_queries(self) -> None:
-        assert queries(self.result()) == "12,000 filled prompts, of which 345 were run"
+        assert self.result().queries_made == "12,000 filled prompts, of which 345 were run"
 
 
 class TestWords:
@@ -286,19 +294,19 @@ class TestWords:
         assert shown(table)[0][5:] == ("0.123 [0.100, 0.200]", "31.3 [30.0, 32.0]")
 
     def test_queries(self) -> None:
-        assert queries(self.result(0.1)) == "1,234 texts and 4 gradients"
-        assert queries(Stand("heatmap")) == ""
+        assert self.result(0.1).queries_made == "1,234 texts and 4 gradients"
+        assert Stand("heatmap").queries_made == ""
 
 
 class TestStability:
-    def result(self, verdict: str, counts: dict[str, int], **largest: float) -> Stand:
+    def result(self, behaviour: str, counts: dict[str, int], **largest: float) -> Stand:
         columns = {"spectral_abscissa": -0.5, "largest_gain": 0.25, "possible_gain": 1.5, "growth": -2.0, **largest}
         frame = pd.DataFrame({name: [value - 1, value] for name, value in columns.items()})
         number = sum(counts.values())
         return Stand(
             "stability",
             (None,) * number,
-            verdict=verdict,
+            behaviour=behaviour,
             unit="layers",
             counts=lambda: counts,
             to_frame=lambda: frame,
@@ -314,7 +322,8 @@ class TestStability:
         mixed = self.result("unstable", {"stable": 3, "marginal": 0, "unstable": 1}, growth=math.inf)
         table = beside(mixed, self.result("stable", {"stable": 2}, possible_gain=NAN))
         assert table.columns == (
-            "verdict", "layers", "largest spectral abscissa", "largest gain", "largest possible gain", "largest growth",
+            "behaviour", "layers",
+            "largest spectral abscissa", "largest gain", "largest possible gain", "largest growth",
         )  # fmt: skip
         assert shown(table) == [
             ("a", "unstable", "3 stable, 1 unstable", "−0.5", "0.25", "1.5", "∞"),
@@ -329,15 +338,17 @@ class TestStabilityTable:
     def result(self) -> Stand:
         def row(**values: Any) -> SimpleNamespace:
             return SimpleNamespace(
-                **{"reason": "", "verdict": "stable", "abscissa": -0.0123, "vacuous": None, **values}
+                **{"reason": "", "behaviour": "stable", "abscissa": -0.0123, "vacuous": None, **values}
             )
 
         rows = (
-            row(), row(verdict="unstable", abscissa=0.5, vacuous=False, bound=0.71234), row(vacuous=True),
+            row(), row(behaviour="unstable", abscissa=0.5, vacuous=False, bound=0.71234), row(vacuous=True),
             row(reason="no such file"),
         )  # fmt: skip
         frame = pd.DataFrame({"model": ["x"], "abscissa": [-0.0123]})
-        return Stand("stability-table", rows=rows, headline="Stability of own: 4 models", to_frame=lambda: frame)
+        table = Stand("stability-table", rows=rows, headline="Stability of own: 4 models", to_frame=lambda: frame)
+        table.provenance["given"] = ["a", "b", "c", "d"]
+        return table
 
     def test_verdict(self) -> None:
         models = ("a", "b", "c", "d")
@@ -345,7 +356,9 @@ class TestStabilityTable:
             "stable, s_A −0.0123", "unstable, s_A 0.5, bound 0.712", "stable, s_A −0.0123, bound vacuous",
             "unreadable: no such file",
         ]  # fmt: skip
-        assert said(self.result(), "a", ("a", "b")) == "4 models"
+        of_a_directory = self.result()
+        of_a_directory.provenance["given"] = ["sweep", "d"]
+        assert said(of_a_directory, "a", ("a", "b")) == "4 models"
 
     def test_table_is_that_of_its_own(self) -> None:
         assert shown(beside(self.result())) == [("x", "−0.0123")]
@@ -570,12 +583,12 @@ class TestInfluence:
         contexts = {0.9: 37.0, 0.5: 3.0}
         reach = SimpleNamespace(
             place="output",
-            decay=SimpleNamespace(rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0)),
+            decay=SimpleNamespace(rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0), defined=True),
             recent=lambda tokens: shares[tokens],
             effective_context=lambda share: contexts[share],
         )
-        result = Stand("influence", output=reach, recent=8, found="90 % from the last 37 tokens")
-        assert said(result) == "90 % from the last 37 tokens"
+        result = Stand("influence", output=reach, recent=8, unit="tokens")
+        assert said(result) == "decay length 81, 90 % of it within 37 tokens"
         table = beside(result)
         assert table.heads == ("model", "of")
         assert table.columns == ("rate λ", "decay length", "share of the last 8", "90 % held within")
@@ -634,12 +647,12 @@ class TestHeatmap:
         table = beside(self.result(self.text(*tops), self.text((0, "x", 0.5), answer="negative", probability=0.6)))
         assert (table.heads, table.columns) == (("model", "text"), ("answer", "p", "score", "highest tokens"))
         assert shown(table) == [
-            ("a", "1", "positive", "0.750", "retention", "good 0.988 · film 0.900"),
-            ("a", "2", "negative", "0.600", "retention", "x 0.500"),
+            ("a", "0", "positive", "0.750", "retention", "good 0.988 · film 0.900"),
+            ("a", "1", "negative", "0.600", "retention", "x 0.500"),
         ]
         assert table.note == ""
         many = beside(self.result(*[self.text()] * (ROWS + 1)))
-        assert len(many.rows) == ROWS and many.note == f"{ROWS} of {ROWS + 1} texts."
+        assert len(many.rows) == ROWS and many.remarks == f"{ROWS} of {ROWS + 1} rows."
 
 
 class TestAttention:
@@ -672,7 +685,7 @@ class TestAttention:
         table = beside(result(1.5), result(2.5))
         assert (table.heads, table.columns) == (("model",), ("text", "layer", "distance"))
         assert shown(table) == [
-            ("a", "1", "0", "1.5"), ("a", "2", "0", "2"), ("b", "1", "0", "2.5"), ("b", "2", "0", "2"),
+            ("a", "0", "0", "1.5"), ("a", "1", "0", "2"), ("b", "0", "0", "2.5"), ("b", "1", "0", "2"),
         ]  # fmt: skip
         assert beside(result(1.5), result(2.5, 0.25)).columns == ("text", "layer", "distance", "outside")
 
@@ -714,11 +727,11 @@ class TestExplain:
         assert table.heads == ("model", "text", "method")
         assert table.columns == ("of", "f", "highest scores", "relative error of the sum")
         assert shown(table) == [
-            ("a", "1", "ig", "positive", "0.5", "good -1.5 · a 0.25", "0.0123"),
-            ("a", "1", "self-retention", "positive", "0.5", "film 3 · good 2", "–"),
+            ("a", "0", "ig", "positive", "0.5", "good -1.5 · a 0.25", "0.0123"),
+            ("a", "0", "self-retention", "positive", "0.5", "film 3 · good 2", "–"),
         ]
         many = beside(self.result([True], texts=ROWS // 2 + 1))
-        assert len(many.rows) == ROWS and many.note == f"{ROWS} of {ROWS + 2} rows."
+        assert len(many.rows) == ROWS and many.remarks == f"{ROWS} of {ROWS + 2} rows."
 
 
 # ---- what all kinds have
@@ -731,16 +744,14 @@ def test_every_kind_has_its_test_here() -> None:
         "TestInsertion", "TestInfluence", "TestEffect", "TestTrajectory", "TestHeatmap", "TestAttention", "TestExplain",
     }  # fmt: skip
     assert tested <= set(globals())
-    assert {"Test" + kind.title().replace("-", "") for kind in HOMES} == tested
-    assert set(verdicts._KINDS) | {"bound"} == set(HOMES)
-    assert set(compared_module._KINDS) | {"sanity", "stability-table", "trajectory"} == set(HOMES)
+    assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested
 
 
 class TestVerdicts:
     def test_a_line_is_no_longer_than_it_may_be_and_shows_no_control_character(self) -> None:
-        long = Stand("influence", found="x" * 500)
-        assert len(said(long)) == verdicts.LONGEST and "…" in said(long)
-        assert "\x1b" not in said(Stand("influence", found="a\x1b[31mb"))
+        long = Stand("influence", verdict=lambda at: "x" * 500)
+        assert len(said(long)) == VERDICT and "…" in said(long)
+        assert "\x1b" not in said(Stand("influence", verdict=lambda at: "a\x1b[31mb"))
 
     def test_a_headline_loses_the_model_alone(self) -> None:
         for headline, line in (
@@ -751,7 +762,7 @@ class TestVerdicts:
             assert said(Stand("bound", headline=headline)) == line
 
     def test_numbers_that_are_not_defined(self) -> None:
-        assert verdicts._percent(e(NAN)) == "not defined" and verdicts._number(e(NAN)) == "not defined"
+        assert in_percent(e(NAN)) == "not defined" and as_text(e(NAN)) == "not defined"
 
 
 class TestTablesOfAnyKind:
@@ -772,7 +783,7 @@ class TestTablesOfAnyKind:
         ]
         assert table.numbers == (True, True, True, False) and table.note == INTERVALS
         cut = folded(self.FRAME, limit=1)
-        assert len(cut.rows) == 1 and cut.note == f"1 of 2 rows. {INTERVALS}"
+        assert len(cut.rows) == 1 and cut.remarks == f"1 of 2 rows. {INTERVALS}"
 
     def test_several_frames_stand_below_each_other_and_share_the_rows(self) -> None:
         def result(rows: int, value: float) -> Stand:
@@ -781,7 +792,7 @@ class TestTablesOfAnyKind:
         table = beside(result(2, 0.5), result(1, 0.25))
         assert (table.heads, shown(table)) == (("model",), [("a", "0.5"), ("a", "0.5"), ("b", "0.25")])
         many = beside(result(ROWS, 0.5), result(3, 0.25))
-        assert len(many.rows) == ROWS // 2 + 3 and many.note == f"{ROWS // 2 + 3} of {ROWS + 3} rows."
+        assert len(many.rows) == ROWS // 2 + 3 and many.remarks == f"{ROWS // 2 + 3} of {ROWS + 3} rows."
 
     @pytest.mark.parametrize(
         ("cell", "value", "interval"),

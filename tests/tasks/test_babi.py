@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from ssmscope.errors import InputError
 from ssmscope.tasks.babi import PAPER_PROMPT, SPLITS, question_tokens, questions
@@ -371,3 +374,6 @@ def test_tokenizers_that_cannot_ask_are_refused():
         question_tokens(replace(alike, examples=tuple(same)), byte_tokenizer())
     with pytest.raises(InputError, match="needs a fast tokenizer"):
         question_tokens(data, object())
+    silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"?": 0}, [])))  # leaves out what it does not know
+    with pytest.raises(InputError, match="makes no token of the answer '"):
+        question_tokens(data, silent)

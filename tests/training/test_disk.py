@@ -40,6 +40,24 @@ def full(monkeypatch: pytest.MonkeyPatch):
     return fill
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_without_memory_nothing_is_left(tmp_path, monkeypatch, error) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ssmscope.training.fitting.Fit._train_step", fail)
+    with pytest.raises(InputError, match="needs more memory than there is; give a smaller model"):
+        train(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(
+        "ssmscope.training.fitting.Fit._train_step", lambda *_: (_ for _ in ()).throw(RuntimeError("x"))
+    )
+    with pytest.raises(RuntimeError, match="x"):
+        train(tmp_path / "new")
+
+
 def test_a_full_disk_leaves_nothing_or_the_last_checkpoint(tmp_path, full, monkeypatch) -> None:
     whole = train(tmp_path / "whole")
     expected = (whole / "model.safetensors").read_bytes()

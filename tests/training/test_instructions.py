@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 import torch
 from mixture import SIZES, write_mixture
 from safetensors.torch import load_file
+from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope import cli
@@ -31,7 +29,6 @@ from ssmscope.training import train_model
 from ssmscope.training.answering import Answers
 from ssmscope.training.run import _commands_before
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "vocabulary": 600, "progress": False}
 PLAIN = {
     **{"seed": 0, "batch_size": 8, "precision": "fp32"},
@@ -378,8 +375,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, capfd) -> None:
     given = {**TINY, "mixture": "wnli", "epochs": 2, "batch_size": 2, "checkpoint_minutes": 0.0, "progress": True}
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     state = broken / "checkpoint" / "state.pt"
-    command = [sys.executable, "-c", SCRIPT, json.dumps(["mamba2", "instruct", str(broken)]), json.dumps(given)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = TRANSFORMERS.start(SCRIPT, json.dumps(["mamba2", "instruct", str(broken)]), json.dumps(given))
     try:
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:

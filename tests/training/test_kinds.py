@@ -6,8 +6,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope.models.baleen import information_loss
@@ -23,7 +22,6 @@ from ssmscope.tasks.mad import associative_recall
 from ssmscope.training import build, train_model
 from ssmscope.training.fitting import watched
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY: dict[str, Any] = {"width": 16, "layers": 1, "state": 4, "head_width": 8, "batch_size": 16, "progress": False}
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
 
@@ -100,9 +98,7 @@ for out in sys.argv[1:]:
 
 
 def test_a_fresh_process_can_use_them_all(trained) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", READER, *(str(out) for out, _ in trained.values())]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = TRANSFORMERS.run(READER, *(out for out, _ in trained.values()))
     assert done.returncode == 0, done.stderr
     told = {Path(out).name: rest for out, *rest in map(json.loads, done.stdout.splitlines())}
     assert told.keys() == trained.keys()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm import TRANSFORMERS
 
 from ssmscope.training import train_model
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys
 from ssmscope.training import train_model
@@ -46,8 +43,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(data, tmp_path, capfd) -> None:
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     state = broken / "checkpoint" / "state.pt"
     given = {**options, "checkpoint_minutes": 0.0}
-    command = [sys.executable, "-c", SCRIPT, json.dumps([architecture, data, str(broken)]), json.dumps(given)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = TRANSFORMERS.start(SCRIPT, json.dumps([architecture, data, str(broken)]), json.dumps(given))
     try:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.signature import REPEATED, Metavar, OneOf
 
 if TYPE_CHECKING:
-    from ssmscope.interp.attribution import Method, Scores
+    from ssmscope.interp.explain.result import Method, Scores
 
 
 class _Methods(Mapping[str, "Callable[..., Scores]"]):
@@ -74,3 +75,57 @@ def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0
     if "seed" in known:
         given.setdefault("seed", seed)
     return partial(function, **given)
+
+
+# ---- the options of the analyses that explain
+
+Methods = Annotated[
+    Sequence[str] | Mapping[str, Callable[..., Any]],
+    f"Methods of explanation: {', '.join(METHODS)}.",
+    OneOf("interp.methods:METHODS"),
+    Metavar("A,B,…"),
+]
+MethodOptions = Annotated[
+    Mapping[str, Mapping[str, Any]] | None, "An option of a method, as ig.baseline=pad; may be repeated.", REPEATED
+]
+
+
+def check_methods(*, methods: Any, option: Any, **_: Any) -> None:
+    """Refuse methods that are named twice, and options that no chosen method has.
+
+    Raises:
+        InputError: as said.
+    """
+    names = named(methods)
+    if len(set(names)) < len(names):
+        raise InputError(f"methods is {', '.join(names)}; name each once")
+    for name, given in (option or {}).items():
+        if name not in names:
+            raise InputError(f"options of {name!r}, which is not among the methods{did_you_mean(name, names)}")
+        if not isinstance(methods, Mapping):
+            method(name, given)
+
+
+def named(methods: str | Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """The names of methods.
+
+    Raises:
+        InputError: there is none.
+    """
+    names = [methods] if isinstance(methods, str) else list(methods)
+    if not names:
+        raise InputError(f"no method was given; allowed are {', '.join(METHODS)}, or functions of your own by name")
+    return names
+
+
+def settled(
+    methods: str | Sequence[str] | Mapping[str, Callable[..., Any]],
+    option: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    seed: int = 0,
+) -> dict[str, Method]:
+    """Methods by name with their options settled; those of ours that draw get the seed."""
+    given = option or {}
+    if isinstance(methods, Mapping):
+        return {name: partial(own, **given[name]) if given.get(name) else own for name, own in methods.items()}
+    return {name: method(name, given.get(name), seed=seed) for name in named(methods)}

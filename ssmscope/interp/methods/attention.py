@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attending import implicit_attention
-from ssmscope.interp.attribution import Scores
+from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     scores = torch.zeros(objective.batch.mask.shape)
     for chosen in objective.batches(range(len(objective))):
         trace = objective.model.trace(objective.batch.rows(chosen))
-        found = implicit_attention(trace, rollout=True, residual=residual, rows="last")
+        found = implicit_attention(None, trace, rollout=True, residual=residual, rows="last")
         for text, each in zip(chosen, found, strict=True):
             scores[text, : len(each)] = torch.from_numpy(each.maps[0].values[0])
     return Scores(scores)

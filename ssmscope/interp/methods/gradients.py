@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssmscope.errors import InputError
 from ssmscope.intercept import After, watched
-from ssmscope.interp.attribution import Scores
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import drawn_from, number, whole
 from ssmscope.mixers import weights_constant
 

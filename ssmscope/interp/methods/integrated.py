@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attribution import Scores
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, near_singular
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import number, whole
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from ssmscope.affine import NormTerms, innermost, is_linear, is_plain, norm_term
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
-from ssmscope.interp.attribution import Scores
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import Objective
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import TOKENS_AT_ONCE

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ssmscope.interp.attribution import Scores
 from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import whole
 
 if TYPE_CHECKING:

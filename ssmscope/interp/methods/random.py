@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ssmscope.interp.attribution import Scores
+from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import drawn_from
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ssmscope.interp.attribution import Scores
+from ssmscope.interp.explain.result import Scores
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective

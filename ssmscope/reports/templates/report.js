@@ -47,13 +47,13 @@
   });
 
   const read = new Map();
-  function attention({key, text}) {
-    if (!read.has(key)) {
-      const root = document.querySelector(`.ssmscope-attention[data-key="${key}"]`);
+  function attention({anchor, text}) {
+    if (!read.has(anchor)) {
+      const root = document.getElementById(anchor);
       const island = root && root.querySelector('script[type="application/json"]');
-      read.set(key, island ? JSON.parse(island.textContent).texts : []);
+      read.set(anchor, island ? JSON.parse(island.textContent).texts : []);
     }
-    return read.get(key)[text] || null;
+    return read.get(anchor)[text] || null;
   }
 
   for (const root of document.querySelectorAll(".heat")) explore(root);
@@ -113,7 +113,7 @@
       state.text = Math.max(0, Math.min(state.text, head.texts.length - 1));
       state.layer = Math.min(state.layer, head.layers.length);
       offer(variant, variantsOf(head.model).map(([at, one]) => [at, one.variant]), state.first);
-      offer(text, head.texts.map((one, at) => [at, `${at + 1}. ${one.name}`]), state.text);
+      offer(text, head.texts.map((one, at) => [at, `${at}. ${one.name}`]), state.text);
       offer(layer, [[0, "mean"], ...head.layers.map((name, at) => [at + 1, `${name}`])], state.layer);
       model.select.value = models.indexOf(head.model);
       before.hidden = next.hidden = head.texts.length < 2;
@@ -141,7 +141,7 @@
   function block(result, {layer, text: index}) {
     const text = result.texts[index], holder = make("section", {className: "block"});
     if (!text) {
-      holder.append(make("p", {className: "note", textContent: `${result.model} has no text ${index + 1} here.`}));
+      holder.append(make("p", {className: "note", textContent: `${result.model} has no text ${index} here.`}));
       return holder;
     }
     const row = Math.min(layer, result.layers.length), count = text.tokens.length;
@@ -156,7 +156,7 @@
       make("b", {textContent: `“${text.answer}”`, dir: "auto"}), ` p = ${text.p}`,
       make("span", {textContent: `${names[row]}: ${text.range[row]}`})));
     const tokens = make("p", {className: "tokens", dir: "auto", role: "group",
-      ariaLabel: `tokens of text ${index + 1}`});
+      ariaLabel: `tokens of text ${index}`});
     const spans = text.tokens.map((token, at) => {
       if (text.gaps[at] === "1") tokens.append(" ");
       const kept = rank.has(at) ? " kept" : "";

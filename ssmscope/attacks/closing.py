@@ -1,0 +1,23 @@
+"""What the views of attacks on data end with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.blocks import Block, Custom, Prose
+from ssmscope.show.table import folded
+
+
+def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
+    """What was measured on, the notes, and for pages, which have the room, the whole table folded away."""
+    data = result.provenance["data"]
+    yield Prose(f"{data['examples']:,} examples of {data['name']} ({data['split']}); 95 % bootstrap intervals.")
+    yield from (Prose(f"Note: {note}.", "note") for note in notes)
+
+    def whole() -> str:
+        from ssmscope.show.html import grid
+
+        return f"<details><summary>All numbers</summary>{grid(folded(result.to_frame(), limit=TABLE_ROWS))}</details>"
+
+    yield Custom(html=whole)

@@ -1,0 +1,144 @@
+"""What a change of a text did inside a model, from the trace of both texts."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmscope.attacks.effect.result import AttackEffect, Side
+from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.interp.methods.gradients import outputs_kept
+from ssmscope.results import record_provenance
+
+if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
+    from ssmscope.model import Model
+    from ssmscope.trace import Trace
+
+
+SAME = 1e-5
+"""Up to which relative distance two vectors of float32 are the same: what rounding leaves. Of a coarser dtype it is 16
+times the distance of its numbers."""
+
+
+def effect_of(
+    model: Model,
+    batch: Batch,
+    *,
+    layers: Literal["mean", "all"] | Sequence[int] = "mean",
+    top: int = 5,
+    recorded: Mapping[str, Any] | None = None,
+) -> AttackEffect:
+    """What the change from a batch's first row to its second did.
+
+    Args:
+        layers, top: as of `attack_effect`.
+        recorded: what the provenance says of the two rows.
+
+    Raises:
+        InputError: an unknown layer.
+    """
+    trace = model.trace(batch)
+    heatmap = selection_heatmap(model, trace, layers=layers, top=top)
+    chosen = heatmap.layers
+    pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
+    maps = implicit_attention(None, trace, layers=list(chosen), rows="last", heads="abs")
+    sides = []
+    for row in (0, 1):
+        shares, states = zip(*(_shares(each.values, each.sink) for each in maps[row].maps))
+        changed = np.ones(batch.lengths[row], dtype=bool)
+        changed[pairs[:, row]] = False
+        sides.append(Side(heatmap[row], changed, np.stack(shares), np.array(states, dtype=np.float32)))
+    distance, hidden, state = _moved(model, batch, trace, chosen, pairs)
+    probabilities = trace.logits.double().softmax(-1)
+    options = {**(recorded or {}), "layers": layers if isinstance(layers, str) else list(layers), "top": top}
+    return AttackEffect(
+        provenance=record_provenance(trace.source, options=options),
+        before=sides[0],
+        after=sides[1],
+        pairs=pairs,
+        layers=chosen,
+        by_layer=heatmap.by_layer,
+        size=heatmap.size,
+        distance=distance,
+        hidden_cosine=hidden,
+        state_cosine=state,
+        kept=float(probabilities[1, int(probabilities[0].argmax())]),
+    )
+
+
+def aligned(before: Sequence[int], after: Sequence[int]) -> np.ndarray:
+    """The positions of the tokens that both have, in order, (tokens, 2) int64; nothing is crossed."""
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+    pairs = [(block.a + at, block.b + at) for block in blocks for at in range(block.size)]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _shares(weights: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, float]:
+    """|α| of the last row (1, tokens) as shares (tokens,), and the share of the state before the first token."""
+    mass = np.abs(weights[0].astype(np.float64))
+    state = 0.0 if sink is None else abs(float(sink[0]))
+    total = mass.sum() + state
+    if total == 0:
+        return np.zeros(len(mass), dtype=np.float32), 0.0
+    return (mass / total).astype(np.float32), state / total
+
+
+def _moved(
+    model: Model, batch: Batch, trace: Trace, chosen: Sequence[int], pairs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distances (layers + 1, pairs) float32, and the cosines at the last position (layers + 1,) and of the final states
+    (layers,); the row after the layers is that of the head."""
+    last = np.array(batch.lengths) - 1
+    distances: list[np.ndarray] = []
+    cosines: list[float] = []
+    states: list[float] = []
+    for index in chosen:
+        layer = trace.layers[index]
+        flat = torch.cat([scan.state.flatten(1) for scan in layer.scan()], dim=1).double().cpu().numpy()
+        states.append(cosine(*flat))
+        _compare(layer.u, pairs, last, distances, cosines)
+    _compare(_read_by_head(model, batch), pairs, last, distances, cosines)
+    return np.stack(distances).astype(np.float32), np.array(cosines), np.array(states)
+
+
+def _compare(
+    vectors: Tensor, pairs: np.ndarray, last: np.ndarray, distances: list[np.ndarray], cosines: list[float]
+) -> None:
+    """One row of distances and cosines, from vectors (2, length, width)."""
+    before, after = vectors.detach().double().cpu().numpy()
+    same = max(SAME, 16 * torch.finfo(vectors.dtype).eps)
+    distances.append(relative(before[pairs[:, 0]], after[pairs[:, 1]], same))
+    cosines.append(cosine(before[last[0]], after[last[1]]))
+
+
+def relative(before: np.ndarray, after: np.ndarray, same: float) -> np.ndarray:
+    """‖after − before‖ / ‖before‖ of each row; 0 where it is at most `same`."""
+    apart, size = np.linalg.norm(after - before, axis=1), np.linalg.norm(before, axis=1)
+    with np.errstate(divide="ignore"):
+        return np.divide(apart, size, out=np.zeros_like(apart), where=apart > same * size)
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> float:
+    """The cosine of two vectors, 1 where they are equal; NaN where just one is zero."""
+    if np.array_equal(first, second):
+        return 1.0
+    size = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / size if size else math.nan
+
+
+def _read_by_head(model: Model, batch: Batch) -> Tensor:
+    """The vectors of which the head reads the last, (2, length, width)."""
+    base = model.module.base_model
+    source = base if base is not model.module else model.mixers[-1]  # a model that is its own base has one bare layer
+    kept: dict[int, Any] = {}
+    with torch.no_grad(), model.running(mask=batch.mask), outputs_kept([source], kept):
+        model.forward(batch, last_only=True)
+    return getattr(kept[0], "last_hidden_state", kept[0])

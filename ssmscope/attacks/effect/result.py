@@ -1,0 +1,263 @@
+"""What a comparison of two texts gives: tokens, retention, attention and distances before and after a change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.interp.heatmap.result import ScoredText
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, folded, plain, table
+from ssmscope.show.tokens import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+HEAD = "head"
+"""The name of the row of what the model's head reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The text before or after the change."""
+
+    text: ScoredText
+    """Its tokens, their retention (layers, tokens) and its mean, the answer and its probability."""
+    changed: np.ndarray
+    """(tokens,) bool: those that the other text does not have."""
+    attention: np.ndarray
+    """(layers, tokens) float32: the share of the last position's |α| that falls on each token."""
+    sink: np.ndarray
+    """(layers,) float32: the share that falls on the state before the first token."""
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def mean_attention(self) -> np.ndarray:
+        """(tokens,): `attention`, the average over the layers."""
+        return self.attention.mean(0)
+
+    @property
+    def on_changed(self) -> np.ndarray:
+        """(layers,): the share of the last position's attention on the changed tokens."""
+        return self.attention[:, self.changed].sum(1)
+
+    def top(self, k: int) -> list[int]:
+        """The positions of the k tokens to which the last position attends most, the highest first."""
+        return np.argsort(-self.mean_attention, kind="stable")[:k].tolist()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a change is carried on in one row of distances. Positions are those after the change."""
+
+    first: int | None
+    """From which token on that both texts have the vectors differ; None where they never do."""
+    peak: float
+    """The largest distance, 0 where there is none."""
+    peak_at: int | None
+    last: float
+    """The distance at the last token that both texts have."""
+
+    @property
+    def remains(self) -> float:
+        """Which part of the largest distance is left at the end: 0 where the states meet again, 1 where they move apart
+        until the end; NaN where they never differ."""
+        return self.last / self.peak if self.peak else math.nan
+
+
+@dataclass(frozen=True)
+class AttackEffect(Result, kind="effect"):
+    """What a change of a text did inside the model."""
+
+    before: Side
+    after: Side
+    pairs: np.ndarray
+    """(pairs, 2) int64: the positions before and after the change of the tokens that both texts have."""
+    layers: tuple[int, ...]
+    by_layer: bool
+    """Whether the table shows every layer, or only the average."""
+    size: int
+    """How many tokens are named."""
+    distance: np.ndarray
+    """(layers + 1, pairs) float32: the relative distance of the layers' inputs, in the last row of what the head
+    reads."""
+    hidden_cosine: np.ndarray
+    """(layers + 1,): the cosine of the same vectors at the last position of each text."""
+    state_cosine: np.ndarray
+    """(layers,): the cosine of the final states, of all of a layer's recurrences together."""
+    kept: float
+    """The probability after the change of what was the answer before it."""
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The names of the rows of `distance`."""
+        return (*map(str, self.layers), HEAD)
+
+    @property
+    def first_changed(self) -> int | None:
+        """The position from which on the texts differ; None where they do not."""
+        same = np.flatnonzero((self.pairs != np.arange(len(self.pairs))[:, None]).any(1))
+        common = int(same[0]) if len(same) else len(self.pairs)
+        return None if common == len(self.before) == len(self.after) else common
+
+    @property
+    def spreads(self) -> tuple[Spread, ...]:
+        """How the change is carried on, per row of `distance`."""
+        return tuple(map(self._spread, self.distance))
+
+    def _spread(self, distance: np.ndarray) -> Spread:
+        apart = np.flatnonzero(distance)
+        if not len(apart):
+            return Spread(None, 0.0, None, 0.0)
+        positions, peak = self.pairs[:, 1], int(distance.argmax())
+        return Spread(int(positions[apart[0]]), float(distance[peak]), int(positions[peak]), float(distance[-1]))
+
+    @property
+    def retention_change(self) -> np.ndarray:
+        """(layers, pairs): retention after less before, at the tokens that both texts have."""
+        return self.after.text.scores[:, self.pairs[:, 1]] - self.before.text.scores[:, self.pairs[:, 0]]
+
+    @property
+    def attention_change(self) -> np.ndarray:
+        """(layers, pairs): the share of attention after less before, at the tokens that both texts have."""
+        return self.after.attention[:, self.pairs[:, 1]] - self.before.attention[:, self.pairs[:, 0]]
+
+    @property
+    def answer_name(self) -> str:
+        """What became of the answer, in words."""
+        old, new = (shorten(visible(side.text.answer), 32) for side in (self.before, self.after))
+        p, q = (f"{side.text.probability:.3f}" for side in (self.before, self.after))
+        if self.before.text.answer == self.after.text.answer:
+            return f"“{old}” stays (p = {p}, then {q})"
+        return f"“{old}” (p = {p}) becomes “{new}” (p = {q})"
+
+    @property
+    def changed_name(self) -> str:
+        """How many tokens changed, in words."""
+        gone, new = int(self.before.changed.sum()), int(self.after.changed.sum())
+        if not gone and not new:
+            return "no token changed"
+        parts = [f"{gone} of {len(self.before)} tokens removed"] if gone else []
+        parts += [f"{new} of {len(self.after)} tokens new"] if new else []
+        return ", ".join(parts)
+
+    def verdict(self, at: int = 0) -> str:
+        return f"{self.answer_name}; {self.changed_name}"
+
+    @classmethod
+    def compare(cls, results: Sequence[AttackEffect], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            cells = {"answer": Cell(text=result.answer_name), "change": Cell(text=result.changed_name)}
+            cells["p kept"] = plain(result.kept)
+            for layer, cosine in zip(result.layers, result.state_cosine.tolist()):
+                cells[f"final states alike, layer {layer}"] = plain(cosine)
+            lines.append(Line((label,), cells))
+        return table(("model",), lines, note="Alike: the cosine of the states before and after the change.")
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        return f"Effect of a change on {model}: {self.answer_name}; {self.changed_name}"
+
+    def to_frame(self) -> DataFrame:
+        """A row per side, layer and token.
+
+        Columns side ("before", "after"), layer ("mean" for the average; the layers follow if they were asked for, and
+        "head"), position, token, changed, partner (the position in the other text, missing for changed tokens),
+        retention, write, attention (the share of the last position's), distance (missing for changed tokens). Positions
+        count from 0. What the head reads has a distance only.
+        """
+        import pandas as pd
+
+        parts = []
+        means = np.concatenate([self.distance[:-1].mean(0, keepdims=True), self.distance])
+        for number, (name, side) in enumerate((("before", self.before), ("after", self.after))):
+            here = self.pairs[:, number]
+            partner = pd.array([None] * len(side), dtype="Int64")
+            partner[here] = self.pairs[:, 1 - number]
+            nothing = np.full(len(side), np.nan, dtype=np.float32)
+            rows = zip(
+                ("mean", *self.rows),
+                (side.text.mean, *side.text.scores, nothing),
+                (side.mean_attention, *side.attention, nothing),
+                means,
+            )
+            for layer, retention, attention, distance in rows if self.by_layer else [next(rows)]:
+                away = nothing.copy()
+                away[here] = distance
+                columns = {
+                    "side": name,
+                    "layer": layer,
+                    "position": range(len(side)),
+                    "token": pd.array(side.text.tokens, dtype="string"),
+                    "changed": side.changed,
+                    "partner": partner,
+                    "retention": retention,
+                    "write": 1 - retention,
+                    "attention": attention,
+                    "distance": away,
+                }
+                parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def summary(self) -> DataFrame:
+        """A row per layer, and one for the head.
+
+        Columns layer, hidden_cosine (of the vectors at the last position), state_cosine, on_removed and on_new (the
+        share of the last position's attention on the changed tokens before and after), retention_change and
+        attention_change (the mean absolute change at the tokens that both texts have), first, peak, peak_at, last (see
+        `Spread`) and remains. What the head reads has no state, gate or attention.
+        """
+        import pandas as pd
+
+        alone = [math.nan]
+        unchanged = bool(len(self.pairs))
+        columns: dict[str, Any] = {
+            "layer": self.rows,
+            "hidden_cosine": self.hidden_cosine,
+            "state_cosine": [*self.state_cosine, *alone],
+            "on_removed": [*self.before.on_changed, *alone],
+            "on_new": [*self.after.on_changed, *alone],
+        }
+        for name, change in (("retention_change", self.retention_change), ("attention_change", self.attention_change)):
+            columns[name] = [*(np.abs(change).mean(1) if unchanged else alone * len(self.layers)), *alone]
+        frame = pd.DataFrame(columns)
+        for name in ("first", "peak", "peak_at", "last", "remains"):
+            values = [getattr(spread, name) for spread in self.spreads]
+            frame[name] = pd.array(values, dtype="Int64") if name in ("first", "peak_at") else values
+        return frame
+
+    def figure(self) -> Figure:
+        """Both texts in boxes coloured by retention, changed tokens marked, under each box what the last position takes
+        from it; below them the distance along the text, a line for each layer."""
+        from ssmscope.attacks.effect.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.effect import page, terminal
+        from ssmscope.attacks.effect.figure import draw_distances
+        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.html import grid
+
+        yield Prose(self.headline, "title")
+        yield Custom(lambda coloured: terminal.texts(self, coloured), lambda: page.texts(self), page.STYLE)
+        yield Picture(lambda: draw_distances(self), "distance along the text")
+        yield terminal.attended("before", self.before, self.size)
+        yield terminal.attended("after", self.after, self.size)
+        yield terminal.layers(self)
+        for remark in terminal.remarks(self):
+            yield Prose(remark, "note")
+        summary = "<details><summary>All numbers of the layers</summary>{}</details>"
+        yield Custom(html=lambda: summary.format(grid(folded(self.summary()))))

@@ -1,0 +1,132 @@
+"""Where in a text the same inserted phrase hurts a model most, and what an attacker gains who may choose the place.
+
+The phrase of PromptBench's StressTest attack (Zhu et al. 2023, after Naik et al. 2018) is put at the end of a prompt. A
+state-space model forgets, and leans on its last tokens (Wang et al. 2024; Baleen, section 4.3), so that the place
+should matter as much as the phrase: here it is moved all along the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ssmscope.analysis import analysis
+from ssmscope.attacks.checks import check_asked
+from ssmscope.errors import InputError
+from ssmscope.reads import TEXT_MODELS, Data
+from ssmscope.signature import REPEATED, Cache, LabelWords, Limit, Metavar, Scoring, Seed, Template
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.insertion.result import InsertionSweep
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+
+
+def _check(*, places: int | Sequence[float], **options: Any) -> None:
+    if isinstance(places, int) and places < 2:
+        raise InputError(f"places is {places}; allowed are a number of places from 2 on, or shares from 0 to 1")
+    check_asked(**options)
+
+
+@analysis(
+    "insertion",
+    reads=Data("texts"),
+    question="Where do the same words hurt most?",
+    models=TEXT_MODELS,
+    check=_check,
+)
+def insertion_sweep(
+    model: Model,
+    data: TextData,
+    *,
+    insert: Annotated[
+        str | Sequence[str], "What is put in: a phrase, or several, each with its own curve.", REPEATED
+    ] = " and true is true ",
+    places: Annotated[
+        int | Sequence[float],
+        "How many places, evenly from a prefix to a suffix, or these shares of the words.",
+        Metavar("N|X,…"),
+    ] = 11,
+    template: Template = None,
+    words: LabelWords = None,
+    scoring: Scoring = "likelihood",
+    limit: Limit = None,
+    cache: Cache = None,
+    seed: Seed = 0,
+) -> InsertionSweep:
+    """Where the same words hurt most: a phrase is put at every place of a text, from a prefix to a suffix.
+
+    Place p is behind the first ⌊p n + ½⌋ of a text's n words (what stands between white space): 0 is a prefix, 1 a
+    suffix. With a template the places are those of the content, and two more are before and after the whole; by
+    default it is, with the words, the first of a known data set's own (`TASK_PROMPTS`). The phrase's own outer white
+    space is one space, and none at an end of the text.
+
+    Every number has a 95 % bootstrap interval over examples. All are paired: clean texts, phrases and places share
+    their resamples. A drop is relative, 1 − accuracy / clean accuracy. `worst` is the accuracy against an attacker who
+    chooses, for each example, among the places that were measured: what is right at all of them.
+
+    Raises:
+        InputError: an empty phrase or one that is given twice, a place outside 0 to 1, data that does not fit the
+            model, and what `Template` and `Evaluator` refuse.
+    """
+    from ssmscope.attacks.curves import questions, true_log_odds
+    from ssmscope.attacks.insertion.measure import (
+        attacked_texts,
+        checked_phrases,
+        checked_shares,
+        mean,
+        measure,
+        notes_on,
+    )
+    from ssmscope.attacks.insertion.result import FIRST, LAST, InsertionCurve, InsertionSweep, Place, place_name
+    from ssmscope.limits import TEXTS, refuse_held
+    from ssmscope.results import record_provenance
+
+    phrases = checked_phrases(insert)
+    shares = checked_shares(places)
+    asked = questions(model, data, template=template, words=words, scoring=scoring, limit=limit, cache=cache, seed=seed)
+    outside = (bool(asked.before.strip()), bool(asked.after.strip()))
+    number = len(asked.contents) * (1 + len(phrases) * (len(shares) + sum(outside)))
+    what = f"{len(phrases):,} phrases at {len(shares):,} places of {len(asked.contents):,} texts"
+    refuse_held(number, what, "give fewer places, or a limit", most=TEXTS, unit="texts")
+    texts = [asked.before + content + asked.after for content in asked.contents]
+    for phrase in phrases:
+        texts += [text for column in attacked_texts(asked, phrase, shares, outside) for text in column]
+    scores = asked.evaluator.scores(texts).reshape(-1, len(asked.data), len(asked.classes))
+    answers = asked.evaluator.answers(scores)
+    spoken = scoring == "generated" and not model.is_classifier
+    odds = None if spoken else true_log_odds(scores, asked.labels)
+    right = answers == asked.labels
+    where: list[float | None] = [*([None] if outside[0] else []), *shares, *([None] if outside[1] else [])]
+    names = [*([FIRST] if outside[0] else []), *map(place_name, shares), *([LAST] if outside[1] else [])]
+    curves = []
+    for number, phrase in enumerate(phrases):
+        rows = slice(1 + number * len(names), 1 + (number + 1) * len(names))
+        measured = measure(
+            right[0],
+            right[rows],
+            answers[rows] != answers[0],
+            None if odds is None else odds[0],
+            None if odds is None else odds[rows],
+            seed,
+        )
+        placed = tuple(Place(name=n, share=s, **m) for n, s, m in zip(names, where, measured.places))
+        curves.append(InsertionCurve(phrase, placed, measured.worst, measured.worst_drop))
+    every = measure(right[0], right[1:], answers[1:] != answers[0], None, None, seed)
+    options = {
+        "insert": list(phrases),
+        "places": list(shares),
+        "template": None if asked.template is None else asked.template.text,
+        "words": None if asked.evaluator.words is None else list(asked.evaluator.words),
+        "scoring": scoring,
+        "limit": limit,
+    }
+    return InsertionSweep(
+        provenance={**record_provenance(model.source, options=options, seed=seed), "data": asked.origin},
+        clean=every.clean,
+        clean_log_odds=None if odds is None else mean(odds[0], seed),
+        curves=tuple(curves),
+        worst=every.worst,
+        worst_drop=every.worst_drop,
+        notes=tuple(notes_on(model, phrases, answers, every.clean)),
+    )

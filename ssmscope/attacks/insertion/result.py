@@ -1,0 +1,188 @@
+"""Where in a text the same inserted phrase hurts a model most, and what an attacker gains who may choose the place.
+
+The phrase of PromptBench's StressTest attack (Zhu et al. 2023, after Naik et al. 2018) is put at the end of a prompt. A
+state-space model forgets, and leans on its last tokens (Wang et al. 2024; Baleen, section 4.3), so that the place
+should matter as much as the phrase: here it is moved all along the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, bare, table, written
+from ssmscope.show.tokens import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+FIRST, LAST = "before the template", "after the template"
+"""The places outside the content, where there is a template."""
+
+
+SHOWN = 6
+"""How many phrases figure and terminal show."""
+
+
+def place_name(place: float) -> str:
+    """A share of a text's words as the views write it."""
+    return f"{100 * place:.4g} %"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is measured with the phrase at one place."""
+
+    name: str
+    share: float | None
+    """Of the content's words, how many stand before the phrase; None outside the content."""
+    accuracy: Estimate
+    drop: Estimate
+    """1 − accuracy / clean accuracy."""
+    flipped: Estimate
+    """The share of the examples that are right when clean whose prediction changes."""
+    log_odds_change: Estimate | None
+    """The mean change of log p / (1 − p) of the true class, in natural logarithms; None for generated answers."""
+    worst_here: Estimate | None
+    """The share of the examples whose log-odds are lowest at this place; places that tie have equal parts."""
+
+
+@dataclass(frozen=True)
+class InsertionCurve:
+    """One phrase along the text."""
+
+    phrase: str
+    places: tuple[Place, ...]
+    """From the first to the last."""
+    worst: Estimate
+    """Accuracy where the attacker chooses the place for each example: the share that is right at every place."""
+    worst_drop: Estimate
+
+    @property
+    def hardest(self) -> Place:
+        """The place of the lowest accuracy, the first of several."""
+        return min(self.places, key=lambda place: place.accuracy.value)
+
+
+@dataclass(frozen=True)
+class InsertionSweep(Result, kind="insertion"):
+    """Accuracy and log-odds with a phrase at every place of the texts."""
+
+    clean: Estimate
+    clean_log_odds: Estimate | None
+    curves: tuple[InsertionCurve, ...]
+    worst: Estimate
+    """Accuracy where the attacker chooses phrase and place for each example."""
+    worst_drop: Estimate
+    notes: tuple[str, ...]
+
+    @property
+    def shown(self) -> tuple[InsertionCurve, ...]:
+        """The phrases that figure and terminal show: of more than 6 those that cost most, in their order."""
+        if len(self.curves) <= SHOWN:
+            return self.curves
+        kept = sorted(self.curves, key=lambda curve: curve.worst.value)[:SHOWN]
+        return tuple(curve for curve in self.curves if any(curve is one for one in kept))
+
+    def verdict(self, at: int = 0) -> str:
+        worst = written(self.worst)
+        return f"accuracy {self.clean.value:.3f}, {worst} with a phrase at each example’s worst place"
+
+    @classmethod
+    def compare(cls, results: Sequence[InsertionSweep], labels: Sequence[Sequence[str]]) -> Table:
+        names = ("clean accuracy", "at the hardest place", "worst of each example")
+        lines = []
+        for result, (label,) in zip(results, labels):
+            for curve in result.curves:
+                numbers = (result.clean, curve.hardest.accuracy, curve.worst)
+                lines.append(Line((label, curve.phrase), dict(zip(names, map(Cell, numbers))), curve.phrase))
+        return table(("model", "phrase"), lines, more=names)
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        curve = min(self.curves, key=lambda curve: curve.hardest.accuracy.value)
+        hardest, phrase = curve.hardest, shorten(visible(curve.phrase), 32)
+        choice = "the place" if len(self.curves) == 1 else "phrase and place"
+        return (
+            f"Insertion sweep of {model}: accuracy {self.clean.value:.3f} clean, {hardest.accuracy.value:.3f} with "
+            f"“{phrase}” at its hardest place ({hardest.name}), {self.worst.value:.3f} where {choice} may differ by "
+            "example"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row for the clean texts, and per phrase one for every place and one for the worst of each example.
+
+        Columns: part ("clean", "place", "worst"), phrase, place, share, accuracy, drop (relative, in percent), flipped
+        (of the examples that are right when clean), log_odds (the mean change; of the clean texts the mean itself) and
+        worst_here; the 95 % interval of each is in columns ending in _low and _high. With several phrases the last row
+        is the worst phrase and place of each example.
+        """
+        import pandas as pd
+
+        rows = [_row("clean", None, None, None, accuracy=self.clean, log_odds=self.clean_log_odds)]
+        for curve in self.curves:
+            for one in curve.places:
+                shown = dict(accuracy=one.accuracy, drop=one.drop.times(100), flipped=one.flipped)
+                more = dict(log_odds=one.log_odds_change, worst_here=one.worst_here)
+                rows.append(_row("place", curve.phrase, one.name, one.share, **shown, **more))
+            worst = dict(accuracy=curve.worst, drop=curve.worst_drop.times(100))
+            rows.append(_row("worst", curve.phrase, "any place", None, **worst))
+        if len(self.curves) > 1:
+            worst = dict(accuracy=self.worst, drop=self.worst_drop.times(100))
+            rows.append(_row("worst", "any phrase", "any place", None, **worst))
+        names = ["accuracy", "drop", "flipped"]
+        names += ["log_odds", "worst_here"] if self.clean_log_odds is not None else []
+        columns = ["part", "phrase", "place", "share", *(name + end for name in names for end in ("", "_low", "_high"))]
+        return pd.DataFrame(rows, columns=columns)
+
+    def figure(self) -> Figure:
+        """Accuracy and the change of the log-odds against the place, a line with its band for each phrase."""
+        from ssmscope.attacks.insertion.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.closing import closing
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        yield from (curve_table(curve, self.clean) for curve in self.shown)
+        if len(self.curves) > SHOWN:
+            yield Prose(f"These are the {SHOWN} of {len(self.curves)} phrases that cost most; the table holds all.")
+        if len(self.curves) > 1:
+            yield Prose(f"The worst phrase and place of each example: accuracy {self.worst}.")
+        yield from closing(self, self.notes)
+
+
+def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
+    """A row for the clean texts, for the phrase at every place, and for the worst place of each example."""
+    names = ("accuracy", "drop in %", "flipped", "change of log-odds")
+    lines = [Line(("clean",), {names[0]: Cell(clean)})]
+    for one in curve.places:
+        found = (Cell(one.accuracy), Cell(one.drop.times(100), digits=1), bare(one.flipped))
+        change = () if one.log_odds_change is None else (Cell(one.log_odds_change),)
+        lines.append(Line((one.name,), dict(zip(names, (*found, *change)))))
+    worst = (Cell(curve.worst), Cell(curve.worst_drop.times(100), digits=1))
+    lines.append(Line(("worst of each",), dict(zip(names, worst))))
+    most = [(one.worst_here, one.name) for one in curve.places if one.worst_here is not None]
+    here, where = max(most, key=lambda one: one[0].value, default=(None, ""))
+    note = f"Most often the lowest log-odds: {where}, of {here} of the examples." if here is not None else ""
+    return replace(table(("place",), lines), title=f"“{visible(curve.phrase)}”", note=note)
+
+
+def _row(
+    part: str, phrase: str | None, place: str | None, at: float | None, **found: Estimate | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": part, "phrase": phrase, "place": place, "share": at}
+    for name, one in found.items():
+        if one is not None:
+            row |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
+    return row

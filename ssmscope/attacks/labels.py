@@ -1,0 +1,50 @@
+"""The labels of examples as the number of the class that a model gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int
+
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+    from ssmscope.tasks.pixels import PixelData
+    from ssmscope.tasks.sequences import SequenceData
+    from ssmscope.tasks.text import TextData
+
+
+def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np.ndarray, " examples"]:
+    """The examples' labels as a classifier numbers its classes, (examples,) int64.
+
+    Classes are matched by name, and by number where the model's have no names of their own.
+
+    Raises:
+        InputError: they do not match.
+    """
+    ours, theirs = list(data.label_names), list(model.labels or ())
+    labels = np.asarray(data.labels, dtype=np.int64)
+    if set(ours) <= set(theirs):
+        return np.array([theirs.index(name) for name in ours])[labels]
+    unnamed = theirs == [f"LABEL_{i}" for i in range(len(theirs))]
+    if unnamed and len(ours) == len(theirs):
+        return labels
+    given, known = (", ".join(names[:12]) for names in (ours, theirs))
+    raise InputError(f"{data.name} has the classes {given}; {model.name} tells apart {known}: give data of these")
+
+
+def word_ids(data: TextData, words: Sequence[str]) -> Int[np.ndarray, " examples"]:
+    """The examples' labels as the number of the word that a language model answers, (examples,) int64.
+
+    Raises:
+        InputError: there are not as many words as classes.
+    """
+    if len(words) != len(data.label_names):
+        raise InputError(
+            f"words are {', '.join(words)}; {data.name} has {len(data.label_names)} classes, "
+            f"{', '.join(data.label_names[:12])}: give one for each, in this order"
+        )
+    return np.asarray(data.labels, dtype=np.int64)

@@ -1,0 +1,139 @@
+"""How much a state can hold on to: accuracy against the length of filler between the evidence and the question.
+
+A state-space model keeps what it has read in a state of fixed size. What stands between a text and the place where its
+class is read takes room in it and decays it, and on contexts beyond those of training states can leave what the model
+knows ("state collapse", Chen et al. 2024, Stuffed Mamba). Filler before the text is as long and as foreign, but read
+first: what it costs is not forgetting. The two curves are a measurement, not a claim of that paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.attacks.checks import check_asked
+from ssmscope.errors import InputError
+from ssmscope.reads import TEXT_MODELS, Data
+from ssmscope.signature import Cache, LabelWords, Limit, Metavar, Range, Reads, Seed, Template
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.overflow.result import StateOverflow
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+
+
+def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any) -> None:
+    """Refuse lengths of nothing, filler without a word, and what `check_asked` refuses.
+
+    Raises:
+        InputError: as said.
+    """
+    if max(lengths) == 0:
+        raise InputError("lengths names no filler; give a number of tokens from 1 on, such as 64")
+    if filler is not None and not filler.strip():
+        raise InputError("the filler is empty; give a text of at least one word, or none for generated sentences")
+    check_asked(**others)
+
+
+@analysis(
+    "overflow",
+    reads=Data("texts"),
+    question="When is its state full?",
+    models=TEXT_MODELS,
+    check=check_overflow,
+)
+def state_overflow(
+    model: Model,
+    data: TextData,
+    *,
+    lengths: Annotated[Sequence[int], "Tokens of filler; 0 is added.", Range(0)] = (
+        0,
+        16,
+        32,
+        64,
+        128,
+        256,
+        512,
+    ),
+    filler: Annotated[
+        str | None,
+        "A text, the name of a file, or wikitext2; else generated sentences.",
+        Reads("lines"),
+        Metavar("TEXT|FILE"),
+    ] = None,
+    where: Annotated[Literal["after", "before", "both"], "Filler stands after the text, before it, or both."] = "both",
+    template: Template = None,
+    words: LabelWords = None,
+    limit: Limit = None,
+    cache: Cache = None,
+    seed: Seed = 0,
+) -> StateOverflow:
+    """When the state is full: accuracy as filler grows between a text and the question about it.
+
+    A classifier reads at its last token: the filler follows the text. A language model reads at the end of its
+    template: the filler stands between {content} and the rest. The control "before" has the same filler before the
+    text, within the template. All examples have the same filler, and a longer one begins with the shorter. Filler that
+    is too short is repeated; generated sentences are neutral.
+
+    Every number has a 95 % bootstrap interval over examples, and all share their resamples. Chance is the share of the
+    data's most frequent class. The half-length is the shortest of the measured lengths at which half of the accuracy
+    above chance is gone. Its interval is over the resamples in which the clean accuracy is above chance; its upper end
+    is infinite where too many of them never get there.
+
+    Args:
+        template: by default, with the words, the first of a known data set's own (`TASK_PROMPTS`).
+
+    Raises:
+        InputError: an empty filler, no length above 0, data that does not fit the model, and what `Template` and
+            `Evaluator` refuse.
+    """
+    from ssmscope.attacks.curves import questions, true_log_odds
+    from ssmscope.attacks.overflow.filler import added_tokens, filled, filler_text, pieces_of
+    from ssmscope.attacks.overflow.measure import measure, notes_on
+    from ssmscope.attacks.overflow.result import Filled, OverflowCurve, StateOverflow
+    from ssmscope.limits import ROW, refuse_above, refuse_reading
+    from ssmscope.results import record_provenance
+
+    steps = tuple(sorted({0, *lengths}))
+    places = ("after", "before") if where == "both" else (where,)
+    refuse_above(ROW, lengths=steps[-1])
+    examples = len(data) if limit is None else min(limit, len(data))
+    tokens = len(places) * sum(steps) * examples
+    refuse_reading(tokens, f"filler of these lengths for {examples:,} examples", "give shorter lengths, or a limit")
+    asked = questions(model, data, template=template, words=words, limit=limit, cache=cache, seed=seed)
+    given = None if filler is None else filler_text(filler)
+    pieces = pieces_of(asked, model, given, steps, seed)
+    texts = [text for place in places for piece in pieces for text in filled(asked, place, piece)]
+    scores = asked.evaluator.scores(texts).reshape(len(places), len(steps), len(asked.data), len(asked.classes))
+    answers = asked.evaluator.answers(scores)
+    measured = measure(asked.labels, answers, true_log_odds(scores, asked.labels), steps, len(asked.classes), seed)
+    added = added_tokens(model, texts, (len(places), len(steps)))
+    curves = tuple(
+        OverflowCurve(
+            where=place,
+            points=tuple(
+                Filled(tokens=n, added=float(added[row, at]), **measured.points[row][at]) for at, n in enumerate(steps)
+            ),
+            half_length=measured.half_lengths[row],
+        )
+        for row, place in enumerate(places)
+    )
+    options = {
+        "filler": filler,
+        "lengths": list(steps),
+        "where": where,
+        "template": None if asked.template is None else asked.template.text,
+        "words": None if asked.evaluator.words is None else list(asked.evaluator.words),
+        "limit": limit,
+    }
+    return StateOverflow(
+        provenance={**record_provenance(model.source, options=options, seed=seed), "data": asked.origin},
+        classes=asked.classes,
+        chance=measured.chance,
+        clean=measured.clean,
+        curves=curves,
+        gaps=measured.gaps,
+        filler=pieces[-1],
+        notes=tuple(notes_on(model, asked, given, pieces[-1], measured, curves)),
+    )

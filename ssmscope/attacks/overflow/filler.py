@@ -1,0 +1,121 @@
+"""The filler: where it comes from, how it is cut at a number of tokens, and how it is put beside a text."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ssmscope.attacks.curves import Questions
+from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import token_rows
+from ssmscope.tasks.filler import generated, sentences
+from ssmscope.tasks.language import load_lines
+from ssmscope.tasks.rows import SUFFIXES
+from ssmscope.tasks.text import LINE_SOURCES
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+
+
+SENTENCES = 64
+"""So many sentences are drawn at a time, whatever the lengths: the same seed begins with the same filler."""
+
+
+def filler_text(filler: str) -> str:
+    """Somebody's filler as one text: of a file or a known text, or as it is.
+
+    Raises:
+        InputError: a file that cannot be read, or one without a word.
+    """
+    if filler in LINE_SOURCES:
+        found = " ".join(sentences(load_lines(filler)))
+    else:
+        found = " ".join(load_lines(filler)) if _is_a_path(filler) else filler
+    if not found.strip():
+        raise InputError("the filler is empty; give a text of at least one word, or none for generated sentences")
+    return " ".join(found.split())
+
+
+def _is_a_path(filler: str) -> bool:
+    """Whether a filler names a file, be it absent, rather than being a text."""
+    suffix = Path(filler).suffix.lower()
+    in_a_folder = len(filler.split()) == 1 and any(mark in filler for mark in (os.sep, "/"))
+    return suffix in (".txt", *SUFFIXES) or in_a_folder or os.path.lexists(filler)
+
+
+def pieces_of(asked: Questions, model: Model, given: str | None, steps: Sequence[int], seed: int) -> list[str]:
+    """The filler cut at each number of tokens, as the first example's tokens count it."""
+    example = asked.contents[0]
+
+    def count(piece: str) -> int:
+        plain, filled = (asked.before + text + asked.after for text in (example, _joined(example, piece)))
+        return int(np.diff(_tokens(model, [plain, filled]))[0])
+
+    random = np.random.default_rng(seed)
+    words, size = (given or "").split(" "), steps[-1]
+    while size < len(words) and count(" ".join(words[:size])) < steps[-1]:
+        size *= 2
+    whole = " ".join(words[:size])  # of a long text no more than is needed
+    now, gained = count(whole), 0
+    while now < steps[-1]:
+        # of generated sentences nearly as many as are missing, so that the whole is not counted after every few
+        times = max(1, int(0.9 * (steps[-1] - now) / gained)) if gained and not given else 1
+        more = [whole] if given else [" ".join(generated(random, SENTENCES, spaced=False)) for _ in range(times)]
+        whole = _joined(whole, " ".join(more))
+        before, now = now, count(whole)
+        if now <= before:
+            raise InputError(f"the filler {more[0][:40]!r} adds no token to a text; give another")
+        gained = (now - before) // times
+    return [cut(whole, n, count) for n in steps]
+
+
+def cut(text: str, tokens: int, count: Callable[[str], int]) -> str:
+    """The longest beginning of a text, of whole words, that has at most so many tokens by `count`; where it has fewer,
+    with the part of the next word that comes closest to the number."""
+    words = text.split(" ")
+    number = bisect_right(range(len(words) + 1), tokens, key=lambda n: count(" ".join(words[:n]))) - 1
+    piece = " ".join(words[:number])
+    if number == len(words) or (least := count(piece)) == tokens:
+        return piece
+    word = words[number]
+
+    def begun(end: int) -> int:
+        return count(_joined(piece, word[:end]))
+
+    # a longer part of a word may have fewer tokens than a shorter one, by as many characters as a token has
+    middle = bisect_right(range(len(word)), tokens, key=begun)
+    near = range(min(middle + 8, len(word) - 1), max(middle - 8, 0), -1)
+    best = max(near, key=lambda end: found if (found := begun(end)) <= tokens else -1, default=0)
+    return _joined(piece, word[:best]) if least < begun(best) <= tokens else piece
+
+
+def _joined(first: str, second: str) -> str:
+    return f"{first} {second}" if first and second else first or second
+
+
+def filled(asked: Questions, place: str, piece: str) -> list[str]:
+    """All texts, within their template, with the filler after or before them."""
+    pairs = ((text, piece) if place == "after" else (piece, text) for text in asked.contents)
+    return [asked.before + _joined(*pair) + asked.after for pair in pairs]
+
+
+def added_tokens(model: Model, texts: Sequence[str], shape: tuple[int, int]) -> Float[np.ndarray, "places lengths"]:
+    """By how many tokens texts are longer than those of the first length, on average over examples.
+
+    Args:
+        texts: by place, length and example.
+        shape: the numbers of places and of lengths.
+    """
+    numbers = _tokens(model, texts).reshape(*shape, -1)
+    return (numbers - numbers[:, :1]).mean(-1)
+
+
+def _tokens(model: Model, texts: Sequence[str]) -> Int[np.ndarray, " texts"]:
+    """Tokens of each text."""
+    return np.array([len(row) for row in token_rows(model, texts, blank=True)])

@@ -1,0 +1,115 @@
+"""The numbers of state overflow from the answers and the log-odds of the true class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ssmscope.attacks.curves import Questions, unknown_tokens
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+from ssmscope.attacks.overflow.result import OverflowCurve
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of all curves: `points` [place][length] by the names that `Filled` gives them."""
+
+    clean: Estimate
+    chance: float
+    points: tuple[tuple[dict[str, Any], ...], ...]
+    gaps: tuple[Estimate, ...]
+    half_lengths: tuple[Estimate | None, ...]
+
+
+def measure(
+    labels: Int[np.ndarray, " examples"],
+    answers: Int[np.ndarray, "places lengths examples"],
+    odds: Float[np.ndarray, "places lengths examples"],
+    lengths: Sequence[int],
+    classes: int,
+    seed: int,
+) -> Measured:
+    """All numbers from the class ids and the log-odds of the true class; the first length is 0, and the same at every
+    place."""
+    places, steps, examples = answers.shape
+    most = int(np.bincount(labels, minlength=classes).argmax())
+    hits = (answers == labels).reshape(places * steps, examples)
+    given = (answers[..., None] == np.arange(classes)).swapaxes(-1, -2).reshape(places * steps * classes, examples)
+    columns = [(labels == most)[None], hits, odds.reshape(places * steps, examples), given]
+    means = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed) / examples
+    chance, means = means[:, 0], means[:, 1:]
+    accuracy, mean_odds, shares = np.split(means, [places * steps, 2 * places * steps], axis=1)
+    accuracy = accuracy.reshape(-1, places, steps)
+    mean_odds = mean_odds.reshape(-1, places, steps)
+    shares = shares.reshape(-1, places, steps, classes)
+    entropy = (shares * -np.log2(np.where(shares > 0, shares, 1.0))).sum(-1) + 0.0  # 0.0 + -0.0 is 0.0
+    drops = 1 - ratio(accuracy, accuracy[:, :, :1])
+    points = tuple(
+        tuple(
+            {
+                "accuracy": estimate(accuracy[:, place, at]),
+                "drop": estimate(drops[:, place, at]),
+                "log_odds": estimate(mean_odds[:, place, at]),
+                "shares": tuple(estimate(shares[:, place, at, c]) for c in range(classes)),
+                "majority": estimate(shares[:, place, at].max(-1)),
+                "entropy": estimate(entropy[:, place, at]),
+            }
+            for at in range(steps)
+        )
+        for place in range(places)
+    )
+    gaps = tuple(estimate(accuracy[:, 1, at] - accuracy[:, 0, at]) for at in range(steps)) if places == 2 else ()
+    halves = tuple(half_length(accuracy[:, place], chance, lengths) for place in range(places))
+    return Measured(estimate(accuracy[:, 0, 0]), float(chance[0]), points, gaps, halves)
+
+
+def half_length(
+    accuracy: Float[np.ndarray, "rows lengths"], chance: Float[np.ndarray, " rows"], lengths: Sequence[int]
+) -> Estimate | None:
+    """The shortest length at which accuracy − chance is at most half of what it is at the first one, from the first
+    row, and its interval from the others; None where there is none, or nothing above chance to lose."""
+    above = accuracy - chance[:, None]
+    gone = above <= above[:, :1] / 2 + 1e-9  # just a half is gone, whatever rounding says
+    first = np.where(gone.any(1), np.asarray(lengths, dtype=np.float64)[gone.argmax(1)], np.inf)
+    defined = above[:, 0] > 0
+    if not defined[0] or math.isinf(first[0]):
+        return None
+    # no interpolation: between a length and infinity there is nothing
+    low, high = np.quantile(first[1:][defined[1:]], [0.025, 0.975], method="inverted_cdf")
+    return Estimate(float(first[0]), float(low), float(high))
+
+
+def notes_on(
+    model: Model, asked: Questions, given: str | None, longest: str, measured: Measured, curves: Sequence[OverflowCurve]
+) -> Iterable[str]:
+    if measured.clean.low <= measured.chance:
+        yield (
+            f"the clean accuracy, {measured.clean}, is not clearly above chance, {measured.chance:.3f}: there is "
+            "little to forget"
+        )
+    half = (measured.clean.value + measured.chance) / 2
+    for curve in curves:
+        gone = math.inf if curve.half_length is None else curve.half_length.value
+        back = [point.tokens for point in curve.points if point.tokens > gone and point.accuracy.value > half + 1e-9]
+        if back:
+            yield f"with filler {curve.where} the text, accuracy is above the half again at {back[0]:,} tokens"
+    number, unknown = unknown_tokens(model, longest)
+    if unknown:
+        yield f"the tokenizer does not know {100 * unknown / number:.0f} % of the filler's tokens"
+    if given is not None and len(longest) > len(given):
+        yield "the filler is shorter than the longest length, and repeated"
+    off = [(point, curve) for curve in curves for point in curve.points if abs(point.added - point.tokens) > 0.005]
+    if off:
+        point, curve = max(off, key=lambda pair: abs(pair[0].added - pair[0].tokens))
+        yield (
+            f"filler of {point.tokens} tokens adds {point.added:.2f} on average {curve.where} the texts: the tokenizer "
+            "cuts no beginning of just that number, or joins it with what is beside it"
+        )

@@ -1,0 +1,161 @@
+"""What state overflow gives: accuracy, log-odds and answers with filler of growing length at each place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, bare, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What is measured with filler of one length at one place."""
+
+    tokens: int
+    added: float
+    """Tokens by which the texts are longer than without filler, on average."""
+    accuracy: Estimate
+    drop: Estimate
+    """1 − accuracy / clean accuracy."""
+    log_odds: Estimate
+    """The mean of log p / (1 − p) of the true class, in natural logarithms."""
+    shares: tuple[Estimate, ...]
+    """Of the examples, how many are given each class."""
+    majority: Estimate
+    """The largest of these shares: 1 for a model that gives every text the same class."""
+    entropy: Estimate
+    """−Σ share log₂ share, in bits: 0 for such a model."""
+
+
+@dataclass(frozen=True)
+class OverflowCurve:
+    """Filler of growing length at one place."""
+
+    where: str
+    """"after" or "before" the text."""
+    points: tuple[Filled, ...]
+    """From no filler to the longest."""
+    half_length: Estimate | None
+    """The shortest measured length at which half of the accuracy above chance is gone; None where it never is. The
+    upper end of its interval can be infinite: longer than what was measured, or never."""
+
+
+@dataclass(frozen=True)
+class StateOverflow(Result, kind="overflow"):
+    """What a model still knows behind filler of growing length."""
+
+    classes: tuple[str, ...]
+    chance: float
+    """The share of the data's most frequent class."""
+    clean: Estimate
+    curves: tuple[OverflowCurve, ...]
+    gaps: tuple[Estimate, ...]
+    """Per length the accuracy with filler before less that with filler after the texts, paired: what the place costs;
+    empty for one place."""
+    filler: str
+    """The longest one that was put in."""
+    notes: tuple[str, ...]
+
+    def verdict(self, at: int = 0) -> str:
+        last = [f"{written(curve.points[-1].accuracy)} {curve.where}" for curve in self.curves]
+        tokens = self.curves[0].points[-1].tokens
+        return f"accuracy {self.clean.value:.3f}; with {tokens:,} tokens of filler {' and '.join(last)} the text"
+
+    @classmethod
+    def compare(cls, results: Sequence[StateOverflow], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        more: list[str] = []
+        for result, (label,) in zip(results, labels):
+            for curve in result.curves:
+                cells = {"without filler": Cell(result.clean)}
+                cells |= {f"{point.tokens:,} tokens": Cell(point.accuracy) for point in curve.points if point.tokens}
+                more += cells
+                lines.append(Line((label, curve.where), cells, curve.where))
+        return table(("model", "filler"), lines, more=more, note="Accuracy.")
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        last = [f"{curve.points[-1].accuracy.value:.3f} with it {curve.where}" for curve in self.curves]
+        return (
+            f"State overflow of {model}: accuracy {self.clean.value:.3f} without filler; of "
+            f"{self.curves[0].points[-1].tokens:,} tokens {' and '.join(last)} the text; chance {self.chance:.3f}"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row per place and length.
+
+        Columns: where, tokens, added, accuracy, drop (relative, in percent), log_odds, majority, entropy (bits), the
+        share of each class as "share CLASS", and with both places gap (accuracy before − after, in both places' rows);
+        the 95 % interval of each is in columns ending in _low and _high.
+        """
+        import pandas as pd
+
+        rows = []
+        for curve in self.curves:
+            for at, point in enumerate(curve.points):
+                found = {"accuracy": point.accuracy, "drop": point.drop.times(100), "log_odds": point.log_odds}
+                found |= {"majority": point.majority, "entropy": point.entropy}
+                found |= {f"share {name}": share for name, share in zip(self.classes, point.shares)}
+                found |= {"gap": self.gaps[at]} if self.gaps else {}
+                row: dict[str, Any] = {"where": curve.where, "tokens": point.tokens, "added": point.added}
+                for name, one in found.items():
+                    row |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def figure(self) -> Figure:
+        """Accuracy, mean log-odds and the largest share of a class against the length, a line for each place."""
+        from ssmscope.attacks.overflow.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.closing import closing
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        yield from (curve_table(curve, self.classes) for curve in self.curves)
+        if self.gaps:
+            last = self.curves[0].points[-1].tokens
+            yield Prose(f"Accuracy before less after at {last:,} tokens: {written(self.gaps[-1])}.")
+        yield from closing(self, self.notes)
+
+
+def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
+    """A row for each length of filler."""
+    lines = []
+    for point in curve.points:
+        share, name = max(zip([e.value for e in point.shares], classes))
+        cells = {
+            "accuracy": Cell(point.accuracy),
+            "drop in %": Cell(point.drop.times(100), digits=1),
+            "log-odds": Cell(point.log_odds),
+            "largest class": Cell(text=f"{name} {share:.2f}"),
+            "entropy": bare(point.entropy, digits=2),
+        }
+        lines.append(Line((f"{point.tokens:,}",), cells))
+    note = f"Half of the accuracy above chance is gone: {half_name(curve)}."
+    return replace(table(("tokens",), lines), title=f"filler {curve.where} the text", note=note)
+
+
+def half_name(curve: OverflowCurve) -> str:
+    """A half-length and its interval in words."""
+    longest = curve.points[-1].tokens
+    if curve.half_length is None:
+        return f"never within {longest:,} tokens"
+    ends = (curve.half_length.low, curve.half_length.high)
+    low, high = (f"{end:,.0f}" if math.isfinite(end) else f"> {longest:,}" for end in ends)
+    return f"at {curve.half_length.value:,.0f} tokens [{low}, {high}]"

@@ -1,0 +1,124 @@
+"""The position-bias attack: how accuracy depends on where in the sequence the tokens are that are spoiled.
+
+Baleen, section 4.3 and Table 3, after Wang et al. (2024): state-space models lean on the last tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.attacks.position.regions import check_places
+from ssmscope.reads import PIXEL_CLASSIFIER, TEXT_CLASSIFIER, Data
+from ssmscope.signature import BatchSize, Limit, Metavar, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.position.result import PositionBias
+    from ssmscope.model import Model
+    from ssmscope.tasks.pixels import PixelData
+    from ssmscope.tasks.sequences import SequenceData
+    from ssmscope.tasks.text import TextData
+
+
+@analysis(
+    "position",
+    reads=Data("examples"),
+    question="Where in the sequence is it weakest?",
+    models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER),
+    check=check_places,
+)
+def position_bias(
+    model: Model,
+    data: PixelData | TextData | SequenceData,
+    *,
+    regions: Annotated[
+        str | Sequence[str | tuple[float, float]] | None,
+        "Tokens 0:32,992:1024 or shares 0%:10%; by default the paper's, or the first and last 10 % and 25 %.",
+        Metavar("A:B,…"),
+    ] = None,
+    replacement: Annotated[
+        Literal["noise", "zeros", "mean", "other"], "What tokens are replaced by; other: tokens of another class."
+    ] = "noise",
+    window: Annotated[
+        int | str | None, "Also slide a window of so many tokens along the sequence.", Metavar("N|P%")
+    ] = None,
+    stride: Annotated[int | str | None, "How far apart the windows are; else their width.", Metavar("N|P%")] = None,
+    limit: Limit = None,
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
+) -> PositionBias:
+    """How much a classifier's accuracy drops when tokens at one place are spoiled: the position-bias attack.
+
+    The tokens of one region after the other are replaced (Baleen, Table 3). Regions are of the sequence without class
+    and special tokens. The drop is relative, 1 − accuracy / clean accuracy. Every number has a 95 % bootstrap interval
+    over examples; drops are paired, clean and attacked accuracy coming from the same resamples. (An accuracy of 0 or 1
+    does not vary under resampling: its interval has no width.) With "other", the attack succeeds on an example that is
+    right when clean and is given the class whose tokens were put in.
+
+    Noise is drawn once per example for all places: regions, batches and stride do not change it.
+
+    Args:
+        regions: "0:32,0:96" or [(0, 32), (0, 96)], pairs of tokens, or shares of every example's own tokens, "0%:10%".
+            By default the paper's regions 0:32, 0:96, 928:1024, 992:1024 of 1024 tokens; else the first and last 10 %
+            and 25 %.
+        replacement: noise (pixels: N(0, 1) as in the paper; tokens: an embedding of N(0, 1) times the standard
+            deviation of the embedding table), zeros (black; a zero embedding), mean (the data's mean pixel; the
+            table's mean embedding), other (the same places of an example of another class).
+        window: so many tokens, or a share of every example's own such as 10%.
+        batch_size: by default as many as suit the device.
+
+    Raises:
+        InputError: the model is no classifier or one of other inputs or classes, a region or window that does not fit,
+            or "other" on data of one class.
+    """
+    import numpy as np
+
+    from ssmscope.attacks.labels import class_ids
+    from ssmscope.attacks.position.measure import PAPER, SHARES, averages, measure, notes_on, replaced_inputs
+    from ssmscope.attacks.position.regions import regions_of, windows_of
+    from ssmscope.attacks.position.replaced import draw_donors
+    from ssmscope.attacks.position.result import PositionBias
+    from ssmscope.limits import refuse_above
+    from ssmscope.results import record_provenance
+    from ssmscope.tasks.pixels import PixelData
+
+    refuse_above(2**16, batch_size=batch_size)
+    kind = replaced_inputs(model, data)
+    if limit is not None:
+        data = data.sample(limit, seed=seed)
+    labels = class_ids(model, data)
+    inputs = kind(model, data, replacement, seed)
+    longest = int(inputs.lengths.max())
+    usual = PAPER if longest == PAPER[-1][1] and inputs.lengths.min() == longest else SHARES
+    named = regions_of(usual if regions is None else regions, longest)
+    windows = windows_of(window, stride, longest) if window is not None else ()
+    every = (*named, *windows)
+    donors = None
+    if replacement == "other":
+        reach = [[stop for _, stop in (r.bounds(n) for r in every) if stop <= n] for n in inputs.lengths.tolist()]
+        needed = np.array([max(stops, default=0) for stops in reach])
+        donors = draw_donors(labels, inputs.lengths, needed, seed)
+    clean, attacked = inputs.predict(every, donors, batch_size)
+    measured = measure(labels, clean, attacked, labels[donors] if donors is not None else None, every, seed)
+    options = {
+        "regions": [str(region) for region in named],
+        "replacement": replacement,
+        "window": window,
+        "stride": stride,
+        "limit": limit,
+        "batch_size": batch_size,
+    }
+    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+    return PositionBias(
+        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        replacement=replacement,
+        unit=inputs.unit,
+        length=longest,
+        width=data.shape[1] if isinstance(data, PixelData) else None,
+        clean=measured.clean,
+        regions=measured.attacked[: len(named)],
+        windows=measured.attacked[len(named) :],
+        **averages(measured, len(named)),
+        notes=(*inputs.remarks, *notes_on(measured, len(data))),
+    )

@@ -1,0 +1,126 @@
+"""The numbers of the position-bias attack from class ids, and which examples can be attacked how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.attacks.position.regions import Region
+from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.errors import InputError
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.sequences import SequenceData
+from ssmscope.tasks.text import TextData
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+from ssmscope.attacks.position.result import Attacked
+
+PAPER = ((0, 32), (0, 96), (928, 1024), (992, 1024))
+"""The regions of Baleen's Table 3, of 1024 pixels."""
+
+
+SHARES = ("0%:10%", "0%:25%", "75%:100%", "90%:100%")
+"""The regions where sequences are not of 1024 tokens."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Estimates, and the rows (value, then resamples) that they come from: `rows` (1 + resamples, 1 + regions) of
+    accuracies, the clean one first, `drops` (1 + resamples, regions)."""
+
+    clean: Estimate
+    attacked: tuple[Attacked, ...]
+    rows: np.ndarray
+    drops: np.ndarray
+
+
+def measure(
+    labels: np.ndarray,
+    clean: np.ndarray,
+    attacked: np.ndarray,
+    donor_labels: np.ndarray | None,
+    regions: Sequence[Region],
+    seed: int,
+) -> Measured:
+    """All numbers from class ids: `labels`, `clean`, `donor_labels` (examples,) and `attacked` (examples, regions)."""
+    number = len(regions)
+    right = (clean == labels)[:, None]
+    usable = attacked != LEFT_OUT
+    hit = usable & (attacked == labels[:, None])
+    changed = usable & right & (attacked != clean[:, None])
+    taken = changed & (attacked == donor_labels[:, None]) if donor_labels is not None else np.zeros_like(changed)
+    columns = np.concatenate([right, usable, usable & right, hit, changed, taken], axis=1)
+    sums = resampled_sums(columns.astype(np.float64), seed=seed)
+    rights, rest = sums[:, :1], sums[:, 1:]
+    among, clean_right, hits, changes, takes = (rest[:, i * number : (i + 1) * number] for i in range(5))
+    accuracy = ratio(hits, among)
+    same = ratio(clean_right, among)
+    drops = 1 - ratio(hits, clean_right)
+    flipped, success = ratio(changes, clean_right), ratio(takes, clean_right)
+    results = tuple(
+        Attacked(
+            region=str(region),
+            start=region.start,
+            stop=region.stop,
+            percent=region.percent,
+            examples=int(usable[:, i].sum()),
+            left_out=int((~usable[:, i]).sum()),
+            accuracy=estimate(accuracy[:, i]),
+            clean=estimate(same[:, i]),
+            drop=estimate(drops[:, i]),
+            flipped=estimate(flipped[:, i]),
+            success=estimate(success[:, i]) if donor_labels is not None else None,
+        )
+        for i, region in enumerate(regions)
+    )
+    rows = np.concatenate([rights / len(labels), accuracy], axis=1)
+    return Measured(estimate(rows[:, 0]), results, rows, drops)
+
+
+def averages(measured: Measured, number: int) -> dict[str, Any]:
+    """The averages over the first `number` regions, by the names that `PositionBias` gives them."""
+    accuracies = measured.rows[:, : 1 + number]
+    return {
+        "average": estimate(accuracies[:, 1:].mean(1)),
+        "average_drop": estimate(measured.drops[:, :number].mean(1)),
+        "average_with_clean": estimate(accuracies.mean(1)),
+        "spread": float(accuracies[0].std(ddof=1)),
+    }
+
+
+def notes_on(measured: Measured, examples: int) -> list[str]:
+    notes = []
+    if measured.clean.value == 0:
+        notes.append("the clean accuracy is 0: there is no drop to measure")
+    short = [one for one in measured.attacked if one.left_out]
+    if short:
+        most = max(short, key=lambda one: one.left_out)
+        notes.append(
+            f"{len(short)} of the regions and windows end after some examples do, or their donors, which are "
+            f"left out there: {most.left_out:,} of {examples:,} at {most.region}"
+        )
+    return notes
+
+
+def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
+    """What reads examples of this kind and replaces their tokens.
+
+    Raises:
+        InputError: the model is no classifier, or the data of another kind than it reads, or without an example.
+    """
+    if not model.is_classifier:
+        raise InputError(f"{model.name} is no classifier: the position-bias attack measures a classifier's accuracy")
+    if not isinstance(data, PixelData | TextData | SequenceData):
+        raise InputError(f"data is {type(data).__name__}; allowed are labelled images, texts and sequences")
+    if not len(data):
+        raise InputError(f"{data.name} ({data.split}) has no example")
+    pixels = isinstance(data, PixelData)
+    if pixels != (model.channels is not None):
+        reads, given = ("tokens", "images") if pixels else ("pixels", "texts")
+        raise InputError(f"{model.name} reads {reads}, but {data.name} holds {given}")
+    return Pixels if pixels else Tokens

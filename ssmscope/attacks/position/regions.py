@@ -1,0 +1,127 @@
+"""Regions of a sequence, in tokens or in percent of each text's own tokens, and the windows that slide over it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssmscope.errors import InputError
+
+_BOUNDS = re.compile(r"(-?\d+(?:\.\d+)?)(%?):(-?\d+(?:\.\d+)?)(%?)", re.ASCII)
+ROUNDING = 1e-9  # 29 % of 100 tokens are 28.999999999999996 of them
+EXAMPLE = "write start:stop in tokens, 0:32, or in percent, 0%:10%"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Tokens `start` up to, and without, `stop`; in percent of a sequence's tokens if `percent`."""
+
+    start: float
+    stop: float
+    percent: bool = False
+
+    def __str__(self) -> str:
+        unit = "%" if self.percent else ""
+        return f"{self.start:.12g}{unit}:{self.stop:.12g}{unit}"
+
+    def bounds(self, length: int) -> tuple[int, int]:
+        """First token and the one after the last, in a sequence of `length` tokens.
+
+        A share of a sequence starts and ends at the whole token below it, and has at least one token.
+        """
+        if not self.percent:
+            return int(self.start), int(self.stop)
+        start, stop = (math.floor(length * share / 100 + ROUNDING) for share in (self.start, self.stop))
+        start = min(start, length - 1)
+        return start, max(stop, start + 1)
+
+
+def check_places(*, regions: Any, window: Any, stride: Any, **others: Any) -> None:
+    """Refuse what is no region or window of any sequence, and a stride without a window.
+
+    Raises:
+        InputError: as said.
+    """
+    if stride is not None and window is None:
+        raise InputError("a stride was given without a window; give both")
+    if regions is not None:
+        regions_of(regions, math.inf)
+    if window is not None:
+        _sizes(window, stride)
+
+
+def regions_of(given: str | Sequence[str | tuple[float, float]], length: float) -> tuple[Region, ...]:
+    """Regions from pairs (start, stop) of tokens or from text, "0:32,50%:100%".
+
+    Args:
+        given: one text with commas, or a sequence of texts and pairs.
+        length: the number of tokens of the longest sequence, class and special tokens left out.
+
+    Raises:
+        InputError: none was given, one twice, or one that is not start:stop, empty, or not within the sequence.
+    """
+    parts = given.split(",") if isinstance(given, str) else list(given)
+    if not parts:
+        raise InputError(f"no region was given; {EXAMPLE}")
+    regions = tuple(_region(part, length) for part in parts)
+    twice = next((region for at, region in enumerate(regions) if region in regions[:at]), None)
+    if twice is not None:
+        raise InputError(f"region {twice} was given twice; give each region once")
+    return regions
+
+
+def _region(part: str | tuple[float, float], length: float) -> Region:
+    text = part.strip() if isinstance(part, str) else ":".join(map(str, part))
+    found = _BOUNDS.fullmatch(text)
+    if found is None or found[2] != found[4]:
+        raise InputError(f"{text!r} is no region; {EXAMPLE}")
+    start, stop, percent = float(found[1]), float(found[3]), found[2] == "%"
+    region = Region(start, stop, percent)
+    if not percent and not (start.is_integer() and stop.is_integer()):
+        raise InputError(f"region {text} is not in whole tokens; {EXAMPLE}")
+    end = 100 if percent else length
+    if not 0 <= start < stop <= end:
+        unit = f"{end} %" if percent else f"{end:,}, the tokens of the longest sequence"
+        raise InputError(f"region {text} is empty or not within 0 to {unit}; {EXAMPLE}")
+    return region
+
+
+def windows_of(window: str | int, stride: str | int | None, length: int) -> tuple[Region, ...]:
+    """Windows from the first token to the last, `stride` apart (a window's width by default), the last one at the end.
+
+    Args:
+        window, stride: numbers of tokens, or of percent as "10%"; both alike.
+        length: the number of tokens of the longest sequence.
+
+    Raises:
+        InputError: no number above 0, a window longer than the sequence, or one in tokens and the other in percent.
+    """
+    width, step, percent = _sizes(window, stride)
+    end = 100.0 if percent else float(length)
+    if width > end:
+        raise InputError(f"window {window} is longer than the longest sequence, which has {length:,} tokens")
+    number = math.floor((end - width) / step + ROUNDING)
+    starts = [step * at for at in range(number + 1)]
+    if starts[-1] + width < end - ROUNDING:
+        starts.append(end - width)
+    return tuple(Region(start, start + width, percent) for start in starts)
+
+
+def _sizes(window: str | int, stride: str | int | None) -> tuple[float, float, bool]:
+    """Width and stride, and whether both are in percent."""
+    width, percent = _size(window, "window")
+    step, like = (width, percent) if stride is None else _size(stride, "stride")
+    if percent != like:
+        raise InputError(f"window {window} and stride {stride}: give both in tokens or both in percent")
+    return width, step, percent
+
+
+def _size(given: str | int, name: str) -> tuple[float, bool]:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", str(given).strip(), re.ASCII)
+    size = float(found[1]) if found else 0.0
+    if found is None or size <= 0 or not (found[2] or size.is_integer()):
+        raise InputError(f"{name} is {given!r}; allowed is a whole number of tokens from 1 on, or a share such as 10%")
+    return size, found[2] == "%"

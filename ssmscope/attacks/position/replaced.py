@@ -1,0 +1,290 @@
+"""A classifier's predictions while regions of its inputs are replaced: pixels, or tokens of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ssmscope import ssm
+from ssmscope.affine import embedding_table
+from ssmscope.attacks.position.regions import Region
+from ssmscope.errors import InputError
+from ssmscope.mixers import reader_of
+from ssmscope.model import TOKENS_AT_ONCE, Model, Run
+from ssmscope.tasks.language import check_symbols
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.sequences import SequenceData
+from ssmscope.tasks.text import TextData
+from ssmscope.trace import LayerState, LayerTrace
+
+LEFT_OUT = -1
+ON_A_GPU = 16  # times as many tokens run together there
+
+
+class Predictions(NamedTuple):
+    """Predicted class ids: `clean` (examples,) and, with each of the regions replaced, `attacked` (examples, regions);
+    −1 where the example, or the one that its tokens would come from, is too short for the region."""
+
+    clean: np.ndarray
+    attacked: np.ndarray
+
+
+def draw_donors(
+    labels: Int[np.ndarray, " examples"],
+    lengths: Int[np.ndarray, " examples"],
+    needed: Int[np.ndarray, " examples"],
+    seed: int,
+) -> Int[np.ndarray, " examples"]:
+    """For every example one of another class, drawn uniformly among those of at least `needed` tokens.
+
+    Where none is that long it is the longest of another class.
+
+    Raises:
+        InputError: when all examples are of one class.
+    """
+    if (labels == labels[0]).all():
+        raise InputError(
+            "replacement 'other' takes tokens from an example of another class, and all of these are of one: give data "
+            "of several classes"
+        )
+    donors = np.empty(len(labels), dtype=np.int64)
+    for row, label in enumerate(labels):
+        others = np.flatnonzero(labels != label)
+        enough = others[lengths[others] >= needed[row]]
+        if len(enough):
+            donors[row] = enough[np.random.default_rng([seed, row]).integers(len(enough))]
+        else:
+            donors[row] = others[lengths[others].argmax()]
+    return donors
+
+
+def noise_of(row: int, shape: tuple[int, int], seed: int) -> Float[np.ndarray, "length width"]:
+    """N(0, 1) noise for the whole of one example: its regions share it, and neither batches nor regions change it."""
+    return np.random.default_rng([seed, row]).standard_normal(shape, dtype=np.float32)
+
+
+def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState] | None = None) -> Run:
+    """A classifier's logits on embeddings (batch, length, width), without padding, and the states behind them; from
+    `states`, those of the whole that the states' run and this one make up."""
+    after: list[LayerState] = []
+    mixers = model.mixers
+
+    def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        after.append(reader_of(mixers[index]).state_after(mixers[index], layer, scans))
+
+    with torch.no_grad(), model.running(states=states, visit=keep):
+        logits = model.module(inputs_embeds=embeddings).logits
+    return Run(logits, tuple(after))
+
+
+def _together(model: Model, length: int) -> int:
+    """How many examples of this length run together by default: as many as suit the device."""
+    return max(1, TOKENS_AT_ONCE * (1 if model.device.type == "cpu" else ON_A_GPU) // length)
+
+
+class Pixels:
+    """Images, and what their pixels are replaced by.
+
+    noise: N(0, 1) in each channel, where pixels lie in [0, 1]; zeros: black; mean: the mean pixel of the data; other:
+    the same pixels of an image of another class.
+    """
+
+    unit = "pixels"
+
+    def __init__(self, model: Model, data: PixelData, replacement: str, seed: int) -> None:
+        if model.channels != data.channels:
+            raise InputError(f"{data.name} has {data.channels} channels a pixel, the model reads {model.channels}")
+        size = model.config.image_size
+        if size is not None and tuple(size) != tuple(data.shape):
+            raise InputError(
+                f"{data.name} has images of {data.shape[1]} × {data.shape[0]} pixels, the model was trained on "
+                f"{size[1]} × {size[0]}"
+            )
+        self.model, self.data, self.replacement, self.seed = model, data, replacement, seed
+        self.lengths = np.full(len(data), data.pixels.shape[1])
+        self.mean = (data.pixels.mean((0, 1)) / 255).astype(np.float32)
+        self.remarks: tuple[str, ...] = ()
+
+    def predict(
+        self, regions: Sequence[Region], donors: np.ndarray | None, batch_size: int | None = None
+    ) -> Predictions:
+        """Predictions on clean images and with each region replaced.
+
+        What stands before a region is run once: each run of a region continues from the states that the clean run has
+        at its start.
+        """
+        length = self.data.pixels.shape[1]
+        bounds = [region.bounds(length) for region in regions]
+        size = batch_size or _together(self.model, length + 1)
+        clean = np.empty(len(self.data), dtype=np.int64)
+        attacked = np.empty((len(self.data), len(regions)), dtype=np.int64)
+        for first in range(0, len(self.data), size):
+            rows = np.arange(first, min(first + size, len(self.data)))
+            with torch.no_grad():
+                kept, put = (self._embed(values) for values in (self.data.pixels[rows], self._replaced(rows, donors)))
+            states, at = None, 0
+            for start in sorted({0, *(start for start, _ in bounds)}):
+                if start > at:
+                    states, at = run_embeddings(self.model, kept[:, at:start], states).states, start
+                for region, (_, stop) in enumerate(bounds):
+                    if bounds[region][0] == start:
+                        spoiled = torch.cat([put[:, start:stop], kept[:, stop:]], dim=1)
+                        attacked[rows, region] = classes(run_embeddings(self.model, spoiled, states).logits)
+            clean[rows] = classes(run_embeddings(self.model, kept[:, at:], states).logits)
+        return Predictions(clean, attacked)
+
+    def _replaced(self, rows: np.ndarray, donors: np.ndarray | None) -> np.ndarray:
+        """What every pixel of the images would become, (images, length, channels)."""
+        shape = self.data.pixels.shape[1:]
+        if self.replacement == "other":
+            assert donors is not None
+            return self.data.pixels[donors[rows]]
+        if self.replacement == "noise":
+            return np.stack([noise_of(row, shape, self.seed) for row in rows.tolist()])
+        fill = self.mean if self.replacement == "mean" else np.zeros_like(self.mean)
+        return np.broadcast_to(fill, (len(rows), *shape)).copy()
+
+    def _embed(self, values: np.ndarray) -> Tensor:
+        batch = self.model.encode(values=values)
+        return self.model.module.embed_values(batch.values)
+
+
+class Tokens:
+    """Texts, or sequences of ids, and what their tokens are replaced by; special tokens are no part of a region.
+
+    The padding of ListOps is no special token: its models read it, so it counts.
+
+    noise: an embedding of N(0, 1) times the standard deviation of the embedding table; zeros: a zero embedding; mean:
+    the mean of the embedding table; other: the tokens of an example of another class at the same places.
+    """
+
+    unit = "tokens"
+
+    def __init__(self, model: Model, data: TextData | SequenceData, replacement: str, seed: int) -> None:
+        self.model, self.replacement, self.seed = model, replacement, seed
+        if isinstance(data, SequenceData):
+            self.ids: list[list[int]] = data.ids.tolist()
+            special = [[0] * len(row) for row in self.ids]
+        elif model.tokenizer is None:
+            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+        else:
+            check_symbols(data.texts, model.tokenizer)
+            encoded = model.tokenizer(list(data.texts), return_special_tokens_mask=True)
+            self.ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]
+        self.lengths = np.array([len(places) for places in self.places])
+        if not self.lengths.all():
+            raise InputError(f"example {int(self.lengths.argmin())} of {data.name} has no token of its own")
+        beyond = max(max(row) for row in self.ids)
+        if beyond >= model.vocabulary:
+            raise InputError(f"{data.name} has token id {beyond}, outside the model's 0…{model.vocabulary - 1}")
+        self.table = embedding_table(model.module)
+        self.scale = float(self.table.float().std())
+        self.remarks = (
+            (f"noise is N(0, 1) times {self.scale:.3g}, the standard deviation of the embedding table",)
+            if replacement == "noise"
+            else ()
+        )
+
+    def predict(
+        self, regions: Sequence[Region], donors: np.ndarray | None, batch_size: int | None = None
+    ) -> Predictions:
+        """Predictions on clean texts and with each region replaced."""
+        clean = np.empty(len(self.ids), dtype=np.int64)
+        attacked = np.full((len(self.ids), len(regions)), LEFT_OUT, dtype=np.int64)
+        for rows in self._batches(batch_size):
+            ids, mask = self._padded(rows)
+            clean[rows] = classes(self._logits(self._embed(ids), mask))
+            put = self._replaced(rows, ids.shape[1])
+            for region, wanted in enumerate(regions):
+                bounds = [wanted.bounds(int(self.lengths[row])) for row in rows]
+                fits = np.array([stop <= self._reach(row, donors) for row, (_, stop) in zip(rows, bounds)])
+                if not fits.any():
+                    continue
+                if self.replacement == "other":
+                    assert donors is not None
+                    spoiled = self._embed(self._exchanged(ids, rows, bounds, fits, donors))
+                else:
+                    assert put is not None
+                    hit = self._hit(rows, bounds, fits, ids.shape[1])
+                    spoiled = torch.where(hit.unsqueeze(-1), put, self._embed(ids))
+                found = classes(self._logits(spoiled, mask))
+                attacked[rows, region] = np.where(fits, found, LEFT_OUT)
+        return Predictions(clean, attacked)
+
+    def _reach(self, row: int, donors: np.ndarray | None) -> int:
+        """Up to which token an example can be replaced."""
+        return int(self.lengths[row] if donors is None else min(self.lengths[row], self.lengths[donors[row]]))
+
+    def _batches(self, batch_size: int | None) -> Iterator[list[int]]:
+        """Rows of alike length together."""
+        chosen: list[int] = []
+        for row in sorted(range(len(self.ids)), key=lambda row: len(self.ids[row])):
+            if chosen and len(chosen) >= (batch_size or _together(self.model, len(self.ids[row]))):
+                yield chosen
+                chosen = []
+            chosen.append(row)
+        yield chosen
+
+    def _padded(self, rows: Sequence[int]) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
+        longest = max(len(self.ids[row]) for row in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for line, row in enumerate(rows):
+            ids[line, : len(self.ids[row])] = torch.tensor(self.ids[row])
+            mask[line, : len(self.ids[row])] = True
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.model.module.get_input_embeddings()(ids)
+
+    def _logits(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        with torch.no_grad(), self.model.running(mask=mask):
+            return self.model.module(inputs_embeds=embeddings, attention_mask=mask.long()).logits
+
+    def _replaced(self, rows: Sequence[int], length: int) -> Tensor | None:
+        """What the embedding at every place would become, (batch, length, width); None where ids are exchanged."""
+        width = self.table.shape[1]
+        if self.replacement == "other":
+            return None
+        if self.replacement == "noise":
+            noise = torch.zeros(len(rows), length, width)
+            for line, row in enumerate(rows):
+                noise[line, self.places[row]] = torch.from_numpy(
+                    noise_of(row, (len(self.places[row]), width), self.seed)
+                )
+            return (noise * self.scale).to(self.table)
+        fill = self.table.mean(0) if self.replacement == "mean" else torch.zeros_like(self.table[0])
+        return fill.expand(len(rows), length, width)
+
+    def _hit(self, rows, bounds, fits, length: int) -> Bool[Tensor, "batch length"]:
+        hit = torch.zeros(len(rows), length, dtype=torch.bool)
+        for line, (row, (start, stop)) in enumerate(zip(rows, bounds)):
+            if fits[line]:
+                hit[line, self.places[row][start:stop]] = True
+        return hit.to(self.model.device)
+
+    def _exchanged(self, ids: Tensor, rows, bounds, fits, donors: np.ndarray) -> Int[Tensor, "batch length"]:
+        mixed = ids.clone()
+        for line, (row, (start, stop)) in enumerate(zip(rows, bounds)):
+            if fits[line]:
+                theirs = np.asarray(self.ids[donors[row]])[self.places[donors[row]][start:stop]]
+                mixed[line, self.places[row][start:stop]] = torch.from_numpy(theirs).to(mixed.device)
+        return mixed
+
+
+def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]:
+    """The predicted class ids.
+
+    Raises:
+        InputError: when a logit is not finite.
+    """
+    if not bool(logits.isfinite().all()):
+        raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
+    return logits.argmax(-1).cpu().numpy()

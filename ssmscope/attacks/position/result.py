@@ -1,0 +1,191 @@
+"""What the position-bias attack gives: accuracy with the tokens of each region replaced, and along the sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, as_share, bare, in_percent, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+REPLACEMENTS = {
+    "noise": "noise",
+    "zeros": "zeros",
+    "mean": "the mean",
+    "other": "those of another class",
+}
+"""What tokens are replaced by, and how the views call it."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What is measured with one region replaced."""
+
+    region: str
+    start: float
+    stop: float
+    percent: bool
+    """Whether `start` and `stop` are in percent of each example's tokens."""
+    examples: int
+    left_out: int
+    """Examples that are too short for the region, or whose donor is; they are in none of the numbers."""
+    accuracy: Estimate
+    clean: Estimate
+    """Clean accuracy of the same examples."""
+    drop: Estimate
+    """1 − accuracy / clean accuracy."""
+    flipped: Estimate
+    """The share of the examples that are right when clean whose prediction changes."""
+    success: Estimate | None
+    """The share of them that are given the class whose tokens were put in; only with "other"."""
+
+
+@dataclass(frozen=True)
+class PositionBias(Result, kind="position"):
+    """Accuracy with the tokens of each region replaced, and the drop along the sequence."""
+
+    replacement: str
+    unit: str
+    """ "pixels" or "tokens"."""
+    length: int
+    """Tokens of the longest example."""
+    width: int | None
+    """Pixels of a row, of images."""
+    clean: Estimate
+    regions: tuple[Attacked, ...]
+    windows: tuple[Attacked, ...]
+    average: Estimate
+    """Mean accuracy over the regions."""
+    average_drop: Estimate
+    average_with_clean: Estimate
+    """Mean accuracy over the regions and the clean inputs: the "Avg." of Baleen's Table 3."""
+    spread: float
+    """The sample standard deviation of these, which that table gives behind ±."""
+    notes: tuple[str, ...]
+
+    def verdict(self, at: int = 0) -> str:
+        defined = [one for one in self.regions if not math.isnan(one.drop.value)]
+        if not defined:
+            return f"accuracy {written(self.clean)}, no drop defined"
+        worst = max(defined, key=lambda one: one.drop.value)
+        average = f"average drop {in_percent(self.average_drop)}"
+        if len(defined) == 1:
+            return average
+        return f"{average}, worst {in_percent(worst.drop, interval=False)} at {worst.region}"
+
+    @classmethod
+    def compare(cls, results: Sequence[PositionBias], labels: Sequence[Sequence[str]]) -> Table:
+        lines, less = [], ["average drop, %"]
+        for result, (label,) in zip(results, labels):
+            cells = {"clean accuracy": Cell(result.clean)}
+            for region in result.regions:
+                name = f"drop at {region.region}, %"
+                less.append(name)
+                cells[name] = Cell(region.drop.times(100), digits=1)
+            cells["average drop, %"] = Cell(result.average_drop.times(100), digits=1)
+            lines.append(Line((label,), cells, "all"))
+        note = "Drop: 1 − accuracy with the region replaced / clean accuracy."
+        return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
+
+    @property
+    def replaced_by(self) -> str:
+        """What the tokens are replaced by, in words."""
+        return REPLACEMENTS[self.replacement]
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        number = f"{len(self.regions)} regions" if len(self.regions) > 1 else "one region"
+        average = as_share(self.average.value)
+        return (
+            f"Position bias of {model}: accuracy {self.clean.value:.3f} clean, {average} on average with "
+            f"{self.unit} of {number} replaced by {self.replaced_by}"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row for the clean inputs, each region, their averages, and each window.
+
+        Columns: part, region, start, stop, unit ("pixels", "tokens" or "percent"), examples, left_out, accuracy, drop
+        (relative, in percent), flipped and, with "other", success (shares of the examples that are right when clean);
+        the 95 % interval of each is in columns ending in _low and _high.
+        """
+        import pandas as pd
+
+        rows = [_row("clean", "clean", self.provenance["data"]["examples"], accuracy=self.clean)]
+        for part, attacked in (("region", self.regions), ("window", self.windows)):
+            for one in attacked:
+                place = {"start": one.start, "stop": one.stop, "unit": "percent" if one.percent else self.unit}
+                estimates = {"accuracy": one.accuracy, "drop": one.drop.times(100), "flipped": one.flipped}
+                if one.success is not None:
+                    estimates["success"] = one.success
+                row = _row(part, one.region, one.examples, **estimates)
+                rows.append({**row, **place, "left_out": one.left_out})
+            if part == "region":
+                mean = dict(accuracy=self.average, drop=self.average_drop.times(100))
+                rows.append(_row("average", "average of the regions", None, **mean))
+                rows.append(_row("average", "average with clean", None, accuracy=self.average_with_clean))
+        names = ["accuracy", "drop", "flipped", *(["success"] if self.replacement == "other" else [])]
+        columns = ["part", "region", "start", "stop", "unit", "examples", "left_out"]
+        columns += [name + end for name in names for end in ("", "_low", "_high")]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.astype({"examples": "Int64", "left_out": "Int64"})
+
+    def figure(self) -> Figure:
+        """Accuracy with each region replaced beside the clean accuracy, and the drop along the sequence where windows
+        were asked for."""
+        from ssmscope.attacks.position.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.closing import closing
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        yield self._regions_table()
+        defined = [one for one in self.windows if not math.isnan(one.drop.value)]
+        if defined:
+            worst = max(defined, key=lambda one: one.drop.value)
+            mean = 100 * np.mean([one.drop.value for one in defined])
+            yield Prose(
+                f"{len(self.windows)} windows: the largest drop is {in_percent(worst.drop)} at {worst.region}, the "
+                f"mean {mean:.1f} %."
+            )
+        yield from closing(self, self.notes)
+
+    def _regions_table(self) -> Table:
+        """A row for the clean inputs, each region, and their averages."""
+        names = ["accuracy", "drop in %", "flipped", *(["success"] if self.replacement == "other" else [])]
+        names += ["examples"] if any(one.left_out for one in self.regions) else []
+        examples = self.provenance["data"]["examples"]
+        rows = [("clean", {"accuracy": Cell(self.clean), "examples": Cell(text=f"{examples:,}")})]
+        for one in self.regions:
+            cells = {"accuracy": Cell(one.accuracy), "drop in %": Cell(one.drop.times(100), digits=1)}
+            cells |= {"flipped": bare(one.flipped), "examples": Cell(text=f"{one.examples:,}")}
+            cells |= {"success": bare(one.success)} if one.success is not None else {}
+            rows.append((one.region, cells))
+        drop = Cell(self.average_drop.times(100), digits=1)
+        rows.append(("average", {"accuracy": Cell(self.average), "drop in %": drop}))
+        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
+        rows.append(("with clean", {"accuracy": Cell(text=as_share(self.average_with_clean.value) + spread)}))
+        lines = [Line((name,), {column: cells.get(column, Cell()) for column in names}) for name, cells in rows]
+        return replace(table(("region",), lines), note="")
+
+
+def _row(part: str, region: str, examples: int | None, **estimates: Estimate) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": part, "region": region, "examples": examples}
+    for name, found in estimates.items():
+        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    return row

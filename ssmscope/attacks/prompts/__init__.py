@@ -1,0 +1,180 @@
+"""Attacks on the prompt: how far a language model's accuracy falls when the words around the text are changed.
+
+Baleen (000), section 4.3 and Table 4, after PromptBench (Zhu et al. 2023): the performance drop rate
+PDR = 1 − accuracy(attacked prompt) / accuracy(clean prompt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.attacks.prompts.checks import SEMANTIC, check_parts, check_prompts
+from ssmscope.errors import InputError
+from ssmscope.reads import TEXT_MODELS, Data
+from ssmscope.signature import (
+    REPEATED,
+    Cache,
+    Embeddings,
+    Encoder,
+    LabelWords,
+    Limit,
+    MaskedLM,
+    Progress,
+    Reads,
+    Scoring,
+    Seed,
+)
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.prompts.result import PromptAttack
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+
+Attack = Literal["stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack", "semantic"]
+
+PAPER: tuple[Attack, ...] = ("stresstest", "checklist", "deepwordbug", "textbugger")
+"""The attacks of Baleen's Table 4."""
+
+
+@analysis(
+    "prompts",
+    reads=Data("texts"),
+    question="How easily does another prompt break it?",
+    models=TEXT_MODELS,
+    check=check_prompts,
+)
+def prompt_attack(
+    model: Model,
+    data: TextData,
+    *,
+    attacks: Annotated[
+        Sequence[Attack],
+        "stresstest, checklist, deepwordbug, textbugger, textfooler, bertattack, semantic.",
+    ] = PAPER,
+    template: Annotated[
+        str | Sequence[str] | None, "A prompt with {content} in it; may be repeated. Else those of DATA.", REPEATED
+    ] = None,
+    words: LabelWords = None,
+    scoring: Scoring = "likelihood",
+    normalise: Annotated[bool, "Divide log-likelihoods by the number of tokens."] = False,
+    suffix: Annotated[Literal["end", "before"], "At the prompt's very end, or before {content}."] = "end",
+    as_promptbench: Annotated[
+        bool, "Start searches and place suffixes as PromptBench does; else a change must cost accuracy."
+    ] = False,
+    embeddings: Embeddings = None,
+    masked_lm: MaskedLM = None,
+    encoder: Encoder = None,
+    semantic: Annotated[
+        Literal["promptbench"] | str | Path | None,
+        "Rewritten prompts, for the attack semantic: those of that package, or a text file's, one a line.",
+        Reads("file", ("promptbench",)),
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    cache: Cache = None,
+    progress: Progress = True,
+) -> PromptAttack:
+    """How far accuracy falls when the prompt is attacked: PromptBench's attacks, performance drop rate. A killed run
+    continues.
+
+    An attack changes a template around its `{content}`, measures every candidate on all examples, and ends at the one
+    of least accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy (Baleen, Table 4). The placeholder
+    and the words for the classes stay as they are. stresstest and checklist append fixed suffixes and try them all;
+    semantic tries rewritten prompts; the others change words and search, greedily, as PromptBench defines them.
+
+    In two points PromptBench itself does otherwise, and its drops are not comparable with those of the default. Its
+    searches score the prompt that they start from as −1 − accuracy and so always take a change of the first word, where
+    here a change is taken only if it costs accuracy. And it places suffixes before the template's last punctuation,
+    where here they stand at its very end, or before `{content}`. With `as_promptbench` both are done its way. (At a
+    prompt's end no space follows a suffix in either: the answer follows with its own.)
+
+    Every number has a 95 % bootstrap interval over examples; clean and attacked accuracy come from the same resamples,
+    and so do averages over templates. The worst prompt is chosen on the same examples that it is measured on, which
+    the intervals do not show. A template under which nothing is right has no drop and is not attacked.
+
+    What is drawn depends on seed, template and attack alone: with `cache`, a run that was killed and starts again
+    comes to the same result and runs only what is missing.
+
+    Args:
+        model: a language model, or a classifier of texts, which reads the filled template.
+        attacks: textfooler needs `embeddings`, bertattack `masked_lm`, and semantic `semantic`, which also adds it.
+        template: one or several; by default the data set's own (`TASK_PROMPTS`).
+        words: by default the data set's own. A classifier has none.
+        as_promptbench: `suffix` has to be left out. Needs TextAttack for suffixes too.
+
+    Raises:
+        InputError: a template without `{content}`, no template or words where the data have none of their own, words
+            that do not fit the classes, options that contradict each other, or a resource that is missing.
+    """
+    from ssmscope.attacks.progress import progress_bar
+    from ssmscope.attacks.prompts.measure import attacked, labels_and_words, notes_on, own_prompts, recipe_of
+    from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
+    from ssmscope.attacks.prompts.search import Judge, rewritten
+    from ssmscope.evaluation import Evaluator, Template
+    from ssmscope.results import record_provenance
+    from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
+    from ssmscope.tasks.text import SOURCES, TextData
+
+    if not isinstance(data, TextData):
+        raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")
+    if not len(data):
+        raise InputError(f"{data.name} ({data.split}) has no example")
+    named = tuple(dict.fromkeys([*attacks, *([SEMANTIC] if semantic is not None else [])]))
+    known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
+    if limit is not None:
+        data = data.sample(limit, seed=seed)
+    own = TASK_PROMPTS.get(data.name) if known else None
+    given = (template,) if isinstance(template, str) else template
+    templates = tuple(given) if given is not None else own_prompts(own, data, "a template").templates
+    labels, chosen = labels_and_words(model, data, words, own)
+    contents = [content_of(data.name, text) if known else text for text in data.texts]
+    candidates = rewritten(semantic, data.name) if semantic is not None else ()
+    for text in candidates:
+        Template(text)
+        check_parts(text)
+    resources: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder)
+    recipes = [recipe_of(name, candidates, resources) for name in named]
+    evaluator = Evaluator(model, words=chosen, scoring=scoring, normalise=normalise, cache=cache)
+    judge = Judge(evaluator, contents, labels)
+    protected = chosen if chosen is not None else data.label_names
+    clean = judge.right(templates)
+    found: dict[str, list[tuple[str, int] | None]] = {name: [] for name in named}
+    with progress_bar("attacks", len(recipes) * len(templates), progress) as (advance, describe):
+        for each in recipes:
+            for number, text in enumerate(templates):
+                describe(f"{each.name}, template {number + 1}")
+                place = None
+                if clean[number].any():
+                    place = attacked(each, text, judge, protected, suffix, seed, as_promptbench)
+                found[each.name].append(place)
+                advance(1)
+    options: dict[str, Any] = {
+        "attacks": list(named),
+        "template": list(templates),
+        "words": list(chosen) if chosen is not None else None,
+        "scoring": scoring,
+        "normalise": normalise,
+        "suffix": suffix,
+        "as_promptbench": as_promptbench,
+        "limit": limit,
+        **{name: str(value) if value is not None else None for name, value in resources.items()},
+        "semantic": str(semantic) if semantic is not None else None,
+    }
+    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+    right = {
+        name: [judge.right([place[0]])[0] if place is not None else None for place in places]
+        for name, places in found.items()
+    }
+    average, per_template, per_attack = measured(clean, right, recipes, found, seed)
+    return PromptAttack(
+        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        templates=templates,
+        clean=per_template,
+        average_clean=average,
+        attacks=per_attack,
+        cost=Cost(evaluator.asked, evaluator.run, evaluator.seconds),
+        notes=tuple(notes_on(clean, labels, candidates, chosen)),
+    )

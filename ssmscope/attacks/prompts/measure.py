@@ -1,0 +1,109 @@
+"""How each attack on a prompt runs, and what it needs: templates, words and recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from ssmscope.attacks.labels import class_ids, word_ids
+from ssmscope.attacks.parts import Recipe, recipe
+from ssmscope.attacks.prompts.checks import SEMANTIC
+from ssmscope.attacks.prompts.search import PROMPTBENCH, Judge, searched, tried_all, with_suffix
+from ssmscope.errors import InputError
+from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts
+from ssmscope.tasks.text import TextData
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+
+
+def attacked(
+    each: Recipe,
+    template: str,
+    judge: Judge,
+    protected: Sequence[str],
+    suffix: str,
+    seed: int,
+    as_promptbench: bool,
+) -> tuple[str, int]:
+    """The worst prompt that an attack finds for a template, and how many it tried."""
+    if each.name == SEMANTIC:
+        return tried_all(template, each.suffixes, judge)
+    if each.suffixes:
+        where = PROMPTBENCH if as_promptbench else suffix
+        candidates = [with_suffix(template, text, where) for text in each.suffixes]
+        # of several that are as bad PromptBench takes the first in the alphabet: TextAttack sorts candidates
+        return tried_all(template, sorted(candidates) if as_promptbench else candidates, judge)
+    return searched(each, template, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
+
+
+def recipe_of(name: str, candidates: Sequence[str], resources: Mapping[str, Any]) -> Recipe:
+    """An attack by its name, with the rewritten prompts that semantic tries.
+
+    Raises:
+        InputError: a resource that it cannot do without is missing, or cannot be read.
+    """
+    if name == SEMANTIC:
+        ran = (f"{len(candidates)} rewritten prompts, the same for every template, all tried",)
+        return Recipe(name, None, (), None, ran, suffixes=tuple(candidates))
+    return recipe(name, flavour="prompt", **resources)
+
+
+def own_prompts(own: TaskPrompts | None, data: TextData, what: str) -> TaskPrompts:
+    """A known data set's own prompts, in place of `what` was not given.
+
+    Raises:
+        InputError: the data have none.
+    """
+    if own is None:
+        raise InputError(
+            f"{data.name} has no task prompts of its own: give {what}, and for a language model both template and "
+            f"words (of its own have {', '.join(TASK_PROMPTS)})"
+        )
+    return own
+
+
+def labels_and_words(
+    model: Model, data: TextData, words: Sequence[str] | None, own: TaskPrompts | None
+) -> tuple[Int[np.ndarray, " examples"], tuple[str, ...] | None]:
+    """The examples' classes as the model numbers them, and a language model's words for them.
+
+    Raises:
+        InputError: words for a classifier, none where the data have none of their own, or not one for each class.
+    """
+    if model.is_classifier:
+        if words is not None:
+            raise InputError(f"{model.name} is a classifier and answers with its classes; give no words")
+        return class_ids(model, data), None
+    chosen = tuple(words) if words is not None else own_prompts(own, data, "words").words
+    return word_ids(data, chosen), chosen
+
+
+def notes_on(
+    clean: Bool[np.ndarray, "templates examples"],
+    labels: Int[np.ndarray, " examples"],
+    candidates: Sequence[str],
+    words: Sequence[str] | None,
+) -> list[str]:
+    """What a reader of the drops should know: of the clean accuracies, and of the rewritten prompts."""
+    notes = []
+    nothing = [str(i) for i, right in enumerate(clean, 1) if not right.any()]
+    if nothing:
+        notes.append(f"under template {', '.join(nothing)} nothing is right: there is no drop to measure")
+    share = np.bincount(labels).max() / len(labels)
+    poor = [str(i) for i, right in enumerate(clean, 1) if 0 < right.mean() <= share]
+    if poor:
+        notes.append(
+            f"under template {', '.join(poor)} the clean accuracy is no higher than always answering the most frequent "
+            f"class, {share:.3f}: a drop from there says little"
+        )
+    if candidates and words is not None:
+        without = sum(not all(word.lower() in prompt.lower() for word in words) for prompt in candidates)
+        if without:
+            notes.append(
+                f"{without} of {len(candidates)} rewritten prompts do not name every answer ({', '.join(words)})"
+            )
+    return notes

@@ -1,0 +1,263 @@
+"""What attacks on prompts give: accuracies and drops with their intervals, the worst prompts, and what was run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.attacks.parts import Recipe
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+UNDEFINED = Estimate(math.nan, math.nan, math.nan)
+
+
+MEASURED = {
+    False: "Measured as ssmscope does: a search takes a change only if it costs accuracy, and suffixes stand at the "
+    "prompt's end or before its content; not comparable with PromptBench's own drops.",
+    True: "Measured as PromptBench does: a search always takes a change of the first word, and suffixes stand before "
+    "the prompt's last punctuation; not comparable with ssmscope's own drops.",
+}
+"""What stands beside every drop, by `as_promptbench`."""
+
+
+@dataclass(frozen=True)
+class AttackedPrompt:
+    """What an attack makes of one template."""
+
+    prompt: str | None
+    """The worst prompt that it found; None where nothing is right under the template, which is then not attacked."""
+    accuracy: Estimate
+    drop: Estimate
+    """PDR, 1 − accuracy / clean accuracy."""
+    tried: int
+    """The prompts that it measured, other than the template; some attacks rank words with a part of them."""
+
+
+@dataclass(frozen=True)
+class PromptAttacker:
+    """An attack on all templates."""
+
+    name: str
+    prompts: tuple[AttackedPrompt, ...]
+    """One for each template."""
+    accuracy: Estimate
+    """Mean over the templates that were attacked."""
+    drop: Estimate
+    """Mean PDR over these templates."""
+    worst: int | None
+    """The template (0, 1, …) with the largest drop; None where none has one."""
+    ran: tuple[str, ...]
+    """The parts of the attack's definition that ran."""
+    left_out: tuple[str, ...]
+    """Those that did not, and why."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What answering took; a run that continues from a cache runs fewer rows."""
+
+    asked: int
+    """Filled prompts that were asked for."""
+    run: int
+    """Those that the model ran; the others were known."""
+    seconds: float
+    """Of running, that of earlier runs whose answers the cache gave included."""
+
+
+@dataclass(frozen=True)
+class PromptAttack(Result, kind="prompts"):
+    """Accuracy under clean and attacked prompts, attack by attack and template by template."""
+
+    templates: tuple[str, ...]
+    clean: tuple[Estimate, ...]
+    """Accuracy under each template."""
+    average_clean: Estimate
+    attacks: tuple[PromptAttacker, ...]
+    cost: Cost
+    notes: tuple[str, ...]
+
+    def verdict(self, at: int = 0) -> str:
+        defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
+        if not defined:
+            return f"accuracy {written(self.average_clean)}, no PDR defined"
+        worst, *others = sorted(defined, key=lambda one: -one.drop.value)
+        way = " as PromptBench measures it" if self.as_promptbench else ""
+        most = f"PDR{way} {in_percent(worst.drop)} under {worst.name}"
+        listed = ", ".join(f"{one.name} {in_percent(one.drop, interval=False)}" for one in others)
+        return f"{most} (▼ the worst), {listed}" if others else most
+
+    @classmethod
+    def compare(cls, results: Sequence[PromptAttack], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        less: list[str] = []
+        for result, (label,) in zip(results, labels):
+            cells = {"clean accuracy": Cell(result.average_clean)}
+            drops = [each.drop.value for each in result.attacks if not math.isnan(each.drop.value)]
+            for each in result.attacks:
+                name = f"PDR of {each.name}, %"
+                less.append(name)
+                worst = len(set(drops)) > 1 and each.drop.value == max(drops)
+                cells[name] = Cell(each.drop.times(100), digits=1, worst=worst)
+            lines.append(Line((label,), cells, "all"))
+        ways = dict.fromkeys(result.measured for result in results)
+        note = " ".join(["PDR: 1 − accuracy under the attack / clean accuracy, mean over templates.", *ways])
+        return table(("model",), lines, more=["clean accuracy"], less=less, note=note)
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        start = f"Prompt attacks on {model}: accuracy {self.average_clean.value:.3f} clean"
+        defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
+        if not defined:
+            return f"{start}, no drop defined"
+        most = max(defined, key=lambda one: one.drop.value)
+        return f"{start}, {most.accuracy.value:.3f} under {most.name}, the worst on average"
+
+    @property
+    def as_promptbench(self) -> bool:
+        """Whether searches start and suffixes stand as PromptBench's do."""
+        return bool(self.provenance.get("options", {}).get("as_promptbench", False))
+
+    @property
+    def measured(self) -> str:
+        """In a sentence, whose drops these are: ours or PromptBench's."""
+        return MEASURED[self.as_promptbench]
+
+    @property
+    def queries_made(self) -> str:
+        return f"{self.cost.asked:,} filled prompts, of which {self.cost.run:,} were run"
+
+    def to_frame(self) -> DataFrame:
+        """A row for each attack and template, and for each attack its average over templates and its worst template.
+
+        Columns: part (template, average, worst), attack, template (1, 2, …; none for an average), clean and accuracy
+        (shares of the examples), drop (PDR in percent), each with its 95 % interval in columns ending in _low and
+        _high, tried (prompts measured; of an average, over all templates), prompt (the worst one found), clean_prompt,
+        and measured_as ("ssmscope" or "promptbench"), which `attrs["caption"]` says in a sentence.
+        """
+        import pandas as pd
+
+        rows = []
+        for one in self.attacks:
+            for number, (template, clean, found) in enumerate(zip(self.templates, self.clean, one.prompts)):
+                rows.append(_row("template", one.name, number, clean, found, template))
+            mean = AttackedPrompt(None, one.accuracy, one.drop, sum(found.tried for found in one.prompts))
+            rows.append(_row("average", one.name, None, self.average_clean, mean, None))
+            if one.worst is not None:
+                at = one.worst
+                rows.append(_row("worst", one.name, at, self.clean[at], one.prompts[at], self.templates[at]))
+        names = [name + end for name in ("clean", "accuracy", "drop") for end in ("", "_low", "_high")]
+        columns = ["part", "attack", "template", *names, "tried", "prompt", "clean_prompt"]
+        frame = pd.DataFrame(rows, columns=columns).astype({"template": "Int64", "tried": "Int64"})
+        frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
+        frame.attrs["caption"] = self.measured
+        return frame
+
+    def figure(self) -> Figure:
+        """For every attack and template the clean and the attacked accuracy with their intervals."""
+        from ssmscope.attacks.prompts.views import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts
+        from ssmscope.show.blocks import Custom, Picture, Prose
+
+        data, cost, several = self.provenance["data"], self.cost, len(self.templates) > 1
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        lines = [Line(("clean",), {"accuracy": Cell(self.average_clean)})]
+        for one in self.attacks:
+            cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": Cell(one.drop.times(100), digits=1)}
+            if several:
+                cells["worst drop in %"] = Cell(text="–" if one.worst is None else _worst(one, one.worst))
+            tried = sum(found.tried for found in one.prompts)
+            lines.append(Line((one.name,), {**cells, "tried": Cell(text=f"{tried:,}")}))
+        yield replace(table(("prompt",), lines), note="")
+        if several:
+            yield Custom(html=lambda: by_template(self))
+        templates = f"{len(self.templates)} templates (averages over them)" if several else "one template"
+        yield Prose(
+            f"{data['examples']:,} examples of {data['name']} ({data['split']}), {templates}; 95 % bootstrap "
+            f"intervals. {self.measured}"
+        )
+        if any(one.worst is not None for one in self.attacks):
+            yield Prose("The worst prompts", "heading")
+        yield Custom(lambda colours: terminal_prompts(self), lambda: html_prompts(self), STYLE)
+        left = [f"{one.name} ran without {part}" for one in self.attacks for part in one.left_out]
+        yield from (Prose(f"Note: {note}.", "note") for note in (*left, *self.notes))
+        took = f"{cost.asked:,} filled prompts, of which the model ran {cost.run:,}, in {cost.seconds:,.1f} s."
+        yield Prose(took, "note")
+
+
+def _worst(one: PromptAttacker, at: int) -> str:
+    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at + 1})"
+
+
+def _row(
+    part: str, attack: str, template: int | None, clean: Estimate, found: AttackedPrompt, clean_prompt: str | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": part, "attack": attack, "template": None if template is None else template + 1}
+    for name, number in (("clean", clean), ("accuracy", found.accuracy), ("drop", found.drop.times(100))):
+        row |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
+    return row | {"tried": found.tried, "prompt": found.prompt, "clean_prompt": clean_prompt}
+
+
+def measured(
+    clean: np.ndarray,
+    right: Mapping[str, Sequence[np.ndarray | None]],
+    recipes: Sequence[Recipe],
+    found: Mapping[str, Sequence[tuple[str, int] | None]],
+    seed: int,
+) -> tuple[Estimate, tuple[Estimate, ...], tuple[PromptAttacker, ...]]:
+    """All numbers, of one set of resamples: the mean clean accuracy, that of each template, and each attack's.
+
+    Args:
+        clean: (templates, examples) bool, what is right under each template.
+        right: by attack and template what is right under the worst prompt, (examples,) bool; None where the template
+            was not attacked.
+        recipes: the attacks.
+        found: by attack and template the worst prompt and how many were tried.
+        seed: of the resamples.
+    """
+    examples, number = clean.shape[1], len(clean)
+    attacked = [each if each is not None else np.zeros(examples, bool) for one in recipes for each in right[one.name]]
+    columns = np.concatenate([clean, np.stack(attacked)]).T.astype(np.float64)
+    sums = resampled_sums(columns, seed=seed)
+    below = sums[:, :number]
+    attackers = []
+    for index, one in enumerate(recipes):
+        hits = sums[:, number * (index + 1) : number * (index + 2)]
+        accuracy, drop = hits / examples, 1 - ratio(hits, below)
+        there = [at for at in range(number) if right[one.name][at] is not None]
+        prompts = []
+        for at, place in enumerate(found[one.name]):
+            if place is None:
+                prompts.append(AttackedPrompt(None, UNDEFINED, UNDEFINED, 0))
+                continue
+            prompts.append(AttackedPrompt(place[0], estimate(accuracy[:, at]), estimate(drop[:, at]), place[1]))
+        attackers.append(
+            PromptAttacker(
+                name=one.name,
+                prompts=tuple(prompts),
+                accuracy=estimate(accuracy[:, there].mean(1)) if there else UNDEFINED,
+                drop=estimate(drop[:, there].mean(1)) if there else UNDEFINED,
+                worst=max(there, key=lambda at: prompts[at].drop.value) if there else None,
+                ran=one.ran,
+                left_out=one.left_out,
+            )
+        )
+    per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
+    return estimate(below.mean(1) / examples), per_template, tuple(attackers)

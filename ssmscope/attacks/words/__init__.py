@@ -1,0 +1,201 @@
+"""Attacks on single texts: how few changed words it takes until the model gives another answer.
+
+TextAttack's searches (Morris et al. 2020), many at a time in lockstep, and HotFlip (Ebrahimi et al. 2018), which looks
+at the model's gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ssmscope.analysis import analysis
+from ssmscope.attacks.checks import check_asked
+from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, Attack
+from ssmscope.errors import InputError
+from ssmscope.reads import TEXT_MODELS, Data
+from ssmscope.signature import (
+    Cache,
+    Embeddings,
+    Encoder,
+    LabelWords,
+    Limit,
+    MaskedLM,
+    Metavar,
+    Progress,
+    Range,
+    Reads,
+    Seed,
+    Template,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from jaxtyping import Float
+
+    from ssmscope.attacks.words.result import WordAttack
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+
+
+def check_words(*, recipe: str, **options: Any) -> None:
+    """Refuse options of another attack, and templates and label words that are none.
+
+    Raises:
+        InputError: as said.
+    """
+    check_asked(**options)
+    declared = inspect.signature(word_attack).parameters
+    for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
+        if options[name] != declared[name].default and name not in OPTIONS.get(recipe, ()):
+            whose = " and ".join(other for other, names in OPTIONS.items() if name in names)
+            raise InputError(f"{name} is an option of {whose}; {recipe} has none of that name: leave it out")
+
+
+@analysis(
+    "words",
+    reads=Data("texts"),
+    question="How few changed words change its answer?",
+    models=TEXT_MODELS,
+    dtype="float32",  # gradients need the digits
+    check=check_words,
+)
+def word_attack(
+    model: Model,
+    data: TextData,
+    *,
+    recipe: Annotated[
+        Attack,
+        "deepwordbug, textbugger, pwws, checklist, textfooler, bertattack, or hotflip (white box).",
+        Metavar("NAME"),
+    ] = "deepwordbug",
+    template: Template = None,
+    words: LabelWords = None,
+    budget: Annotated[int | None, "Queries an example may take, the clean text among them.", Range(1)] = None,
+    beam: Annotated[int, "Of hotflip: texts kept from one flip to the next; 1 is greedy.", Range(1, 1000)] = 1,
+    flips: Annotated[int | None, "Of hotflip: words that it may change; else all that can be.", Range(1)] = None,
+    candidates: Annotated[int, "Of hotflip: flips of each kept text that the model is asked about.", Range(1)] = (
+        CANDIDATES
+    ),
+    stopwords: Annotated[bool, "Of hotflip: stop words may be replaced too."] = False,
+    embeddings: Embeddings = None,
+    masked_lm: MaskedLM = None,
+    encoder: Encoder = None,
+    synonyms: Annotated[
+        str | Path | None, "Of pwws: a json of lists by word, or a csv of pairs; else WordNet's.", Reads("file")
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    cache: Cache = None,
+    active: Annotated[int, "How many examples TextAttack's searches attack at a time.", Range(1)] = ACTIVE,
+    progress: Progress = True,
+) -> WordAttack:
+    """How often changing some of a text's words changes the answer: TextAttack's recipes, and HotFlip. A killed run
+    continues.
+
+    The goal is any class but the true one (untargeted); a text's score is 1 − p(true), p the softmax of the class
+    scores. Texts whose answer is wrong without an attack are skipped. Numbers have 95 % bootstrap intervals over
+    examples.
+
+    Attacks are TextAttack's: deepwordbug (changes of characters), textbugger, pwws and textfooler (synonyms, nearest
+    neighbours), bertattack (words of a masked language model), checklist (contractions, numbers). Each text is attacked
+    as TextAttack's own loop attacks it, text after text, when `random` and `numpy.random` are seeded with
+    `draw_seed(seed, row)` before the text in that row of the data; only the model's scores are computed for many texts
+    together. hotflip (see `ssmscope.attacks.words.hotflip`) knows no limit on a text's meaning, and attacks all
+    examples together: it finds the words that the answer hangs on.
+
+    With `cache`, a run that was killed and starts again comes to the same result and runs only what is missing.
+
+    Args:
+        model: a classifier of texts, or a language model with `words`.
+        data: examples. The two sentences of a pair stay apart as they are.
+        template: what stands around the text is not attacked, and the label words within the text are not either.
+        words: a classifier has none.
+        embeddings: for textfooler and the neighbours of textbugger.
+        masked_lm: for bertattack.
+        encoder: for textbugger, textfooler and bertattack; without one the result says so.
+        synonyms: WordNet's need NLTK.
+
+    Raises:
+        InputError: an option of another attack, a resource that is missing, data of other classes than the model's, or
+            label words that do not fit.
+    """
+    from ssmscope.attacks.labels import class_ids, word_ids
+    from ssmscope.attacks.offline import stopwords as stop_words
+    from ssmscope.attacks.parts import Recipe
+    from ssmscope.attacks.parts import recipe as recipe_of
+    from ssmscope.attacks.progress import progress_bar
+    from ssmscope.attacks.words.lockstep import draw_seed
+    from ssmscope.attacks.words.measure import (
+        described,
+        example_of,
+        flipped,
+        forks,
+        limits_of,
+        probabilities,
+        sampled_rows,
+        searched,
+    )
+    from ssmscope.attacks.words.result import WordAttack, measure
+    from ssmscope.evaluation import Evaluator, Template, label_words
+    from ssmscope.evaluation.template import CONTENT
+    from ssmscope.results import record_provenance
+    from ssmscope.tasks.text import TextData
+
+    if not isinstance(data, TextData):
+        raise InputError(f"data is {type(data).__name__}; allowed are labelled texts (load_text)")
+    if not len(data):
+        raise InputError(f"{data.name} ({data.split}) has no example")
+    own: dict[str, Any] = dict(embeddings=embeddings, masked_lm=masked_lm, encoder=encoder, synonyms=synonyms)
+    own |= dict(beam=beam, flips=flips, candidates=candidates, stopwords=stopwords)
+    evaluator = Evaluator(model, words=words, cache=cache, fork=forks(model, data.texts))
+    answers = evaluator.words or ()
+    classes = class_ids(model, data) if model.is_classifier else word_ids(data, answers)
+    prompt = Template(CONTENT if template is None else template)
+    attack: Recipe | None = None
+    if recipe != HOTFLIP:  # what it lacks is said before the model runs
+        attack = recipe_of(recipe, flavour="words", **{name: own[name] for name in OPTIONS.get(recipe, ())})
+    rows = sampled_rows(len(data), limit, seed)
+    data, labels = data.take(rows), classes[rows].tolist()
+
+    def scores(texts: Sequence[str]) -> Float[np.ndarray, "texts classes"]:
+        return evaluator.scores([prompt.fill(text) for text in texts])
+
+    clean = probabilities(scores(data.texts))
+    right = [place for place, found in enumerate(clean) if found.argmax() == labels[place]]
+    texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
+    kept, whose = (frozenset[str](), "") if stopwords else stop_words()
+    limits = limits_of(own, budget, kept, answers)
+    with progress_bar("examples", len(right), progress) as (ended, _):
+        if attack is None:
+            ids = label_words(model, answers, after=prompt.fill(texts[0])).ids if answers and texts else None
+            outcomes = flipped(model, texts, true, scores, ended, template=prompt, label_ids=ids, limits=limits)
+        else:
+            seeds = [draw_seed(seed, rows[place]) for place in right]
+            outcomes = searched(attack, texts, true, clean[right], scores, ended, answers, budget, seeds, active)
+    found = dict(zip(right, outcomes))
+    examples = tuple(
+        example_of(row, labels[place], text, clean[place], found.get(place))
+        for place, (row, text) in enumerate(zip(rows, data.texts))
+    )
+    options = {
+        "recipe": recipe,
+        "template": template,
+        "words": list(answers) or None,
+        "limit": limit,
+        "budget": budget,
+        **{name: str(value) if isinstance(value, Path) else value for name, value in own.items()},
+    }
+    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+    return WordAttack(
+        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        recipe=recipe,
+        labels=tuple(model.labels or data.label_names),
+        examples=examples,
+        **measure(examples, seed),
+        ran=described(limits, whose) if attack is None else attack.ran,
+        left_out=() if attack is None else attack.left_out,
+    )

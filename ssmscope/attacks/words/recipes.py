@@ -1,0 +1,31 @@
+"""The attacks on single texts by name, and which options are an attack's own."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+Attack = Literal["deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist", "hotflip"]
+
+HOTFLIP = "hotflip"
+RECIPES: tuple[str, ...] = typing.get_args(Attack)
+"""All attacks."""
+
+OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "textbugger": ("embeddings", "encoder"),
+        "textfooler": ("embeddings", "encoder"),
+        "bertattack": ("masked_lm", "encoder"),
+        "pwws": ("synonyms",),
+        HOTFLIP: ("beam", "flips", "candidates", "stopwords"),
+    }
+)
+"""The options that are an attack's own."""
+
+CANDIDATES = 3
+"""How many flips of a text HotFlip puts to the model. More of them find a little more for many more questions."""
+
+ACTIVE = 64
+"""How many searches are under way at a time."""

@@ -1,0 +1,218 @@
+"""What attacks on single texts give: every example's fate, and what they cost the model as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+SUCCESS, FAILED, SKIPPED = "success", "failed", "skipped"
+
+SUMMARY = {
+    "accuracy": "clean accuracy",
+    "attacked": "accuracy under attack",
+    "success": "success rate",
+    "share": "share of words changed",
+    "queries": "queries per example",
+}
+"""The totals by name, and how the views call them."""
+
+
+@dataclass(frozen=True)
+class AttackedText:
+    """One example and what became of it."""
+
+    row: int
+    """Its number in the data, from 0."""
+    status: str
+    """"success": the class that is predicted has changed; "failed"; "skipped": it was wrong when clean."""
+    label: int
+    """The true class."""
+    clean: int
+    """The class predicted on the clean text."""
+    answer: int
+    """The class predicted on the attacked text."""
+    before: float
+    """The probability of the true class on the clean text."""
+    after: float
+    """And on the attacked text."""
+    queries: int
+    """How many texts the model was asked about, the clean one among them."""
+    gradients: int
+    """How many gradients of it were taken."""
+    words: int
+    """How many words the clean text has."""
+    changed: int
+    """How many of them are not in the attacked text in their order."""
+    text: str
+    attacked: str
+    """Where the search ended: the adversarial text, or the nearest that it came to one."""
+
+    @property
+    def share(self) -> float:
+        """The share of the words that were changed."""
+        return self.changed / self.words if self.words else 0.0
+
+
+@dataclass(frozen=True)
+class WordAttack(Result, kind="words"):
+    """Accuracy under an attack on every text, and the text of each that the attack ended with."""
+
+    recipe: str
+    labels: tuple[str, ...]
+    examples: tuple[AttackedText, ...]
+    accuracy: Estimate
+    """Of the clean texts."""
+    attacked: Estimate
+    """The share of the examples that are right when clean and that the attack does not change the answer to."""
+    success: Estimate
+    """The share of the examples that are right when clean whose answer changes; not defined where none is right."""
+    share: Estimate
+    """The mean share of words changed where the attack succeeds."""
+    queries: Estimate
+    """The mean number of texts that the model is asked about for an example that is right when clean."""
+    curve: np.ndarray
+    """(words + 1, 3): the accuracy, with its interval, when attacks that change more than 0, 1, 2, … words do not
+    count."""
+    ran: tuple[str, ...]
+    """The parts of the attack."""
+    left_out: tuple[str, ...]
+    """The parts of its definition that did not run, and why."""
+
+    @property
+    def summary(self) -> Mapping[str, Estimate]:
+        """The totals, by the names in `SUMMARY`."""
+        return {name: getattr(self, name) for name in SUMMARY}
+
+    @property
+    def successes(self) -> tuple[AttackedText, ...]:
+        """The examples of which the answer changed, those with the fewest changed words first."""
+        found = [example for example in self.examples if example.status == SUCCESS]
+        return tuple(sorted(found, key=lambda example: (example.changed, example.row)))
+
+    def verdict(self, at: int = 0) -> str:
+        return f"accuracy {self.accuracy.value:.3f}, {written(self.attacked)} under {self.recipe}"
+
+    @classmethod
+    def compare(cls, results: Sequence[WordAttack], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            cells = {
+                name: Cell(result.summary[each], digits=1 if each == "queries" else 3) for each, name in SUMMARY.items()
+            }
+            lines.append(Line((label, result.recipe), cells, result.recipe))
+        more = [SUMMARY[name] for name in ("accuracy", "attacked")]
+        return table(("model", "attack"), lines, more=more, less=[SUMMARY["success"]])
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        clean, attacked = self.accuracy.value, self.attacked.value
+        return f"{self.recipe} on {model}: accuracy {clean:.3f} clean, {attacked:.3f} under attack"
+
+    @property
+    def queries_made(self) -> str:
+        gradients = sum(each.gradients for each in self.examples)
+        return f"{sum(each.queries for each in self.examples):,} texts and {gradients:,} gradients"
+
+    def to_frame(self) -> DataFrame:
+        """A row per example.
+
+        Columns: row (its number in the data), status, label, clean, answer (classes: the true one, those predicted on
+        the clean and on the attacked text), before, after (the probability of the true class), queries, gradients,
+        words, changed, share (of words changed), text, attacked.
+        """
+        import pandas as pd
+
+        rows = []
+        for each in self.examples:
+            classes = {name: self.labels[getattr(each, name)] for name in ("label", "clean", "answer")}
+            rows.append({**vars(each), **classes, "share": each.share})
+        columns = ["row", "status", "label", "clean", "answer", "before", "after", "queries", "gradients"]
+        return pd.DataFrame(rows, columns=[*columns, "words", "changed", "share", "text", "attacked"])
+
+    def figure(self) -> Figure:
+        """Accuracy against the number of words that an attack may change."""
+        from ssmscope.attacks.words.views import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts
+        from ssmscope.show.blocks import Custom, Picture, Prose
+
+        data = self.provenance["data"]
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        lines = [Line((SUMMARY[name],), {self.recipe: Cell(found)}) for name, found in self.summary.items()]
+        yield replace(table(("",), lines), note="")
+        count = {status: sum(each.status == status for each in self.examples) for status in (SUCCESS, FAILED, SKIPPED)}
+        listed = ", ".join(f"{number:,} {status}" for status, number in count.items())
+        yield Prose(
+            f"{data['examples']:,} examples of {data['name']} ({data['split']}): {listed}; 95 % bootstrap intervals "
+            "over examples."
+        )
+        yield Prose(f"Ran: {'; '.join(self.ran)}.", "note")
+        yield from (Prose(f"Note: {self.recipe} ran without {part}.", "note") for part in self.left_out)
+        attacked = [*self.successes, *(each for each in self.examples if each.status == FAILED)]
+        if not attacked:
+            yield Prose("No example is right when clean: nothing was attacked.")
+            return
+        yield Prose("Attacked texts", "heading")
+        yield Custom(lambda colours: terminal_texts(self), lambda: html_texts(self, attacked), STYLE)
+
+
+def changed_words(text: str, attacked: str) -> tuple[int, int]:
+    """How many words a text has, and how many of them are not in the attacked one in the same order: the words less
+    their longest common subsequence."""
+    old, new = WORD.findall(text), WORD.findall(attacked)
+    words = len(old)
+    while old and new and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    start = next((at for at, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
+    old, new = old[start:], new[start:]
+    longest = [0] * (len(new) + 1)
+    for word in old:
+        before = 0
+        for place, other in enumerate(new, 1):
+            best = before + 1 if word == other else max(longest[place - 1], longest[place])
+            before, longest[place] = longest[place], best
+    return words, len(old) - longest[-1]
+
+
+def measure(examples: Sequence[AttackedText], seed: int) -> dict[str, Any]:
+    """The totals and the curve, as `WordAttack` names them; all intervals are of the same resamples."""
+    right = np.array([each.status != SKIPPED for each in examples])
+    won = np.array([each.status == SUCCESS for each in examples])
+    share = np.array([each.share for each in examples])
+    queries = np.array([each.queries for each in examples])
+    changed = np.array([each.changed for each in examples])
+    most = max(1, int(changed[won].max(initial=0)))
+    withstood = [right & ~(won & (changed <= allowed)) for allowed in range(most + 1)]
+    columns = np.stack([right, won, won * share, right * queries, *withstood], axis=1).astype(np.float64)
+    sums = resampled_sums(columns, seed=seed)
+    rights, wins, shares, asked = sums[:, :4].T
+    curve = [estimate(sums[:, 4 + allowed] / len(examples)) for allowed in range(most + 1)]
+    return {
+        "accuracy": estimate(rights / len(examples)),
+        "attacked": estimate((rights - wins) / len(examples)),
+        "success": estimate(ratio(wins, rights)),
+        "share": estimate(ratio(shares, wins)),
+        "queries": estimate(ratio(asked, rights)),
+        "curve": np.array([[each.value, each.low, each.high] for each in curve]),
+    }

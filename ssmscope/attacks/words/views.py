@@ -1,0 +1,102 @@
+"""Attacks on single texts as a picture, and the attacked texts with what was changed in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+from rich.text import Text
+
+from ssmscope.results import TABLE_ROWS
+from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, data_line
+from ssmscope.show.tokens import visible
+from ssmscope.show.worddiff import html_diff, rich_diff
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.attacks.words.result import AttackedText, WordAttack
+
+WIDTH, HEIGHT = 8.0, 4.2
+"""In inches."""
+SHOWN = 5
+"""How many attacked texts a terminal shows."""
+STYLE = """
+.ssmscope td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 24em; }
+.ssmscope .texts td { white-space: nowrap; }
+"""
+
+
+def draw(result: WordAttack) -> Figure:
+    """Accuracy against the number of words that an attack may change, a step per word, with its band; the dashed line
+    is the accuracy of the clean texts."""
+    queries = result.queries.value
+    told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
+    title = (f"{result.recipe} on ", str(result.provenance.get("model", "a model")), "")
+    sheet = Sheet(WIDTH, HEIGHT, title, data_line(result, told))
+    axes = sheet.panel(0.75, sheet.top + 0.03, WIDTH - 1.95, HEIGHT - sheet.top - 0.65)
+    most = len(result.curve) - 1
+    # half a step on either side, so that the first and the last number are seen to hold for a while
+    edges = np.concatenate([[-0.5], np.arange(most + 1) + 0.5])
+    value, low, high = np.vstack([result.curve, result.curve[-1:]]).T
+    axes.fill_between(edges, low, high, step="post", color=COLOURS[0], alpha=0.2, linewidth=0)
+    axes.step(edges, value, where="post", color=COLOURS[0], linewidth=1.8)
+    axes.axhline(result.accuracy.value, color=SOFT, linewidth=1, linestyle=DASHED)
+    axes.set_xlim(-0.5, most + 0.5)
+    axes.set_ylim(0, 1)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.set_xlabel("words changed at most (attacks that change more do not count)", color=SOFT, size=9)
+    axes.set_ylabel("accuracy", color=SOFT, size=9)
+    ends = [(result.accuracy.value, "clean", INK), (result.attacked.value, "under attack", COLOURS[1])]
+    for (accuracy, what, colour), place in zip(ends, _apart(*(accuracy for accuracy, _, _ in ends))):
+        text = f"{accuracy:.3f}\n{what}"
+        axes.text(1.015, place, text, transform=axes.get_yaxis_transform(), va="center", size=8.5, color=colour)
+    return sheet.figure
+
+
+def _apart(upper: float, lower: float, height: float = 0.13, margin: float = 0.05) -> tuple[float, float]:
+    """Where two texts of this height stand beside two values, so that neither covers the other or leaves the axes."""
+    if upper - lower < height:
+        middle = min(max((upper + lower) / 2, margin + height / 2), 1 - margin - height / 2)
+        return middle + height / 2, middle - height / 2
+    return min(upper, 1 - margin), max(lower, margin)
+
+
+def terminal_texts(result: WordAttack) -> Iterator[Text]:
+    """The successes with the fewest changed words."""
+    yield Text("The successes with the fewest changed words:" if result.successes else "No attack succeeded.")
+    for each in result.successes[:SHOWN]:
+        line = Text(f"row {each.row}, {_turn(result, each)}: ", style="bold")
+        yield line.append_text(rich_diff(visible(each.text), visible(each.attacked)))
+
+
+def _turn(result: WordAttack, each: AttackedText) -> str:
+    """From which class to which, and what became of the true one's probability."""
+    label, answer = visible(result.labels[each.label]), visible(result.labels[each.answer])
+    turn = f"{label} → {answer}" if each.answer != each.label else label
+    return f"{turn} (p {each.before:.2f} → {each.after:.2f})"
+
+
+def html_texts(result: WordAttack, attacked: Sequence[AttackedText]) -> str:
+    """A table of the first attacked texts."""
+    won = set(result.successes)
+    heads = ("row", "class", "p of the true class", "words", "queries", "text")
+    rows = Markup("")
+    for each in attacked[:TABLE_ROWS]:
+        label, answer = result.labels[each.label], result.labels[each.answer]
+        turn = f"{label} → {answer}" if each in won else Markup("{} <small>failed</small>").format(label)
+        words = Markup("{} <small>of {}</small>").format(each.changed, each.words)
+        cells = (each.row, turn, f"{each.before:.3f} → {each.after:.3f}", words, f"{each.queries:,}")
+        text = Markup(html_diff(each.text, each.attacked))
+        rows += Markup('<tr>{}<td class="text">{}</td></tr>').format(in_tags("td", cells), text)
+    table = '<div class="wide"><table class="texts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    cut = f'<p class="note">{TABLE_ROWS} of {len(attacked):,} attacked examples.</p>'
+    return Markup(table + (cut if len(attacked) > TABLE_ROWS else "")).format(in_tags("th", heads), rows)
+
+
+def in_tags(tag: str, parts: Sequence[object]) -> Markup:
+    return Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(part) for part in parts)

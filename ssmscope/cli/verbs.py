@@ -1,0 +1,136 @@
+"""The verbs of analyses, made from what the analyses declare."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ssmscope import register
+from ssmscope.analysis import Analysis, Call
+from ssmscope.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console
+from ssmscope.inputs import check_writable
+from ssmscope.signature import Option
+
+PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
+"""Under which heading of the help the analyses of a room stand."""
+
+OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.")]
+MODELS = Annotated[
+    list[str], typer.Argument(metavar="MODEL…", help="One or several: demo/NAME, a directory, a file, or a hub id.")
+]
+
+
+def parameter(option: Option) -> inspect.Parameter:
+    """An option as typer knows it; what was typed stays as it is, the call reads it."""
+    kind: Any = bool if option.is_flag else list[str] if option.repeated or option.nested else str
+    settings: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar, "parser": _as_typed}
+    default = option.default
+    if not option.required and default is not None and not option.is_flag:
+        typed = option.typed(default)[1::2]
+        default = typed if option.repeated or option.nested else typed[0]
+    default = None if default == [] else default
+    given: Any = Annotated[
+        kind if option.required or default is not None else kind | None,
+        typer.Option("/".join(option.flags), help=option.help, **settings),
+    ]
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.required else default,
+        annotation=given,
+    )
+
+
+def _as_typed(value: str) -> str:
+    return value
+
+
+def verb(analysis: Analysis) -> Callable[..., None]:
+    """The function that answers an analysis' verb, with the signature that typer reads."""
+
+    def answer(**given: Any) -> None:
+        out, json = given.pop("out"), given.pop("json")
+        call = _call(analysis, given)
+        check_writable(out)
+        results = call.run(out)
+        _print(results, out, json, analysis)
+        if analysis.writes and not json:
+            model = shlex.quote(call.models[0])
+            then = analysis.then.format(model=model, out=shlex.quote(str(out)))
+            print(f"\nSaved in {out}" + f"; try: {then}" * bool(then))
+
+    names = ["models"] if analysis.several else ["model"]
+    common: dict[str, Any] = {names[0]: MODELS if analysis.several else MODEL}
+    own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
+    out: Any = OUT_NEEDED if analysis.writes else OUT
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(names[0], keyword, annotation=common[names[0]]), *own]
+    parameters += [
+        inspect.Parameter("out", keyword, annotation=out, default=inspect.Parameter.empty if analysis.writes else None),
+        inspect.Parameter("json", keyword, annotation=JSON, default=False),
+    ]
+    if analysis.loads:
+        parameters += [
+            inspect.Parameter("tokenizer", keyword, annotation=TOKENIZER, default=None),
+            inspect.Parameter("device", keyword, annotation=DEVICE, default="cpu"),
+        ]
+    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    answer.__annotations__ = {each.name: each.annotation for each in parameters}
+    answer.__doc__ = help_of(analysis)
+    answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
+    answer.analysis = analysis  # type: ignore[attr-defined]
+    return answer
+
+
+def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
+    models = given["models"] if analysis.several else [given["model"]]
+    # Where a verb is checked without running, an option that repeats and was not given is an empty list.
+    own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
+    setting = {name: given[name] for name in ("tokenizer", "device") if name in given}
+    return Call.of(analysis.name, models, own, **setting)
+
+
+def help_of(analysis: Analysis) -> str:
+    """What `--help` says of an analysis: the first paragraph of its function's docstring."""
+    return inspect.cleandoc(analysis.function.__doc__ or "").partition("\n\n")[0]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verbs of all analyses to the application; "lens show" into the group lens."""
+    groups: dict[str, typer.Typer] = {}
+    for name, analysis in register.analyses().items():
+        group, _, leaf = name.rpartition(" ")
+        panel = PANELS.get(analysis.module.split(".")[1])
+        if group and group not in groups:
+            groups[group] = typer.Typer(
+                cls=Verbs, help=_group_help(analysis), context_settings={"help_option_names": ["-h", "--help"]}
+            )
+            app.add_typer(groups[group], name=group, rich_help_panel=panel)
+        groups.get(group, app).command(leaf, rich_help_panel=panel)(verb(analysis))
+
+
+def _group_help(analysis: Analysis) -> str:
+    """The first line of the package that declares a group of verbs."""
+    return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
+
+
+def _print(results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis) -> None:
+    """The results as a person or a program reads them, and where their files are."""
+    from ssmscope.results import SUFFIXES
+
+    files = [out / f"{result.kind}.{s}" for result in results for s in SUFFIXES] if out is not None else []
+    for number, result in enumerate(results):
+        if json:
+            print(result.to_json())
+        else:
+            if number:
+                print()
+            console().print(result)
+    if files and not analysis.writes:
+        print("\nFiles:", *files, sep="\n  ", file=sys.stderr if json else sys.stdout)

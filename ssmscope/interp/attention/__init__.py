@@ -1,0 +1,160 @@
+"""What each position of a text takes from each other one: the implicit attention of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.reads import Texts
+from ssmscope.signature import Metavar, Range, chosen_layers
+
+if TYPE_CHECKING:
+    from ssmscope.interp.attention.result import ImplicitAttention
+    from ssmscope.model import Model, TextsLike
+
+
+def check_attention(
+    *,
+    level: str,
+    heads: str,
+    rows: Any,
+    pool: int | None,
+    skip: bool,
+    parts: bool,
+    rollout: bool,
+    gradient: bool,
+    target: Any,
+    **_: Any,
+) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        InputError: as said.
+    """
+    if target is not None and not gradient:
+        raise InputError("target is the class or token of gradient; give both (--gradient --target)")
+    others = {"rollout": rollout, "parts": parts, "level ssm": level == "ssm", "no skip": not skip}
+    unused = next((name for name, given in others.items() if given), None)
+    if gradient and unused is not None:
+        raise InputError(f"gradient cannot be combined with {unused}")
+    if gradient and heads == "abs":
+        raise InputError("heads 'abs' has no sum over channels; allowed with gradient are 'mean' and 'all'")
+    if parts and rollout:
+        raise InputError("parts and rollout cannot be combined: a rollout is of whole layers")
+    if rollout and heads == "all":
+        raise InputError("a rollout is of whole layers: give heads 'mean' or 'abs', not 'all'")
+    if pool and heads == "abs" and not rollout:
+        raise InputError("the mean of absolute values cannot be pooled; give heads 'mean', or pool 0 for a whole map")
+    if pool and rows != "all":
+        raise InputError("pool is of whole maps: give it without rows")
+
+
+@analysis("attention", reads=Texts(), question="What does each output attend to?", check=check_attention)
+def implicit_attention(
+    model: Model | None,
+    texts: TextsLike,
+    *,
+    layers: Annotated[Literal["all"] | Sequence[int], "Of which layers.", Range(0)] = "all",
+    level: Annotated[Literal["ssm", "block"], "The recurrence, or the whole layer with its gates."] = "block",
+    heads: Annotated[
+        Literal["mean", "abs", "all"], "The signed mean, that of absolute values (slow), or each."
+    ] = "mean",
+    rows: Annotated[
+        Literal["last", "all"] | Sequence[int], "Of which positions; negative ones count from the end."
+    ] = "all",
+    pool: Annotated[int | None, "In N × N cells; 0: whole; else 512 over 1024 tokens.", Range(0)] = None,
+    skip: Annotated[bool, "With D on the diagonal."] = True,
+    parts: Annotated[bool, "Also each part that a layer is the sum of."] = False,
+    rollout: Annotated[bool, "Their product over the layers instead, of |signed mean| or abs."] = False,
+    residual: Annotated[float, "The residual's share in a rollout.", Range(0, 1)] = 0.5,
+    gradient: Annotated[bool, "Attention × gradient of a class or next token instead."] = False,
+    target: Annotated[
+        int | str | None, "The class, or token id, of the gradient; else the predicted one.", Metavar("NAME")
+    ] = None,
+    span: Annotated[str | None, "Marks tokens, by position or as a piece of the text.", Metavar("A:B|TEXT")] = None,
+    top: Annotated[int, "How many tokens are recent, or first.", Range(1)] = 4,
+) -> ImplicitAttention:
+    """What each position takes from each other one: the implicit attention of the layers, exact and signed.
+
+    Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
+    (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
+    signed mean over channels unless `heads` says otherwise; see `ssmscope.frozen`. With `gradient` see
+    `attention_gradient`.
+
+    Args:
+        level: "ssm", the recurrence alone, or "block", with convolution, SiLU, gate and norm.
+        heads: "mean", the signed mean over channels; "abs", the mean of absolute values, which takes many times longer;
+            "all", the signed mean of each head, or of each group of neighbouring channels where there are more than 64.
+        pool: into how many cells a map's axes are divided. A cell is the mean over its pairs.
+        parts: also a map of each part that a layer is the sum of: what a differential layer keeps and subtracts, what
+            a GroupMamba takes from each module, the state groups of a GFSSM.
+        rollout: one map for all chosen layers instead: the product over layers of residual · I + (1 − residual) · A
+            (attention rollout, Abnar & Zuidema 2020). A is the absolute value of the signed mean with heads "mean", the
+            mean of absolute values with "abs", its rows divided by their sums. The two differ: in the first, channels
+            of opposite sign have cancelled before the sign is dropped.
+        span: marked tokens, as "first:last + 1" or a piece of the text; the readout `outside` is the share of the mass
+            that is not on them.
+        top: how many tokens the readouts `recent` and `sink` count.
+
+    Raises:
+        InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,
+            an unknown target, or a text that is too long for a rollout.
+    """
+    from ssmscope.interp.attention.measure import add_maps, roll_out
+    from ssmscope.interp.attention.result import ImplicitAttention
+    from ssmscope.interp.attention.shown import ShownText
+    from ssmscope.model import as_trace
+    from ssmscope.results import record_provenance
+
+    options: dict[str, Any] = {
+        **{"layers": layers if isinstance(layers, str) else list(layers), "heads": heads},
+        **{"rows": rows if isinstance(rows, str) else list(rows), "pool": pool, "span": span, "top": top},
+    }
+    if gradient:
+        from ssmscope.interp.attention.gradients import add_contributions
+
+        if model is None:
+            raise InputError("gradient runs the model: give it before the texts")
+        trace, shown, names = add_contributions(model, texts, layers, heads, rows, pool, span, top, target)
+        options["target"] = names
+    else:
+        trace = as_trace(model, texts, keep_inputs=True if isinstance(layers, str) else layers)
+        if not len(trace.frozen):
+            raise InputError("the trace has no layers: take it with keep_inputs=True")
+        chosen = chosen_layers(layers, len(trace.frozen))
+        shown = [ShownText(trace, row, rows=rows, pool=pool, span=span, rollout=rollout) for row in range(len(trace))]
+        if rollout:
+            roll_out(trace, chosen, shown, level, heads, skip, residual, top)
+            options["residual"] = residual
+        for index in () if rollout else chosen:
+            for row, text in enumerate(shown):
+                one = trace.frozen[index].of_text(row, text.length)
+                for part in (None, *(one.parts if parts else ())):
+                    add_maps(text, one, str(index), level, heads, skip, part, top)
+        options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
+    return ImplicitAttention(
+        provenance=record_provenance(trace.source, options=options),
+        texts=tuple(text.finished() for text in shown),
+        level="gradient" if gradient else level,
+        heads=heads,
+        top=top,
+    )
+
+
+def attention_gradient(model: Model, texts: TextsLike, **options: Any) -> ImplicitAttention:
+    """Attention × gradient: what each position contributes to a class's logit through each position of each layer.
+
+    With M the block-level matrix of a channel, x its input and g the gradient of the logit at the layer's output, taken
+    back through the projection, the entry [t, s] is Σ_channels g[t] M[t, s] x[s] (after Chefer et al. 2021, with the
+    values of the inputs, so that the entries add up to Σ g · output less constants). `heads` "mean" is the signed sum
+    over all channels, "all" over those of each head or group.
+
+    It is `implicit_attention` with `gradient`: a `target` is a class, by its number or name, or a token's id, by
+    default the predicted one of each text; of a language model it is the logit of the next token.
+
+    Raises:
+        InputError: as `implicit_attention`.
+    """
+    return implicit_attention(model, texts, gradient=True, **options)

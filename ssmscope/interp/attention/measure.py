@@ -1,0 +1,110 @@
+"""Maps of implicit attention: of each layer, and their product over layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ssmscope.interp.attention.shown import ShownText, pooled
+
+if TYPE_CHECKING:
+    from ssmscope.frozen import FrozenLayer
+    from ssmscope.trace import Trace
+
+SINGLE = 64
+"""Up to how many heads "all" gives each of them its map; more are put together in groups of neighbours."""
+GROUPS = 16
+
+
+def groups_of(frozen: FrozenLayer, heads: str) -> list[str]:
+    """The names of the maps that `heads` asks for."""
+    if heads != "all":
+        return [heads]
+    number, width = frozen.channels
+    if number <= SINGLE:
+        return [str(head) for head in range(number)]
+    groups = next(g for g in range(GROUPS, 0, -1) if number % g == 0)
+    size = number // groups
+    return [f"{g * size}–{(g + 1) * size - 1}" for g in range(groups)]
+
+
+def add_maps(
+    text: ShownText,
+    frozen: FrozenLayer,
+    layer: str,
+    level: str,
+    heads: str,
+    skip: bool,
+    part: str | None,
+    top: int,
+    channels: int | None = None,
+) -> None:
+    """Add a layer's maps, or those of one of its parts, to a text.
+
+    Args:
+        channels: how many channels to sum over, where the map is their sum and not their mean.
+    """
+    names = groups_of(frozen, heads)
+    scale = 1.0 if channels is None else channels / len(names)  # a sum over each group's channels
+    how: Mapping[str, Any] = {"groups": len(names), "skip": skip, "part": part}
+    absolute = heads == "abs"
+    if text.edges is not None and not absolute:
+        maps = frozen.pooled_attention(level, len(text.edges) - 1, **how)
+    else:
+        maps = frozen.attention(level, absolute=absolute, rows=text.chosen, **how)
+    sink = frozen.sink(level, groups=len(names), absolute=absolute, part=part)
+    for group, name in enumerate(names):
+        values = maps[0, group]
+        if text.edges is not None and absolute:
+            values = pooled(values, text.edges)
+        column = None if sink is None else text.shown_column(sink[0, group] * scale)
+        text.add(layer, part or "", name, values * scale, column, top)
+
+
+def roll_out(
+    trace: Trace,
+    chosen: Sequence[int],
+    texts: Sequence[ShownText],
+    level: str,
+    heads: str,
+    skip: bool,
+    residual: float,
+    top: int,
+) -> None:
+    """R ← R (residual · I + (1 − residual) A) from the last layer to the first, A being |signed mean| or, with heads
+    "abs", the mean of absolute values; what goes to a state before the first token stays there."""
+    carried: list[tuple[Tensor, Tensor]] = []
+    for text in texts:
+        start = torch.eye(text.length) if text.chosen is None else torch.eye(text.length)[text.chosen]
+        carried.append((start, torch.zeros(len(start))))
+    sinks = False
+    for index in sorted(chosen, reverse=True):
+        frozen = trace.frozen[index]
+        for row, text in enumerate(texts):
+            one = frozen.of_text(row, text.length)
+            absolute = heads == "abs"
+            weights = one.attention(level, absolute=absolute, skip=skip)[0, 0].abs().float().cpu()
+            sink = one.sink(level, absolute=absolute)
+            sinks = sinks or sink is not None
+            column = torch.zeros(text.length) if sink is None else sink[0, 0].abs().float().cpu()
+            weights, column = row_normalised(weights, column)
+            R, gone = carried[row]
+            carried[row] = (residual * R + (1 - residual) * (R @ weights), gone + (1 - residual) * (R @ column))
+    for text, (R, gone) in zip(texts, carried):
+        if text.edges is not None:
+            shown, gone = pooled(R, text.edges), text.shown_column(gone)
+        else:
+            shown = R
+        text.add("rollout", "", heads, shown, gone if sinks else None, top)
+
+
+def row_normalised(weights: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (length, length) and the sink column (length,), none negative, divided by their sums; a row of zeros becomes
+    the identity's."""
+    total = weights.sum(-1) + sink
+    empty = total == 0
+    weights = weights / total.masked_fill(empty, 1).unsqueeze(-1)
+    return weights + torch.diag(empty.to(weights)), sink / total.masked_fill(empty, 1)

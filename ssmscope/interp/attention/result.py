@@ -1,0 +1,251 @@
+"""The implicit attention of a model's layers on texts: maps, their readouts, and the result that holds them.
+
+Once its gates are known, a layer of a state-space model is linear in its input, and so an attention map without a
+softmax: what its output at query t takes from key s, with a sign, and zero where s comes after t. A result holds the
+texts, and each text its maps, one per chosen layer, part and head:
+
+    result[0].maps[3].values          # (queries, keys) of the first text's fourth map
+    result.map(layer=3, head="5")     # the same by name
+    result.summary()                  # a row of readouts per map: how far back, on what
+    result.to_frame()                 # the strongest keys of every query
+    result.save("out", "attention")   # json, csv, png and a page on which a token shows what it attends to
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.attention.maps import causal
+from ssmscope.interp.attention.readouts import Readouts
+from ssmscope.results import Result
+from ssmscope.show.table import ROWS, Table, folded
+from ssmscope.show.tokens import numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
+"""The levels by name, and what they hold."""
+
+KEYS = 64
+"""How many of a query's strongest keys the table holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """One map of one text: what the layer's output at each query takes from each key."""
+
+    layer: str
+    """The layer's number, or "rollout"."""
+    part: str
+    """"" for the whole layer, else the name of one of the parts that it is the sum of."""
+    head: str
+    """"mean" (the signed mean), "abs" (the mean of absolute values), "3" for a head, "0–95" for a group of channels."""
+    values: np.ndarray
+    """(queries, keys) float32. Zero where the key comes after the query. Of a pooled map the mean over the pairs of a
+    cell, of those in which the key does not come after the query."""
+    sink: np.ndarray | None
+    """(queries,) float32: what comes from the state before the first token, where that is not zero."""
+    readouts: Readouts
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedText:
+    """One text and its maps."""
+
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...]
+    """Per token the word it belongs to; None marks a special token."""
+    queries: np.ndarray
+    """(queries,) int64: the position that each row of a map belongs to; of a pooled map the last one of the cell."""
+    edges: np.ndarray | None
+    """(cells + 1,) int64: where the cells of a pooled map begin, and the length; None for a map of single tokens."""
+    span: tuple[int, int] | None
+    """The marked tokens, from the first to the one after the last."""
+    maps: tuple[AttentionMap, ...]
+    answer: str
+    probability: float
+    pixels: np.ndarray | None = None
+    """(height, width, channels) float32, of an image whose pixels are the tokens."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the maps have a row and a column for every token."""
+        return self.edges is None and len(self.queries) == len(self.tokens)
+
+
+@dataclass(frozen=True)
+class ImplicitAttention(Result, kind="attention"):
+    """The implicit attention of one or several texts. `len`, iteration and `[i]` are over the texts."""
+
+    texts: tuple[AttendedText, ...]
+    level: str
+    """"ssm" or "block"; "gradient" for attention × gradient."""
+    heads: str
+    """"mean", "abs" or "all"."""
+    top: int
+    """How many tokens `recent` and `sink` of the readouts count."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[AttendedText]:
+        return iter(self.texts)
+
+    def __getitem__(self, index: int) -> AttendedText:
+        return self.texts[index]
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        names = list(dict.fromkeys(each.layer for text in self.texts for each in text.maps))
+        whole = [int(name) for name in names if name.isdigit()]
+        parts = [f"layer{'s' if len(whole) > 1 else ''} {numbers(whole)}"] if whole else []
+        parts += [name for name in names if not name.isdigit()]
+        return f"Implicit attention of {model}: {self.level_name}, {', '.join(parts) or 'no maps'}"
+
+    @property
+    def level_name(self) -> str:
+        """The level as the views call it."""
+        return "attention × gradient" if self.level == "gradient" else f"{self.level} level"
+
+    def verdict(self, at: int = 0) -> str:
+        distances = [one.readouts.distance for text in self for one in text.maps]
+        known = [value for value in distances if not math.isnan(value)]
+        if not known:
+            return f"{self.level_name}, {len(distances)} maps without mass"
+        number = f"{len(known)} maps" if len(known) > 1 else "one map"
+        return f"attends {np.mean(known):.1f} tokens back on average, {self.level_name}, {number}"
+
+    @classmethod
+    def compare(cls, results: Sequence[ImplicitAttention], labels: Sequence[Sequence[str]]) -> Table:
+        import pandas as pd
+
+        frames = []
+        for result, (label,) in zip(results, labels):
+            frame = result.summary()
+            frame.insert(0, "model", label)
+            frames.append(frame)
+        every = pd.concat(frames, ignore_index=True)
+        empty = [
+            name for name in ("part", "outside") if not every[name].map(lambda cell: cell == cell and cell != "").any()
+        ]
+        return folded(every.drop(columns=empty), heads=["model"], limit=ROWS)
+
+    def map(
+        self, text: int = 0, *, layer: int | str | None = None, head: int | str | None = None, part: str = ""
+    ) -> np.ndarray:
+        """The values (queries, keys) of one map; the first that fits what is named.
+
+        Raises:
+            InputError: when there is no such text or map.
+        """
+        if not -len(self.texts) <= text < len(self.texts):
+            raise InputError(f"there is no text {text}; allowed are 0 to {len(self.texts) - 1}")
+        asked = {"layer": layer, "head": head, "part": part}
+        wanted = {name: str(value) for name, value in asked.items() if value is not None}
+        maps = self.texts[text].maps
+        for each in maps:
+            if all(getattr(each, name) == value for name, value in wanted.items()):
+                return each.values
+        for name, value in wanted.items():
+            known = list(dict.fromkeys(getattr(each, name) for each in maps))
+            if value not in known:
+                shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+                near = did_you_mean(value, known)
+                raise InputError(f"text {text} has no map of {name} {value!r}; allowed are {shown or 'none'}{near}")
+        raise InputError(
+            f"text {text} has no map of {', '.join(f'{name} {value!r}' for name, value in wanted.items())}"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row per text, map, query and key: the `KEYS` keys of the largest absolute weight of every query.
+
+        Columns text, layer, part, head, query, query_token, key, key_token, weight; the key −1 is the state before the
+        first token, which has no token. Of a pooled map queries and keys are the first positions of their cells. The
+        strongest key of a query comes first, ties by position.
+        """
+        import pandas as pd
+
+        parts = []
+        for number, text in enumerate(self.texts):
+            tokens = np.array([*text.tokens, None], dtype=object)  # the last one is what −1 finds
+            seen = causal(text)
+            for each in text.maps:
+                rows, found, weights = _strongest(each, seen)
+                queries, keys = text.queries[rows], found
+                if text.edges is not None:
+                    queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
+                    keys = np.where(found < 0, -1, text.edges[found])
+                columns = {
+                    "text": number,
+                    "layer": each.layer,
+                    "part": each.part,
+                    "head": each.head,
+                    "query": queries,
+                    "query_token": pd.array(tokens[queries], dtype="string"),
+                    "key": keys,
+                    "key_token": pd.array(tokens[keys], dtype="string"),
+                    "weight": weights,
+                }
+                parts.append(pd.DataFrame(columns))
+        names = ["text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
+
+    def summary(self) -> DataFrame:
+        """A row per text and map: columns text, layer, part, head and the readouts distance, recent, sink, outside."""
+        import pandas as pd
+
+        read = ["distance", "recent", "sink", "outside"]
+        rows = [
+            (number, each.layer, each.part, each.head, *(getattr(each.readouts, name) for name in read))
+            for number, text in enumerate(self.texts)
+            for each in text.maps
+        ]
+        return pd.DataFrame(rows, columns=["text", "layer", "part", "head", *read])
+
+    def figure(self, *, start: int = 0) -> Figure:
+        """The maps as triangles, in the colours of their signs; of chosen queries each row over the text, or beside
+        the image. One figure holds 4 texts, from number `start` on, and 48 maps."""
+        from ssmscope.interp.attention.figure import draw
+
+        return draw(self, start=start)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        from ssmscope.interp.attention.terminal import terminal_view
+
+        coloured = console.color_system in ("256", "truecolor") and not console.no_color
+        return terminal_view(self, coloured=coloured)
+
+    def _repr_html_(self) -> str:
+        from ssmscope.interp.attention.page import fragment
+
+        return fragment(self, self._png())
+
+
+def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each query its `KEYS` strongest keys: numbers of rows, of columns (−1: the state), and the weights.
+
+    `seen` (queries, keys) bool: which keys a query can attend to. A row of fewer keys gives fewer: the others, all zero
+    and after them, never come before one of them.
+    """
+    values, shift = map_.values, 0
+    if map_.sink is not None:
+        values, shift = np.concatenate([map_.sink[:, None], values], axis=1), 1
+        seen = np.concatenate([np.ones((len(seen), 1), dtype=bool), seen], axis=1)
+    order = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :KEYS]
+    kept = np.take_along_axis(seen, order, axis=1)
+    rows = np.broadcast_to(np.arange(len(order))[:, None], order.shape)[kept]
+    columns = order[kept]
+    return rows, columns - shift, values[rows, columns]

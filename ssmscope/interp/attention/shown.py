@@ -1,0 +1,154 @@
+"""The texts of a trace as attention maps show them: which rows or cells, the marked span, and the maps so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmscope.errors import InputError
+from ssmscope.interp.attention.readouts import read
+from ssmscope.interp.attention.result import AttendedText, AttentionMap
+from ssmscope.matrices.pooled import causal_pairs, edges
+from ssmscope.show.tokens import written
+
+if TYPE_CHECKING:
+    from ssmscope.trace import Trace
+
+WHOLE = 1024
+"""Up to how many tokens a map is whole by default; longer texts are shown in `CELLS` cells."""
+CELLS = 512
+MOST = 8192
+"""The longest text, in tokens, of a rollout, which needs whole maps."""
+
+
+class ShownText:
+    """One text of a trace, which rows and cells it is shown in, and the maps that it has so far.
+
+    Raises:
+        InputError: a row or a span that the text does not have, or more than `MOST` tokens for a rollout.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        row: int,
+        *,
+        rows: str | Sequence[int],
+        pool: int | None,
+        span: str | None,
+        rollout: bool = False,
+    ) -> None:
+        self.trace, self.row = trace, row
+        self.length = len(trace.tokens[row])
+        self.chosen = self._rows(rows)
+        cells = self._cells(pool)
+        self.edges = None if cells is None else edges(self.length, cells)
+        if rollout and self.length > MOST:
+            raise InputError(
+                f"text {row} has {self.length:,} tokens: a rollout needs whole maps, of at most {MOST:,} tokens"
+            )
+        self.span = self._span(span)
+        self.maps: list[AttentionMap] = []
+
+    def _rows(self, rows: str | Sequence[int]) -> list[int] | None:
+        if isinstance(rows, str):
+            return None if rows == "all" else [self.length - 1]
+        absent = next((row for row in rows if not -self.length <= row < self.length), None)
+        if absent is not None:
+            raise InputError(f"text {self.row} has no row {absent}; allowed are positions below {self.length}")
+        return [row % self.length for row in rows]
+
+    def _cells(self, pool: int | None) -> int | None:
+        if self.chosen is not None or pool == 0 or (pool is None and self.length <= WHOLE):
+            return None
+        cells = CELLS if pool is None else pool
+        return None if cells >= self.length else cells
+
+    def _span(self, span: str | None) -> tuple[int, int] | None:
+        if span is None:
+            return None
+        tokens = self.trace.tokens[self.row]
+        first, colon, last = span.partition(":")
+        found = (int(first), int(last)) if colon and first.isdecimal() and last.isdecimal() else None
+        if found is None:
+            found = find_piece(span, tokens, self.trace.words[self.row])
+        if found is None:
+            raise InputError(f"text {self.row} has no {span!r}; give a piece of it, or token positions as 3:7")
+        if not 0 <= found[0] < found[1] <= len(tokens):
+            raise InputError(
+                f"the span {found[0]}:{found[1]} is not within the {len(tokens)} tokens of text {self.row}"
+            )
+        return found
+
+    @property
+    def queries(self) -> np.ndarray:
+        if self.edges is not None:
+            return self.edges[1:].numpy() - 1
+        return np.array(self.chosen if self.chosen is not None else range(self.length), dtype=np.int64)
+
+    def add(self, layer: str, part: str, head: str, values: Tensor, sink: Tensor | None, top: int) -> None:
+        """A map of the rows or cells that are shown."""
+        shown = values.detach().float().cpu().numpy()
+        if not np.isfinite(shown).all():
+            raise InputError(f"the attention of text {self.row} is not finite at layer {layer}: the model is damaged")
+        column = None if sink is None else sink.detach().float().cpu().numpy()
+        edge = None if self.edges is None else self.edges.numpy()
+        readouts = read(shown, column, self.queries, edge, self.span, top)
+        self.maps.append(AttentionMap(layer, part, head, shown, column, readouts))
+
+    def shown(self, matrix: Tensor) -> Tensor:
+        """The rows or cells of a whole map (length, length) that are shown."""
+        if self.chosen is not None:
+            return matrix[self.chosen]
+        return matrix if self.edges is None else pooled(matrix, self.edges)
+
+    def shown_column(self, column: Tensor) -> Tensor:
+        """The same of a column (length,)."""
+        if self.chosen is not None:
+            return column[self.chosen]
+        if self.edges is None:
+            return column
+        return torch.stack([part.mean() for part in column.split(self.edges.diff().tolist())])
+
+    def finished(self) -> AttendedText:
+        """The text with its maps as the result holds it."""
+        answer, probability = self.trace.answers[self.row]
+        pixels = self.trace.pixels
+        return AttendedText(
+            tokens=tuple(self.trace.tokens[self.row]),
+            words=tuple(self.trace.words[self.row]),
+            queries=self.queries,
+            edges=None if self.edges is None else self.edges.numpy(),
+            span=self.span,
+            maps=tuple(self.maps),
+            answer=answer,
+            probability=float(probability),
+            pixels=None if pixels is None else pixels[self.row].float().cpu().numpy(),
+        )
+
+
+def find_piece(piece: str, tokens: Sequence[str], words: Sequence[int | None]) -> tuple[int, int] | None:
+    """The tokens that a piece of the text touches, wherever it stands first; None where it is not. Neither case nor
+    spaces matter: what stands between tokens is not known of every tokenizer."""
+    shown, places = "", []
+    for position, (_, token) in enumerate(written(tokens, words)):
+        token = "".join(token.removeprefix("##").casefold().split())
+        places += [position] * len(token)
+        shown += token
+    wanted = "".join(piece.casefold().split())
+    start = shown.find(wanted)
+    if start < 0 or not wanted:
+        return None
+    return places[start], places[start + len(wanted) - 1] + 1
+
+
+def pooled(matrix: Tensor, edge: Tensor) -> Tensor:
+    """The mean over the pairs of each cell in which the key does not come after the query."""
+    place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(matrix.device)
+    cells = len(edge) - 1
+    rows = matrix.new_zeros(cells, matrix.shape[1]).index_add_(0, place, matrix)
+    return matrix.new_zeros(cells, cells).index_add_(1, place, rows) / causal_pairs(edge).clamp(min=1).to(matrix)

@@ -1,0 +1,99 @@
+"""Which tokens a model's output rests on, by one or several methods of explanation beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from ssmscope.analysis import analysis
+from ssmscope.interp.methods import MethodOptions, Methods, check_methods
+from ssmscope.reads import Texts
+from ssmscope.signature import REPEATED, Metavar, Seed, Top
+
+if TYPE_CHECKING:
+    from ssmscope.interp.explain.result import Explanation
+    from ssmscope.model import Model, TextsLike
+
+
+@analysis(
+    "explain",
+    reads=Texts(),
+    question="Which tokens does an answer rest on?",
+    dtype="float32",  # gradients need the digits
+    check=check_methods,
+)
+def explain(
+    model: Model,
+    texts: TextsLike,
+    *,
+    methods: Methods = ("ig", "self-retention"),
+    target: Annotated[
+        int | str | Sequence[int | str | Sequence[int]] | None,
+        "A class, a next token or a continuation, or one for each text; else what is predicted.",
+        REPEATED,
+        Metavar("NAME"),
+    ] = None,
+    contrast: Annotated[int | str | None, "A class or token whose logit is subtracted.", Metavar("NAME")] = None,
+    top: Top = 5,
+    option: MethodOptions = None,
+    seed: Seed = 0,
+) -> Explanation:
+    """Which tokens an output rests on, by one or several methods side by side.
+
+    Every method scores the tokens of every text, or the pixels of every image, for the same number f: the logit of a
+    class or of the next token, less that of `contrast`, or the log-probability of a continuation (see
+    `ssmscope.interp.objective`). Where Integrated Gradients takes more than two seconds, stderr says beforehand how
+    many gradients they are and how long that takes, and then how far it is.
+
+    Args:
+        methods: names of `ssmscope.interp.methods.METHODS`, or functions by name: each gets an `Objective` and gives
+            `Scores`.
+        target: a class's number or name; a token's id or text, or a continuation as a text or as a list of ids. A list
+            has one for each text, or a single one for all.
+        option: of methods, by their names: {"ig": {"baseline": "pad"}}.
+
+    Raises:
+        InputError: an unknown option, target or contrast, or scores that are not finite.
+    """
+    from dataclasses import replace
+
+    from ssmscope.interp.explain.measure import attribution
+    from ssmscope.interp.explain.result import ExplainedText, Explanation
+    from ssmscope.interp.meter import Meter
+    from ssmscope.interp.methods import settled
+    from ssmscope.interp.objective import last_logits, objective
+    from ssmscope.model import as_batch
+    from ssmscope.results import record_provenance
+
+    named = settled(methods, option, seed=seed)
+    batch = as_batch(model, texts)
+    logits = last_logits(model, batch)
+    if target is None:
+        target = logits.argmax(-1).tolist()
+    elif isinstance(target, list | tuple) and len(target) == 1:
+        target = [*target] * len(batch.tokens)
+    explained = replace(objective(model, batch, target=target, contrast=contrast), meter=Meter())
+    values = explained.values()
+    found = {name: method(explained) for name, method in named.items()}
+    answers, pixels = model.answers_of(logits), model.images_of(batch)
+    rows = []
+    for row, length in enumerate(batch.lengths):
+        rows.append(
+            ExplainedText(
+                tokens=tuple(batch.tokens[row]),
+                words=tuple(batch.words[row]),
+                answer=answers[row][0],
+                probability=float(answers[row][1]),
+                target=explained.names[row],
+                value=float(values[row]),
+                attributions=tuple(attribution(name, scores, row, length) for name, scores in found.items()),
+                pixels=None if pixels is None else pixels[row].float().cpu().numpy(),
+            )
+        )
+    options = {"methods": list(named), "target": list(explained.names), "top": top}
+    return Explanation(
+        provenance=record_provenance(model.source, options={**options, "option": option or {}}, seed=seed),
+        texts=tuple(rows),
+        methods=tuple(named),
+        top=top,
+    )

@@ -1,0 +1,250 @@
+"""Explanations of a model's output by its tokens: what every method gives, and the result that holds them.
+
+result[0].attributions[0].scores      # of the first text by the first method, one per token
+result.summary()                      # a row per text and method: delta, steps, converged
+result.highest(3)                     # the tokens of the highest scores
+result.save("out", "explain")         # json, csv, png and a page on which a token shows its scores
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.results import Result
+from ssmscope.show.table import ROWS, Cell, Line, Table, plain, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from ssmscope.interp.objective import Objective
+
+UNSIGNED = frozenset({"gradcam", "attention-rollout", "self-retention", "self-write", "random"})
+"""The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a method gives for all texts of an objective.
+
+    Attributes:
+        scores: (texts, length), the relevance of every token; signed where the method is. Zero at padding.
+        delta: (texts,), |Σ scores − (f(x) − f(baseline))| / |f(x) − f(baseline)|, for methods whose scores should add
+            up to that; None for the others.
+        steps: (texts,), how many evaluations of the gradient it took; None where that has no meaning.
+        converged: (texts,) bool, whether `error`, or without one `delta`, is within the tolerance; None as for `delta`.
+        error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
+            where nothing was checked, None for methods without one.
+        baseline: what a text is compared with, in words; nothing for methods without a baseline.
+        note: what has to be said of that baseline.
+    """
+
+    scores: Float[Tensor, "texts length"]
+    delta: Float[Tensor, " texts"] | None = None
+    steps: Tensor | None = None
+    converged: Tensor | None = None
+    error: Float[Tensor, " texts"] | None = None
+    baseline: str = ""
+    note: str = ""
+
+
+Method = Callable[["Objective"], Scores]
+"""A method of explanation with its options settled."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """One text explained by one method."""
+
+    method: str
+    scores: np.ndarray
+    """(tokens,) float32; special tokens have their scores too."""
+    delta: float | None
+    """The relative convergence delta of methods whose scores should add up to f(x) − f(baseline), else None."""
+    steps: int | None
+    converged: bool | None
+    error: float | None = None
+    """The largest error of a token's score, estimated, as a share of the largest |score|; infinite where it was not
+    checked, None for methods that don't estimate it."""
+    baseline: str = ""
+    """What the text is compared with, in words."""
+    note: str = ""
+    """What has to be said of that baseline."""
+
+    @property
+    def signed(self) -> bool:
+        """Whether the scores are for (positive) or against (negative) what is explained."""
+        return self.method not in UNSIGNED
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainedText:
+    """One text and its attributions."""
+
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...]
+    """Per token the word it belongs to; None marks a special token."""
+    answer: str
+    probability: float
+    target: str
+    """What is explained, in words: a class, a token, "a − b"."""
+    value: float
+    """f(x)."""
+    attributions: tuple[Attribution, ...]
+    pixels: np.ndarray | None = None
+    """(height, width, channels) float32, of an image whose pixels are the tokens."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def special(self) -> np.ndarray:
+        """(tokens,) bool: the tokens that the tokenizer added."""
+        return np.array([word is None for word in self.words], dtype=bool)
+
+    def top(self, attribution: Attribution, k: int) -> list[int]:
+        """Positions of the k ordinary tokens of the highest scores, the highest first, ties by position."""
+        ordinary = [position for position, word in enumerate(self.words) if word is not None]
+        return sorted(ordinary, key=lambda position: (-attribution.scores[position], position))[:k]
+
+
+@dataclass(frozen=True)
+class Explanation(Result, kind="explain"):
+    """Texts explained by one or several methods. `len`, iteration and `[i]` are over the texts."""
+
+    texts: tuple[ExplainedText, ...]
+    methods: tuple[str, ...]
+    top: int
+    """How many tokens the views name."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[ExplainedText]:
+        return iter(self.texts)
+
+    def __getitem__(self, index: int) -> ExplainedText:
+        return self.texts[index]
+
+    @property
+    def of_images(self) -> bool:
+        """Whether the tokens are pixels of images whose size is known, and the views are maps."""
+        return any(text.pixels is not None for text in self.texts)
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        return f"Explanation of {model}: {', '.join(self.methods)}"
+
+    def verdict(self, at: int = 0) -> str:
+        frame = self.summary()
+        failed = int((frame["converged"] == False).sum())  # noqa: E712  # missing counts as neither
+        number = f"{len(self)} text{'s' if len(self) > 1 else ''}"
+        line = f"{', '.join(self.methods)} on {number}"
+        return f"{line}; {failed} of {len(frame)} attributions incomplete" if failed else line
+
+    @classmethod
+    def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            for number, text in enumerate(result):
+                for each in text.attributions:
+                    scores = each.scores.tolist()
+                    best = text.top(each, result.top)[:8]
+                    top = " · ".join(f"{text.tokens[at].strip()} {scores[at]:.3g}" for at in best)
+                    cells = {"of": Cell(text=text.target), "f": plain(text.value), "highest scores": Cell(text=top)}
+                    cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
+                    lines.append(Line((label, str(number), each.method), cells))
+        return table(("model", "text", "method"), lines, most=ROWS)
+
+    def attribution(self, text: int = 0, method: str | None = None) -> Attribution:
+        """One text by one method; by default the first.
+
+        Raises:
+            InputError: when there is no such text or method.
+        """
+        if not -len(self.texts) <= text < len(self.texts):
+            raise InputError(f"there is no text {text}; allowed are 0 to {len(self.texts) - 1}")
+        for each in self.texts[text].attributions:
+            if method in (None, each.method):
+                return each
+        hint = did_you_mean(str(method), self.methods)
+        raise InputError(f"there is no method {method!r} in this result; allowed are {', '.join(self.methods)}{hint}")
+
+    def to_frame(self) -> DataFrame:
+        """A row per text, method and token: columns text, position, token, word, method, score, in_top.
+
+        `text` and `position` count from 0. `word` is missing for special tokens, which are never in the top.
+        """
+        import pandas as pd
+
+        parts = []
+        for number, text in enumerate(self.texts):
+            for each in text.attributions:
+                top = set(text.top(each, self.top))
+                columns = {
+                    "text": number,
+                    "position": range(len(text)),
+                    "token": pd.array(text.tokens, dtype="string"),
+                    "word": pd.array(text.words, dtype="Int64"),
+                    "method": each.method,
+                    "score": each.scores,
+                    "in_top": [position in top for position in range(len(text))],
+                }
+                parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def summary(self) -> DataFrame:
+        """A row per text and method: columns text, target, value (f), method, delta, steps, converged, error."""
+        import pandas as pd
+
+        rows = [
+            (number, text.target, text.value, each.method, each.delta, each.steps, each.converged, each.error)
+            for number, text in enumerate(self.texts)
+            for each in text.attributions
+        ]
+        columns = ["text", "target", "value", "method", "delta", "steps", "converged", "error"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
+
+    def highest(self, k: int | None = None) -> DataFrame:
+        """The k tokens (by default `top`) of the highest scores of every text and method: columns text, method, rank,
+        position, token, score."""
+        import pandas as pd
+
+        rows = [
+            (number, each.method, rank, position, text.tokens[position], float(each.scores[position]))
+            for number, text in enumerate(self.texts)
+            for each in text.attributions
+            for rank, position in enumerate(text.top(each, self.top if k is None else k), start=1)
+        ]
+        return pd.DataFrame(rows, columns=["text", "method", "rank", "position", "token", "score"])
+
+    def figure(self, *, start: int = 0) -> Figure:
+        """Every text with a row of coloured tokens per method; of long texts a strip over positions per method, of
+        images a map beside each of them. One figure holds 8 texts, from number `start` on."""
+        from ssmscope.interp.explain.figure import draw
+
+        return draw(self, start=start)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        from ssmscope.interp.explain.terminal import terminal_view
+
+        coloured = console.color_system in ("256", "truecolor") and not console.no_color and not self.of_images
+        return terminal_view(self, coloured=coloured)
+
+    def _repr_html_(self) -> str:
+        if self.of_images:
+            return super()._repr_html_()
+        from ssmscope.interp.explain.page import fragment
+
+        return fragment(self)

@@ -1,0 +1,164 @@
+"""Can explanations be trusted? What hiding the tokens that they name does to a model's output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.interp.fidelity.measures import RANDOM
+from ssmscope.interp.methods import METHODS, MethodOptions, Methods, check_methods, named
+from ssmscope.reads import TEXT_CLASSIFIER, Data
+from ssmscope.signature import Limit, Metavar, Range, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.interp.fidelity.result import Fidelity
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+
+
+def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
+    """As `check_methods`, of the methods that do not stand for the random rankings, which are there in any case.
+
+    Raises:
+        InputError: also where there is no other method, or a function of that name.
+    """
+    if isinstance(methods, Mapping) and RANDOM in methods:
+        raise InputError(f"the method {RANDOM!r} is always there, as random rankings; give your function another name")
+    names = [name for name in named(methods) if name != RANDOM]
+    if not names:
+        raise InputError(f"no method was given but {RANDOM}, which is always there; allowed are {', '.join(METHODS)}")
+    check_methods(methods=methods if isinstance(methods, Mapping) else names, option=option)
+
+
+@analysis(
+    "fidelity",
+    reads=Data("texts"),
+    question="Which explanation can be trusted?",
+    models=(TEXT_CLASSIFIER,),
+    dtype="float32",  # gradients need the digits
+    check=check_fidelity,
+)
+def fidelity_auc(
+    model: Model,
+    data: TextData,
+    *,
+    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    limit: Limit = None,
+    max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
+    mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",
+    replacement: Annotated[
+        str, "The embedding that replaces a hidden token's.", Metavar("mean|zero|pad|TOKEN")
+    ] = "mean",
+    value: Annotated[Literal["probability", "logit"], "Of the class that is predicted."] = "probability",
+    steps: Annotated[int, "Into how many the share of tokens is divided.", Range(1, 10_000)] = 20,
+    random_rankings: Annotated[int, "To compare with; 20 or more.", Range(20, 100_000)] = 20,
+    option: MethodOptions = None,
+    batch_size: Annotated[int | None, "Copies that are run together.", Range(1, 2**16)] = None,
+    seed: Seed = 0,
+) -> Fidelity:
+    """Can explanations be trusted? The fidelity AUC of methods over a data set, beside random rankings.
+
+    f is the probability of the class that the model predicts on the clean text (Baleen, Table 2). Each method explains
+    that class's logit; its signed scores rank the n non-special tokens, ties by position. For q = 0, 1/steps, …, 1 the
+    first round(q n) tokens of the ranking are hidden (most relevant first, MoRF), or the last ones (least relevant
+    first, LeRF, which goes through the same ranking from its end: of equal scores the last token first). Halves are
+    rounded to the even number.
+
+    - A_MoRF and A_LeRF are the areas under f over q, by trapezoids; ΔA = A_LeRF − A_MoRF, the higher the better.
+    - Comprehensiveness is f(x) − f(x without the top tokens), sufficiency f(x) − f(the top tokens alone, the others
+      hidden), each the mean over the top round(q n) tokens for q = 0.05, 0.1, 0.2, 0.5 (DeYoung et al. 2020, ERASER,
+      without its share of 0.01, which is no token of a short text).
+
+    Every number has a 95 % bootstrap interval over texts, and so have the differences between any two methods, and
+    between a method and the random rankings (whose mean is taken text by text): all come from the same resamples. Texts
+    of one token have no ranking and are left out. Where people marked the texts' rationales, the methods' agreement
+    with them (`ssmscope.plausibility`) is measured beside it.
+
+    Args:
+        model: a classifier of texts.
+        data: texts; their labels are not used.
+        methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
+            gives their `Scores`. The random rankings are there in any case.
+        mode: replace (hidden tokens' embeddings become one fixed vector, and the length is kept) or delete (the tokens
+            that are left close up).
+        replacement: the vector, which should not be a method's own baseline: the mean of the embedding table, zero, the
+            padding token's embedding, or that of any other token. When everything is deleted it is the one token that
+            is left.
+        batch_size: texts, and perturbed copies of them, that run together; by default as many as suit the device.
+
+    Raises:
+        InputError: the model is no classifier of texts, no text of two tokens, or scores or logits that are not finite.
+    """
+    from fractions import Fraction
+
+    import numpy as np
+
+    from ssmscope.interp.fidelity.measure import Measured, circular_notes, progress_bar, summarised, tied_share
+    from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
+    from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored, together, tokens_at_once
+    from ssmscope.interp.methods import settled
+    from ssmscope.interp.objective import objective
+    from ssmscope.interp.plausibility.measure import marked_share
+    from ssmscope.results import record_provenance
+
+    check_classifier(model, data, "fidelity")
+    chosen = methods if isinstance(methods, Mapping) else [name for name in named(methods) if name != RANDOM]
+    ready = settled(chosen, option, seed=seed)
+    if limit is not None:
+        data = data.sample(limit, seed=seed)
+    fill = fill_of(model, replacement)
+    lengths, sizes, masks = read_texts(model, data)
+    long = sum(max_tokens is not None and length > max_tokens for length in lengths)
+    used = [row for row, size in enumerate(sizes) if size > 1 and (max_tokens is None or lengths[row] <= max_tokens)]
+    if not used:
+        asked = "has two tokens" if max_tokens is None else f"has between two tokens and {max_tokens:,}"
+        raise InputError(f"no text of {data.name} ({data.split}) {asked}: there is nothing to rank")
+    marked = [masks[row] for row in used]
+    share = marked_share(marked) if any(mask is not None for mask in marked) else None
+    grid = [Fraction(step, steps) for step in range(steps + 1)]
+    found = Measured.empty(len(used), len(ready), random_rankings, steps + 1)
+    line_of = {row: line for line, row in enumerate(used)}
+    with progress_bar() as bar:
+        task = bar.add_task("texts", total=len(used))
+        for rows in together(used, lengths, batch_size, tokens_at_once(model)):
+            batch = model.encode([data.texts[row] for row in rows])
+            goal = objective(model, batch)
+            given = {name: method(goal) for name, method in ready.items()}
+            scores = {name: scored(name, each, batch) for name, each in given.items()}
+            found.said.update({f"{name}: {each.note}": None for name, each in given.items() if each.note})
+            drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
+            every = [
+                np.concatenate([np.stack([own[text] for own, _ in scores.values()]), drawn[text]])
+                for text in range(len(rows))
+            ]
+            hidden = [hidden_sets(ranking(each), grid) for each in every]
+            targets = [ids[0] for ids in goal.targets]
+            sets = [each.sets for each in hidden]
+            values = run_hidden(model, batch, targets, sets, fill=fill, mode=mode, value=value, batch_size=batch_size)
+            for text, row in enumerate(rows):
+                line = line_of[row]
+                found.put(line, hidden[text], values[text], targets[text])
+                found.tied[line] = [tied_share(own) for own in every[text][: len(ready)]]
+                if share is not None:
+                    found.agree(line, every[text], masks[row], share)
+            for number, (_, converged) in enumerate(scores.values()):
+                found.unconverged[number] += int((~converged).sum()) if converged is not None else 0
+            bar.advance(task, len(rows))
+    options: dict[str, Any] = {
+        "methods": list(ready),
+        "option": option or {},
+        "limit": limit,
+        "max_tokens": max_tokens,
+        "mode": mode,
+        "replacement": replacement,
+        "value": value,
+        "steps": steps,
+        "random_rankings": random_rankings,
+        "batch_size": batch_size,
+    }
+    provenance = {**record_provenance(model.source, options=options, seed=seed), "data": origin_of(data)}
+    if mode == "replace" and not isinstance(chosen, Mapping):
+        found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
+    return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long)

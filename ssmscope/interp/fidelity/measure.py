@@ -1,0 +1,202 @@
+"""The measures of fidelity: from the curves of hidden tokens to means and differences with their intervals."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF
+from ssmscope.interp.fidelity.result import Fidelity
+from ssmscope.interp.plausibility.measure import agreement, size_of
+from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
+from ssmscope.tasks.text import TextData
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssmscope.interp.fidelity.perturbed import Hidden
+    from ssmscope.interp.objective import Objective
+
+
+def trapezoid(curve: Float[np.ndarray, "... points"]) -> np.ndarray:
+    """The area under values at evenly spaced points of [0, 1], by trapezoids."""
+    return (curve[..., :-1] + curve[..., 1:]).mean(-1) / 2
+
+
+def measures(
+    curve: Float[np.ndarray, "... two points"],
+    without: Float[np.ndarray, "... shares"],
+    only: Float[np.ndarray, "... shares"],
+) -> Float[np.ndarray, "... measures"]:
+    """All measures, in the order of `MEASURES`.
+
+    Args:
+        curve: f along MoRF and along LeRF, from the clean text on.
+        without: f without the top tokens, for every share.
+        only: f of the top tokens alone.
+    """
+    areas, clean = trapezoid(curve), curve[..., MORF, 0]
+    morf, lerf = areas[..., MORF], areas[..., LERF]
+    return np.stack([lerf - morf, morf, lerf, clean - without.mean(-1), clean - only.mean(-1)], axis=-1)
+
+
+@dataclass(eq=False)
+class Measured:
+    """What is known of every text; the rankings of a text are those of the methods and then the random ones."""
+
+    values: np.ndarray
+    """(methods, texts, measures), those of plausibility behind those of fidelity, NaN where there is no rationale."""
+    random: np.ndarray
+    """(texts, rankings, measures)."""
+    curves: np.ndarray
+    """(texts, methods + 1, 2, points), the mean of the random ones last."""
+    targets: np.ndarray
+    tied: np.ndarray
+    """(texts, methods)."""
+    unconverged: list[int]
+    said: dict[str, None] = field(default_factory=dict)
+    """What has to be said of methods' baselines, each once."""
+
+    @staticmethod
+    def empty(texts: int, methods: int, rankings: int, points: int) -> Measured:
+        width = len(MEASURES) + len(AGREEMENT)
+        return Measured(
+            values=np.full((methods, texts, width), np.nan),
+            random=np.full((texts, rankings, width), np.nan),
+            curves=np.empty((texts, methods + 1, 2, points)),
+            targets=np.empty(texts, dtype=np.int64),
+            tied=np.empty((texts, methods)),
+            unconverged=[0] * methods,
+        )
+
+    def put(self, line: int, hidden: Hidden, values: np.ndarray, target: int) -> None:
+        methods = len(self.values)
+        curves = values[hidden.asked]
+        measured = measures(curves, values[hidden.without], values[hidden.only])
+        self.values[:, line, : len(MEASURES)] = measured[:methods]
+        self.random[line, :, : len(MEASURES)] = measured[methods:]
+        self.curves[line, :methods], self.curves[line, methods] = curves[:methods], curves[methods:].mean(0)
+        self.targets[line] = target
+
+    def agree(self, line: int, scores: np.ndarray, mask: np.ndarray | None, share: float) -> None:
+        if mask is None:
+            return
+        methods = len(self.values)
+        top = size_of(scores.shape[1], share)
+        measured = np.array([agreement(own, mask, top) for own in scores])
+        self.values[:, line, len(MEASURES) :] = measured[:methods]
+        self.random[line, :, len(MEASURES) :] = measured[methods:]
+
+
+def tied_share(scores: np.ndarray) -> float:
+    """The share of tokens whose score another one has."""
+    _, times = np.unique(scores, return_counts=True)
+    return float(times[times > 1].sum()) / len(scores)
+
+
+def circular_notes(
+    goal: Objective,
+    methods: Sequence[str],
+    option: Mapping[str, Mapping[str, Any]],
+    fill: Float[Tensor, " width"],
+) -> Iterator[str]:
+    """Of every method of ours whose baseline is the vector that tokens are replaced by: that this is circular."""
+    from ssmscope.interp.methods import METHODS
+
+    for name in methods:
+        known = inspect.signature(METHODS[name]).parameters.get("baseline")
+        if known is None:
+            continue
+        start = baseline_embeddings(goal.rows([0]), option.get(name, {}).get("baseline", known.default))[0, 0]
+        if torch.allclose(start.to(fill), fill, rtol=1e-5, atol=1e-8):
+            yield (
+                f"{name} compares with the very embedding that tokens are replaced by, which favours it: give another "
+                "replacement or baseline"
+            )
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+
+def summarised(
+    provenance: dict[str, Any],
+    methods: tuple[str, ...],
+    data: TextData,
+    found: Measured,
+    grid: Sequence[Fraction],
+    used: np.ndarray,
+    share: float | None,
+    seed: int,
+    long: int,
+) -> Fidelity:
+    """The result of what was measured text by text: means and paired differences with their intervals, and notes.
+
+    Args:
+        used: the numbers of the texts that are measured.
+        share: the mean share of tokens that people marked; None without rationales.
+        long: how many texts are left out for their length.
+    """
+    names = (*MEASURES, *(AGREEMENT if share is not None else ()))
+    width, number = len(names), len(methods)
+    values, random = found.values[..., :width], found.random[..., :width]
+    beside = random.mean(1)
+    columns = np.concatenate([values, beside[None]]).transpose(1, 0, 2)
+    rows = resampled_means(columns.reshape(len(used), -1), seed=seed).reshape(-1, number + 1, width)
+    curves = resampled_means(found.curves.reshape(len(used), -1), seed=seed)
+    paired = [rows[:, a] - rows[:, b] for a, b in itertools.combinations(range(number + 1), 2)]
+    short = len(data) - len(used) - long
+    notes = [f"{short:,} of {len(data):,} texts have a single token and are left out"] if short else []
+    notes += [f"{long:,} of {len(data):,} texts are longer than asked for and are left out"] if long else []
+    for name, tied in zip(methods, found.tied.mean(0)):
+        if tied > 0.05:
+            notes.append(
+                f"{name} gives {100 * tied:.0f} % of the tokens a score that another one has: position decides"
+            )
+    notes += list(found.said)
+    for name, failed in zip(methods, found.unconverged):
+        if failed:
+            notes.append(f"{name} did not converge on {failed:,} of {len(used):,} texts")
+    unmarked = int(np.isnan(beside[:, -1]).sum())
+    if unmarked:
+        notes.append(f"{unmarked:,} of {len(used):,} texts have no rationale; plausibility leaves them out")
+    return Fidelity(
+        provenance=provenance,
+        methods=methods,
+        measures=names,
+        value=provenance["options"]["value"],
+        texts=used,
+        predicted=found.targets,
+        clean=found.curves[:, 0, MORF, 0],
+        values=values,
+        random=beside,
+        rankings=np.nanmean(random, axis=0),
+        estimates=_ends(rows),
+        paired=_ends(np.stack(paired, axis=1)),
+        shares=np.array([float(share) for share in grid]),
+        curve=_ends(curves).reshape(number + 1, 2, len(grid), 3),
+        marked=share,
+        notes=tuple(notes),
+    )
+
+
+def _ends(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... three"]:
+    """Value and 95 % interval of every column of resamples."""
+    flat = rows.reshape(len(rows), -1)
+    found = [estimate(flat[:, column]) for column in range(flat.shape[1])]
+    return np.array([[e.value, e.low, e.high] for e in found]).reshape(*rows.shape[1:], 3)

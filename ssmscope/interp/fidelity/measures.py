@@ -1,0 +1,28 @@
+"""The measures of fidelity by name: how the views call them, and which way is better."""
+
+from __future__ import annotations
+
+from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
+
+MEASURES = {
+    "delta": ("ΔA", True),
+    "morf": ("A_MoRF", False),
+    "lerf": ("A_LeRF", True),
+    "comprehensiveness": ("comprehensiveness", True),
+    "sufficiency": ("sufficiency", False),
+}
+"""The measures by name, how the views call them, and whether more is better."""
+
+MORF, LERF = 0, 1
+
+RANDOM = "random"
+"""The name of the random rankings beside the methods'."""
+
+
+def more_is_better(measure: str) -> bool:
+    return MEASURES[measure][1] if measure in MEASURES else True
+
+
+def name_of(measure: str) -> str:
+    """How the views call a measure."""
+    return MEASURES[measure][0] if measure in MEASURES else AGREEMENT[measure]

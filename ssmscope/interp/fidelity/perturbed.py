@@ -1,0 +1,213 @@
+"""A classifier on texts some of whose tokens are hidden: which tokens, and what it then says.
+
+Every set of hidden tokens is run once, however many rankings and shares ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ssmscope.affine import embedding_table
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.labelled import tokens_at_once
+from ssmscope.model import Model
+
+MODES = {"replace": "replaced by", "delete": "deleted"}
+REPLACEMENTS = ("mean", "zero", "pad")
+VALUES = ("probability", "logit")
+
+SHARES = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(1, 2))
+"""The shares of tokens that comprehensiveness and sufficiency are the means over (ERASER)."""
+
+
+def counts(shares: Sequence[Fraction], n: int) -> Int[np.ndarray, " shares"]:
+    """round(q n) for every share q, halves to the even number; exact, as no share is a float."""
+    return np.array([round(share * n) for share in shares], dtype=np.int64)
+
+
+def ranking(scores: Float[np.ndarray, "rankings n"]) -> Int[np.ndarray, "rankings n"]:
+    """The place of every token in its ranking: 0 for the highest signed score, ties by position."""
+    order = np.argsort(-scores, axis=1, kind="stable")
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.broadcast_to(np.arange(scores.shape[1]), order.shape), axis=1)
+    return places
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """The sets of tokens of one text that rankings ask to hide, each once.
+
+    Attributes:
+        sets: (sets, n) bool over the text's non-special tokens, True where one is hidden.
+        asked: (rankings, 2, points) numbers of sets: with the top tokens of a ranking hidden (most relevant first) and
+            with the last ones (least relevant first), for every share of the curves.
+        without: (rankings, shares), the top tokens hidden, for the shares of `SHARES`.
+        only: (rankings, shares), all but the top tokens hidden.
+    """
+
+    sets: Bool[np.ndarray, "sets n"]
+    asked: Int[np.ndarray, "rankings two points"]
+    without: Int[np.ndarray, "rankings shares"]
+    only: Int[np.ndarray, "rankings shares"]
+
+
+def hidden_sets(places: Int[np.ndarray, "rankings n"], grid: Sequence[Fraction]) -> Hidden:
+    """What to hide of a text with these rankings, for the shares of `grid` and of `SHARES`.
+
+    Both orders are of one ranking: least relevant first begins at its end.
+    """
+    rankings, n = places.shape
+    curve, bins = counts(grid, n), counts(SHARES, n)
+    first = np.concatenate([curve, bins])[:, None]
+    last = np.concatenate([curve, n - bins])[:, None]
+    below = places[:, None, :]
+    wanted = np.stack([below < first, below >= n - last], axis=1).reshape(-1, n)
+    chosen, inverse = distinct(wanted)
+    numbers = inverse.reshape(rankings, 2, -1)
+    points = len(curve)
+    return Hidden(wanted[chosen], numbers[:, :, :points], numbers[:, 0, points:], numbers[:, 1, points:])
+
+
+def distinct(sets: Bool[np.ndarray, "asked n"]) -> tuple[list[int], Int[np.ndarray, " asked"]]:
+    """The rows of the distinct sets, in the order of their first mention, and for every row the number of its set."""
+    seen: dict[bytes, int] = {}
+    inverse = [seen.setdefault(row.tobytes(), len(seen)) for row in np.packbits(sets, axis=1)]
+    chosen: list[int] = []
+    for row, number in enumerate(inverse):
+        if number == len(chosen):
+            chosen.append(row)
+    return chosen, np.array(inverse, dtype=np.int64)
+
+
+def fill_of(model: Model, replacement: str) -> Float[Tensor, " width"]:
+    """The vector that hidden tokens' embeddings become: the mean of the embedding table, zeros, or the embedding of the
+    padding token or of any other.
+
+    Raises:
+        InputError: a token that the model does not have, or a text of several.
+    """
+    table = embedding_table(model.module)
+    if replacement == "mean":
+        return table.float().mean(0).to(table) if table.dtype != torch.float64 else table.mean(0)
+    if replacement == "zero":
+        return torch.zeros_like(table[0])
+    return table[_token(model, replacement)]
+
+
+def _token(model: Model, replacement: Any) -> int:
+    tokenizer = model.tokenizer
+    if not isinstance(replacement, str) or not replacement:
+        raise InputError(f"replacement is {replacement!r}; allowed are {', '.join(REPLACEMENTS)} or a token")
+    if replacement == "pad":
+        if tokenizer.pad_token_id is None:
+            raise InputError(f"the tokenizer of {model.name} has no padding token: give another replacement, e.g. mean")
+        return int(tokenizer.pad_token_id)
+    known = tokenizer.get_vocab().get(replacement)
+    ids = [known] if known is not None else tokenizer(replacement, add_special_tokens=False)["input_ids"]
+    unknown = tokenizer.unk_token_id is not None and ids == [tokenizer.unk_token_id]
+    if len(ids) != 1 or (unknown and replacement != tokenizer.unk_token):
+        raise InputError(
+            f"replacement {replacement!r} is no token of {model.name}; allowed are {', '.join(REPLACEMENTS)} or a token"
+            f"{did_you_mean(replacement, REPLACEMENTS)}"
+        )
+    return int(ids[0])
+
+
+def run_hidden(
+    model: Model,
+    batch: Batch,
+    targets: Sequence[int],
+    hidden: Sequence[Bool[np.ndarray, "_ _"]],
+    *,
+    fill: Float[Tensor, " width"],
+    mode: str = "replace",
+    value: str = "probability",
+    batch_size: int | None = None,
+) -> list[Float[np.ndarray, " _"]]:
+    """The probability or logit of each text's target with each of its sets of tokens hidden.
+
+    Args:
+        batch: the texts.
+        targets: per text the class.
+        hidden: per text its sets (sets, n) over the non-special tokens.
+        fill: what the embeddings of hidden tokens become. Of a text of which nothing is left it is the only token.
+        mode: "replace" keeps the length; with "delete" the tokens that are left close up.
+        batch_size: copies that run together; by default as many as suit the device.
+
+    Raises:
+        InputError: when a logit is not finite.
+    """
+    with torch.no_grad():
+        embeddings = model.embed(batch)
+    length = embeddings.shape[1]
+    numbers = [len(sets) for sets in hidden]
+    owner = np.repeat(np.arange(len(hidden)), numbers)
+    hit = np.zeros((len(owner), length), dtype=bool)
+    start = 0
+    for row, sets in enumerate(hidden):
+        own = [at for at, word in enumerate(batch.words[row]) if word is not None]
+        hit[start : start + len(sets), own] = sets
+        start += len(sets)
+    lengths = np.array(batch.lengths)[owner]
+    if mode == "delete":
+        lengths = np.maximum(lengths - hit.sum(1), 1)
+    found = np.empty(len(owner))
+    wanted = np.asarray(targets)[owner]
+    for rows in _alike(lengths, batch_size, tokens_at_once(model)):
+        width = int(lengths[rows].max())
+        index = torch.from_numpy(owner[rows]).to(embeddings.device)
+        hides = torch.from_numpy(hit[rows]).to(embeddings.device)
+        own_lengths = torch.from_numpy(lengths[rows]).to(embeddings.device)
+        mask = torch.arange(width, device=embeddings.device) < own_lengths.unsqueeze(1)
+        if mode == "delete":
+            copies = _closed_up(embeddings[index], hides, batch.mask[index], width, fill)
+        else:
+            copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
+        with torch.no_grad(), model.running(mask=mask):
+            logits = model.forward_embeddings(copies, mask)
+        found[rows] = _of_target(logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
+    if not np.isfinite(found).all():
+        raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
+    return np.split(found, np.cumsum(numbers)[:-1])
+
+
+def _closed_up(
+    embeddings: Float[Tensor, "runs length width"],
+    hides: Bool[Tensor, "runs length"],
+    real: Bool[Tensor, "runs length"],
+    width: int,
+    fill: Float[Tensor, " width"],
+) -> Float[Tensor, "runs shorter width"]:
+    """The embeddings of the tokens that are left, moved to the front; `fill` at the first place where none is."""
+    kept = real & ~hides
+    order = torch.argsort((~kept).int(), dim=1, stable=True)[:, :width]
+    moved = torch.take_along_dim(embeddings, order.unsqueeze(-1), dim=1)
+    empty = ~kept.any(1)
+    if bool(empty.any()):
+        moved[empty, 0] = fill.to(moved)
+    return moved
+
+
+def _of_target(logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " runs"], value: str) -> np.ndarray:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    values = logits.softmax(-1) if value == "probability" else logits
+    return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()
+
+
+def _alike(lengths: Int[np.ndarray, " runs"], size: int | None, tokens: int) -> Iterator[np.ndarray]:
+    """Runs in batches of alike length, each of `size` runs, or of at most `tokens` tokens, padding included."""
+    order = np.argsort(lengths, kind="stable")[::-1]  # the longest first: a batch that does not fit fails at once
+    start = 0
+    while start < len(order):
+        together = size or max(1, tokens // int(lengths[order[start]]))
+        yield order[start : start + together]
+        start += together

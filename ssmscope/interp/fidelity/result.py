@@ -1,0 +1,258 @@
+"""What a measurement of fidelity gives: numbers per method with their intervals, curves, differences, tables."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.fidelity.measures import RANDOM, more_is_better, name_of
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class Fidelity(Result, kind="fidelity"):
+    """What hiding the tokens that each method names does to the output, text by text and on average."""
+
+    methods: tuple[str, ...]
+    measures: tuple[str, ...]
+    value: str
+    """What f is: "probability" or "logit"."""
+    texts: np.ndarray
+    """(texts,) int64: which of the data's texts are measured, those left out being too short."""
+    predicted: np.ndarray
+    """(texts,) int64: the class predicted on the clean text."""
+    clean: np.ndarray
+    """(texts,) f of the clean text."""
+    values: np.ndarray
+    """(methods, texts, measures); NaN where a text has no rationale."""
+    random: np.ndarray
+    """(texts, measures), the mean over the random rankings."""
+    rankings: np.ndarray
+    """(rankings, measures): each random ranking's mean over the texts."""
+    estimates: np.ndarray
+    """(methods + 1, measures, 3): mean, low and high end of its interval; the random rankings last."""
+    paired: np.ndarray
+    """(pairs, measures, 3): the differences of `pairs`."""
+    shares: np.ndarray
+    """(points,) the shares q of hidden tokens."""
+    curve: np.ndarray
+    """(methods + 1, 2, points, 3): mean f along MoRF and LeRF with its interval; the random rankings last."""
+    marked: float | None
+    """The mean share of tokens that people marked; None without rationales."""
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The methods, and the random rankings behind them."""
+        return (*self.methods, RANDOM)
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """What `paired` holds the differences of, first − second."""
+        return tuple(itertools.combinations(self.rows, 2))
+
+    @property
+    def data(self) -> str:
+        """The name of the data."""
+        return str(self.provenance["data"]["name"])
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        best = max(self.methods, key=lambda name: self.estimate(name).value)
+        return f"Fidelity of {len(self.methods)} methods on {model}: best ΔA {self.estimate(best).value:.3f} of {best}"
+
+    def verdict(self, at: int = 0) -> str:
+        best = self.best("delta")
+        return f"ΔA {written(self.estimate(best[0]))} of {' and '.join(best)}, the best of {len(self.methods)}"
+
+    @classmethod
+    def compare(cls, results: Sequence[Fidelity], labels: Sequence[Sequence[str]]) -> Table:
+        lines = [
+            replace(line, labels=(label, result.data, *line.labels))
+            for result, (label,) in zip(results, labels)
+            for line in result._lines()
+        ]
+        measures = dict.fromkeys(measure for result in results for measure in result.measures)
+        return table(("model", "data", "method"), lines, **_directions(measures))
+
+    def estimate(self, method: str, measure: str = "delta") -> Estimate:
+        """A measure of a method, or of "random", with its interval.
+
+        Raises:
+            InputError: when there is no such method or measure.
+        """
+        place = [_place(what, name, all) for what, name, all in self._asked(method, measure)]
+        return Estimate(*self.estimates[tuple(place)].tolist())
+
+    def difference(self, method: str, other: str = RANDOM, measure: str = "delta") -> Estimate:
+        """A measure of a method minus that of another, paired, with its interval.
+
+        Raises:
+            InputError: when there is no such method or measure.
+        """
+        a, m = (_place(what, name, all) for what, name, all in self._asked(method, measure))
+        b = _place("method", other, self.rows)
+        if a == b:
+            return Estimate(0.0, 0.0, 0.0)
+        found = self.paired[self.pairs.index((self.rows[min(a, b)], self.rows[max(a, b)])), m].tolist()
+        return Estimate(*found) if a < b else Estimate(-found[0], -found[2], -found[1])
+
+    def _asked(self, method: str, measure: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        return ("method", method, self.rows), ("measure", measure, self.measures)
+
+    def best(self, measure: str) -> tuple[str, ...]:
+        """The methods of the best mean, several where they are equal; the random rankings take no part."""
+        place = _place("measure", measure, self.measures)
+        means = self.estimates[:-1, place, 0]
+        top = np.nanmax(means) if more_is_better(measure) else np.nanmin(means)
+        return tuple(name for name, mean in zip(self.methods, means) if mean == top)
+
+    def to_frame(self) -> DataFrame:
+        """A row per method (and "random") and measure: columns method, measure, value, low, high (the 95 % interval),
+        texts, and, of the random rankings, spread: the standard deviation of their own means."""
+        import pandas as pd
+
+        spread = self.rankings.std(0, ddof=1)
+        rows = []
+        for number, method in enumerate(self.rows):
+            for place, measure in enumerate(self.measures):
+                texts = int((~np.isnan(self.random[:, place])).sum())
+                own = spread[place] if method == RANDOM else math.nan
+                rows.append((method, measure, *self.estimates[number, place].tolist(), texts, own))
+        return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts", "spread"])
+
+    def curves(self) -> DataFrame:
+        """A row per method, ranking ("MoRF", "LeRF") and share q of hidden tokens: mean f with its interval."""
+        import pandas as pd
+
+        rows = [
+            (method, order, share, *self.curve[number, at, point].tolist())
+            for number, method in enumerate(self.rows)
+            for at, order in enumerate(("MoRF", "LeRF"))
+            for point, share in enumerate(self.shares.tolist())
+        ]
+        return pd.DataFrame(rows, columns=["method", "ranking", "q", "mean", "low", "high"])
+
+    def differences(self) -> DataFrame:
+        """A row per pair of methods ("random" is the second) and measure: the paired difference, first − second."""
+        import pandas as pd
+
+        rows = [
+            (*pair, measure, *self.paired[number, place].tolist())
+            for number, pair in enumerate(self.pairs)
+            for place, measure in enumerate(self.measures)
+        ]
+        return pd.DataFrame(rows, columns=["method", "other", "measure", "difference", "low", "high"])
+
+    def per_text(self) -> DataFrame:
+        """A row per text and method (and "random"): columns text (its number in the data), predicted, clean (f of it),
+        method, and a column for every measure."""
+        import pandas as pd
+
+        parts = []
+        for method, values in zip(self.rows, [*self.values, self.random]):
+            columns = dict(zip(self.measures, values.T))
+            head = {"text": self.texts, "predicted": self.predicted, "clean": self.clean, "method": method}
+            parts.append(pd.DataFrame({**head, **columns}))
+        return pd.concat(parts, ignore_index=True)
+
+    def table(self, *, style: str = "markdown") -> str:
+        """Methods × measures with the best of each marked, as "markdown", "latex" or "csv"."""
+        from ssmscope.interp.fidelity.tables import measure_table
+
+        return measure_table(self, style)
+
+    def figure(self) -> Figure:
+        """ΔA by method with its interval, and each method's curves beside those of the random rankings."""
+        from ssmscope.interp.fidelity.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.html import grid
+        from ssmscope.show.terminal import grid as terminal_grid
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        # A terminal is too narrow for the intervals of all measures: it has those of ΔA below.
+        yield Custom(
+            lambda colours: terminal_grid(self._measures(intervals=False)),
+            lambda: grid(self._measures(intervals=True)),
+        )
+        data, options = self.provenance["data"], self.provenance["options"]
+        how = "deleted" if options["mode"] == "delete" else f"replaced by {_filled(options['replacement'])}"
+        yield Prose(
+            f"{len(self.texts):,} texts of {data['name']} ({data['split']}), tokens {how}, f the {self.value} of the "
+            f"predicted class; {len(self.rankings)} random rankings."
+        )
+        lines = []
+        for method in self.rows:
+            beside = {} if method == RANDOM else {"minus random": Cell(self.difference(method))}
+            lines.append(Line((method,), {"ΔA": Cell(self.estimate(method)), **beside}))
+        yield table(("method",), lines)
+        yield from (Prose(f"Note: {note}.") for note in self.notes)
+
+    def _measures(self, *, intervals: bool) -> Table:
+        return table(("method",), self._lines(intervals=intervals), **_directions(self.measures))
+
+    def _lines(self, *, intervals: bool = True) -> list[Line]:
+        """A line per method, of which the random rankings are no peer."""
+        lines, peers = [], object()
+        for method in self.rows:
+            found = {name_of(measure): self.estimate(method, measure) for measure in self.measures}
+            if not intervals:
+                found = {name: Estimate(one.value, math.nan, math.nan) for name, one in found.items()}
+            cells = {name: Cell(one) for name, one in found.items()}
+            lines.append(Line((method,), cells, object() if method == RANDOM else peers))
+        return lines
+
+
+def _directions(measures: Iterable[str]) -> dict[str, Any]:
+    """The columns of `table` in which more is better, and those in which less is."""
+    more, less = ([name_of(one) for one in measures if more_is_better(one) == better] for better in (True, False))
+    return {"more": more, "less": less}
+
+
+def _filled(replacement: str) -> str:
+    names = {"mean": "the mean embedding", "zero": "a zero embedding", "pad": "the padding token"}
+    return names.get(replacement, f"the token {replacement!r}")
+
+
+def _place(what: str, name: str, known: Sequence[str]) -> int:
+    if name not in known:
+        raise InputError(f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}")
+    return known.index(name)
+
+
+def fidelity_table(results: Sequence[Fidelity], *, measure: str = "delta", style: str = "markdown") -> str:
+    """A measure of methods × data sets, as in Baleen's Table 2: a row per method and model, a column per data set and
+    their average, the best method of each model and data set marked. The random rankings stand below the methods.
+
+    Args:
+        results: one per model and data set. A model column comes in when there are several models.
+        measure: "delta", "morf", "lerf", "comprehensiveness", "sufficiency"; with rationales "token_f1", "iou_f1",
+            "auprc".
+        style: "markdown", "latex" (booktabs) or "csv", which has the intervals in columns of their own.
+
+    Raises:
+        InputError: no result, two of the same model and data set, an unknown measure or style.
+    """
+    from ssmscope.interp.fidelity.tables import data_table
+
+    return data_table(results, measure, style)

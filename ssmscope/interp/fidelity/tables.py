@@ -1,0 +1,99 @@
+"""Tables of fidelity for papers: methods × measures, and methods × data sets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.fidelity.measures import more_is_better, name_of
+from ssmscope.show.markup import to_latex, to_markdown
+from ssmscope.show.table import Cell, Table
+
+if TYPE_CHECKING:
+    from ssmscope.interp.fidelity.result import Fidelity
+
+STYLES = ("markdown", "latex", "csv")
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
+
+def measure_table(result: Fidelity, style: str) -> str:
+    """Methods × measures of one result."""
+    _check(style)
+    rows = [((name,), tuple(_cell(result, name, measure) for measure in result.measures)) for name in result.rows]
+    if style == "csv":
+        return _csv(Table(("method",), tuple(result.measures), tuple(rows)))
+    columns = tuple(f"{name_of(one)} {'↑' if more_is_better(one) else '↓'}" for one in result.measures)
+    return _written(Table(("Method",), columns, tuple(rows)), style)
+
+
+def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
+    """Methods × data sets of one measure, for one or several models."""
+    _check(style)
+    if not results:
+        raise InputError("no result was given; give at least one that fidelity_auc made")
+    found: dict[tuple[str, str], Fidelity] = {}
+    for result in results:
+        place = (str(result.provenance.get("model", "a model")), result.data)
+        if place in found:
+            raise InputError(f"two results are of {place[0]} on {place[1]}; give one for each model and data set")
+        result.best(measure)  # names the measures if this is none
+        found[place] = result
+    models, sets = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
+    rows = []
+    for model in models:
+        own = {name: found[model, name] for name in sets if (model, name) in found}
+        methods = list(dict.fromkeys(method for result in own.values() for method in result.rows))
+        methods.sort(key=lambda method: method == "random")
+        averages = {method: _average(own, sets, method, measure) for method in methods}
+        means = [mean for method, mean in averages.items() if mean is not None and method != "random"]
+        top = (max if more_is_better(measure) else min)(means, default=None)
+        for method in methods:
+            there = [one if (one := own.get(name)) is not None and method in one.rows else None for name in sets]
+            cells = [Cell(UNKNOWN) if one is None else _cell(one, method, measure) for one in there]
+            if len(sets) > 1:
+                mean = averages[method]
+                alone = UNKNOWN if mean is None else Estimate(mean, math.nan, math.nan)
+                cells.append(Cell(alone, best=method != "random" and mean is not None and mean == top))
+            rows.append(((*([model] if len(models) > 1 else []), method), tuple(cells)))
+    heads = (*(["model"] if len(models) > 1 else []), "method")
+    columns = (*sets, *(["average"] if len(sets) > 1 else []))
+    if style == "csv":
+        return _csv(Table(heads, columns, tuple(rows)))
+    return _written(Table(tuple(map(str.capitalize, heads)), columns, tuple(rows)), style)
+
+
+def _cell(result: Fidelity, method: str, measure: str) -> Cell:
+    return Cell(result.estimate(method, measure), best=method in result.best(measure))
+
+
+def _average(own: dict[str, Fidelity], sets: Sequence[str], method: str, measure: str) -> float | None:
+    """A method's mean over the data sets, of a model that was measured on all of them."""
+    if any(name not in own or method not in own[name].rows for name in sets):
+        return None
+    return sum(own[name].estimate(method, measure).value for name in sets) / len(sets)
+
+
+def _check(style: str) -> None:
+    if style not in STYLES:
+        raise InputError(f"unknown style {style!r}; allowed are {', '.join(STYLES)}{did_you_mean(str(style), STYLES)}")
+
+
+def _csv(table: Table) -> str:
+    """Plain numbers, each with the ends of its interval, and in the last column where the row is best."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*table.heads, *(name + end for name in table.columns for end in ("", "_low", "_high")), "best_in"])
+    for names, cells in table.rows:
+        ends = [end for cell in cells for one in [cell.found or UNKNOWN] for end in (one.value, one.low, one.high)]
+        best = ";".join(name for name, cell in zip(table.columns, cells) if cell.best)
+        writer.writerow([*names, *("" if math.isnan(end) else end for end in ends), best])
+    return out.getvalue()
+
+
+def _written(table: Table, style: str) -> str:
+    return to_latex(table, plain=True) if style == "latex" else to_markdown(table)

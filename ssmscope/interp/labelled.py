@@ -1,0 +1,90 @@
+"""The labelled texts that explanations are measured on: their batches, their marked tokens, and the scores of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.errors import InputError
+from ssmscope.interp.plausibility.marked import marked_tokens
+from ssmscope.model import TOKENS_AT_ONCE
+from ssmscope.tasks.text import TextData
+
+if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
+    from ssmscope.model import Model
+
+ON_A_GPU = 16  # times as many tokens run together there
+
+
+def check_classifier(model: Model, data: Any, what: str) -> None:
+    """Refuse a model that is no classifier of texts, and data that are no labelled texts.
+
+    Args:
+        what: is measured.
+
+    Raises:
+        InputError: as said.
+    """
+    if not model.is_classifier:
+        raise InputError(f"{model.name} is no classifier: {what} is of the class that a classifier predicts")
+    if model.channels is not None or not isinstance(data, TextData):
+        given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
+        raise InputError(f"{given} was given; {what} is measured on classifiers of texts and labelled texts")
+    if model.tokenizer is None:
+        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    if not len(data):
+        raise InputError(f"{data.name} ({data.split}) has no example")
+
+
+def origin_of(data: TextData) -> dict[str, Any]:
+    """What a result's provenance says of its data."""
+    return {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+
+
+def tokens_at_once(model: Model) -> int:
+    """How many tokens, padding included, run together by default: as many as suit the device."""
+    return TOKENS_AT_ONCE * (1 if model.device.type == "cpu" else ON_A_GPU)
+
+
+def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
+    """Per text its tokens, those that are not special, and which of the latter people marked."""
+    lengths, sizes, masks = [], [], []
+    for row, text in enumerate(data.texts):
+        try:
+            (words,) = model.encode([text]).words
+        except InputError as error:
+            raise InputError(f"row {row + 1} of {data.name} ({data.split}): {error}") from error
+        own = np.array([word is not None for word in words], dtype=bool)
+        mask = marked_tokens(model, text, data.rationales[row]) if data.rationales is not None else None
+        mask = None if mask is None else mask[own]
+        lengths.append(len(words))
+        sizes.append(int(own.sum()))
+        masks.append(mask if mask is not None and mask.any() else None)
+    return lengths, sizes, masks
+
+
+def together(rows: Sequence[int], lengths: Sequence[int], size: int | None, tokens: int) -> Iterator[list[int]]:
+    """Texts of alike length in batches of `size`, or of at most `tokens` tokens, padding included."""
+    chosen: list[int] = []
+    for row in sorted(rows, key=lambda row: lengths[row]):
+        if chosen and (len(chosen) == size or (size is None and lengths[row] * (len(chosen) + 1) > tokens)):
+            yield chosen
+            chosen = []
+        chosen.append(row)
+    yield chosen
+
+
+def scored(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """A method's scores of the non-special tokens of every text, and which texts it converged on."""
+    values = scores.scores.detach().double().cpu().numpy()
+    if values.shape != tuple(batch.mask.shape):
+        raise InputError(f"the method {name} gives scores of shape {values.shape} for {tuple(batch.mask.shape)} tokens")
+    own = [
+        row[: len(words)][[word is not None for word in words]] for row, words in zip(values, batch.words, strict=True)
+    ]
+    if not all(np.isfinite(row).all() for row in own):
+        raise InputError(f"the scores of the method {name} are not finite: the model is damaged, or overflows")
+    return own, None if scores.converged is None else scores.converged.detach().cpu().numpy().astype(bool)

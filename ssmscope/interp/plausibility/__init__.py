@@ -1,0 +1,107 @@
+"""How far explanations agree with what people marked as the reason for a text's label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.interp.methods import MethodOptions, Methods, check_methods
+from ssmscope.interp.plausibility.measures import check_top
+from ssmscope.reads import TEXT_CLASSIFIER, Data
+from ssmscope.signature import Limit, Metavar, Range, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.interp.plausibility.result import Plausibility
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+
+
+def check_plausibility(*, top: float | None, **options: Any) -> None:
+    """As `check_methods`, and refuse a size of rationales that is neither a number of tokens nor a share of them.
+
+    Raises:
+        InputError: as said.
+    """
+    check_methods(**options)
+    check_top(top)
+
+
+@analysis(
+    "plausibility",
+    reads=Data("texts"),
+    question="Do explanations agree with people?",
+    models=(TEXT_CLASSIFIER,),
+    dtype="float32",  # gradients need the digits
+    check=check_plausibility,
+)
+def plausibility(
+    model: Model,
+    data: TextData,
+    *,
+    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    top: Annotated[
+        float | None,
+        "How many tokens a rationale has, or which share of them; else the mean share that people marked.",
+        Metavar("N|X"),
+    ] = None,
+    limit: Limit = None,
+    max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
+    option: MethodOptions = None,
+    batch_size: Annotated[int | None, "Texts that are run together.", Range(1, 2**16)] = None,
+    seed: Seed = 0,
+) -> Plausibility:
+    """Do explanations agree with people? Methods' scores beside the rationales in a data set's column "rationale".
+
+    Each method explains the logit of the class that the model predicts. Per text: token F1 and IOU F1 of its top tokens
+    as a rationale, and the area under the precision-recall curve of all scores (AUPRC), beside what random scores would
+    have (DeYoung et al. 2020, ERASER, section 4.1); their means have 95 % bootstrap intervals over texts. Agreement
+    with people says whether an explanation convinces, not whether it is what the model does: that is `fidelity_auc`.
+
+    Args:
+        model: a classifier of texts.
+        data: texts with rationales; those without one are left out. A file has them in its column "rationale", see
+            `ssmscope.tasks.rationales`.
+        methods: those of `explain`, or functions of your own by name: each gets the objective of a batch of texts and
+            gives their `Scores`.
+        batch_size: by default as many texts as suit the device.
+
+    Raises:
+        InputError: the model is no classifier of texts, no text has a rationale, a tokenizer that does not say which
+            characters a token is of, or scores that are not finite.
+    """
+    from dataclasses import replace
+
+    import numpy as np
+
+    from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored, together, tokens_at_once
+    from ssmscope.interp.methods import settled
+    from ssmscope.interp.objective import objective
+    from ssmscope.interp.plausibility.measure import plausibility_of
+    from ssmscope.results import record_provenance
+
+    check_classifier(model, data, "plausibility")
+    ready = settled(methods, option, seed=seed)
+    if limit is not None:
+        data = data.sample(limit, seed=seed)
+    lengths, _, masks = read_texts(model, data)
+    masks = [None if max_tokens is not None and n > max_tokens else mask for n, mask in zip(lengths, masks)]
+    marked = [row for row, mask in enumerate(masks) if mask is not None]
+    if not marked:
+        raise InputError(
+            f"no text of {data.name} ({data.split}) has a rationale: give a file with a column 'rationale', and texts "
+            "that are short enough"
+        )
+    found = {name: [np.empty(0)] * len(data) for name in ready}
+    for rows in together(marked, lengths, batch_size, tokens_at_once(model)):
+        batch = model.encode([data.texts[row] for row in rows])
+        goal = objective(model, batch)
+        for name, method in ready.items():
+            own, _ = scored(name, method(goal), batch)
+            for row, scores in zip(rows, own, strict=True):
+                found[name][row] = scores
+    size = int(top) if top is not None and top >= 1 else top
+    options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
+    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed)
+    result = plausibility_of(found, masks, top=size, seed=seed)
+    return replace(result, provenance={**provenance, "data": origin_of(data)})

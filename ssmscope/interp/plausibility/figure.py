@@ -1,0 +1,33 @@
+"""Plausibility as a picture: each measure of agreement by method, with its interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ssmscope.interp.plausibility.measures import MEASURES
+from ssmscope.show.figure import COLOURS, SOFT, Sheet, points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.plausibility.result import Plausibility
+
+WIDTH, NAMES, GAP, ROW, AXIS = 8.6, 1.55, 0.3, 0.3, 0.55
+"""In inches: the figure, what is left of the panels and between them, a row of points, and what an axis needs."""
+
+
+def draw(result: Plausibility) -> Figure:
+    """A panel of points with intervals for each measure of agreement with people."""
+    high = ROW * len(result.methods)
+    described = f"agreement with what people marked in {len(result.texts):,} texts, 95 % bootstrap intervals"
+    model = str(result.provenance.get("model", "a model"))
+    sheet = Sheet(WIDTH, Sheet.TOP + high + AXIS, ("Plausibility on ", model, ""), described)
+    wide = (WIDTH - NAMES - GAP * len(MEASURES)) / len(MEASURES)
+    for place, name in enumerate(MEASURES.values()):
+        axes = sheet.panel(NAMES + place * (wide + GAP), sheet.top, wide, high)
+        found = list(result.estimates[place :: len(MEASURES)])
+        points(axes, result.methods, found, [COLOURS[0]] * len(found), numbers=False)
+        axes.set_xlim(-0.03, 1.03)
+        axes.set_xlabel(name, color=SOFT, size=8.5)
+        axes.tick_params(labelleft=not place)
+    return sheet.figure

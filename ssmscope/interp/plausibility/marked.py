@@ -1,0 +1,46 @@
+"""The tokens of a text that people marked as the reason for its label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool
+
+from ssmscope.errors import InputError
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+    from ssmscope.tasks.rationales import Spans
+    from ssmscope.tasks.text import TextData
+
+
+def rationale_masks(model: Model, data: TextData) -> list[Bool[np.ndarray, " tokens"] | None]:
+    """Per text which of the tokens that the model reads people marked: those that share a character that is no space
+    with a marked span. Special tokens are never marked. None for a text without a rationale, or with one that no token
+    is of.
+
+    Raises:
+        InputError: data without rationales, or a tokenizer that does not say which characters a token is of.
+    """
+    if data.rationales is None:
+        raise InputError(f"{data.name} has no rationales: give a file with a column 'rationale'")
+    return [marked_tokens(model, text, spans) for text, spans in zip(data.texts, data.rationales)]
+
+
+def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarray, " tokens"] | None:
+    """As `rationale_masks`, of one text."""
+    if spans is None:
+        return None
+    if not getattr(model.tokenizer, "is_fast", False):
+        raise InputError(
+            f"the tokenizer of {model.name} does not say which characters a token is of: rationales need one that does"
+        )
+    marked = np.zeros(len(text), dtype=bool)
+    for start, stop in spans:
+        marked[start:stop] = True
+    marked &= np.array([not character.isspace() for character in text], dtype=bool)
+    encoded = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    places = zip(encoded["offset_mapping"], encoded["special_tokens_mask"])
+    found = np.array([not special and bool(marked[start:stop].any()) for (start, stop), special in places], dtype=bool)
+    return found if found.any() else None

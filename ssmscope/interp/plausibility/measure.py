@@ -1,0 +1,183 @@
+"""How far explanations agree with what people marked as the reason (DeYoung et al. 2020, ERASER), text by text and on
+average.
+
+Agreement with people says whether an explanation convinces, not whether it is what the model does: that is fidelity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.errors import InputError
+from ssmscope.interp.plausibility.measures import MEASURES, check_top
+from ssmscope.interp.plausibility.result import Plausibility
+from ssmscope.results import record_provenance
+
+if TYPE_CHECKING:
+    from ssmscope.interp.explain.result import Explanation
+
+OVERLAP = 0.5
+"""From how much intersection over union on two spans match."""
+
+
+def token_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> float:
+    """F1 of the chosen tokens as a guess of the marked ones: 2 |both| / (|chosen| + |marked|)."""
+    total = int(chosen.sum()) + int(marked.sum())
+    return 2 * int((chosen & marked).sum()) / total if total else 0.0
+
+
+def iou_f1(chosen: Bool[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], threshold: float = OVERLAP) -> float:
+    """F1 of the chosen spans as a guess of the marked ones; a span is a run of tokens (DeYoung et al. 2020, sec. 4.1).
+
+    Two spans match when their intersection has at least `threshold` of the tokens of their union.
+    """
+    guesses, truths = _runs(chosen), _runs(marked)
+    if not guesses or not truths:
+        return 0.0
+    overlap = np.array([[_overlap(guess, truth) for truth in truths] for guess in guesses]) >= threshold
+    precision, recall = overlap.any(1).mean(), overlap.any(0).mean()
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
+
+
+def average_precision(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"]) -> float:
+    """The area under the curve of precision over recall, Σ_k (R_k − R_{k−1}) P_k over the distinct scores from the
+    highest on; NaN where nothing is marked."""
+    if not marked.any():
+        return float("nan")
+    order = np.argsort(-scores, kind="stable")
+    ordered, hits = scores[order], np.cumsum(marked[order])
+    last = np.append(ordered[1:] != ordered[:-1], True)  # of tokens that share a score
+    precision = hits[last] / (np.flatnonzero(last) + 1)
+    recall = hits[last] / hits[-1]
+    return float((np.diff(recall, prepend=0.0) * precision).sum())
+
+
+def chance_precision(n: int, marked: int) -> float:
+    """The expected average precision of a random ranking of n tokens of which some are marked (Bestgen 2015):
+    ((r − 1) / (n − 1) · (n − H_n) + H_n) / n with r marked tokens and H_n = 1 + 1/2 + … + 1/n."""
+    harmonic = sum(1 / place for place in range(1, n + 1))
+    return ((marked - 1) / (n - 1) * (n - harmonic) + harmonic) / n if n > 1 else 1.0
+
+
+def _runs(tokens: Bool[np.ndarray, " n"]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], tokens, [False]]).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist()))
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> float:
+    both = max(0, min(a[1], b[1]) - max(a[0], b[0]))
+    return both / (a[1] - a[0] + b[1] - b[0] - both)
+
+
+def agreement(scores: Float[np.ndarray, " n"], marked: Bool[np.ndarray, " n"], top: int) -> tuple[float, ...]:
+    """The measures of one text, in the order of `MEASURES`; the rationale is the `top` tokens, ties by position."""
+    chosen = np.zeros(len(scores), dtype=bool)
+    chosen[np.argsort(-scores, kind="stable")[:top]] = True
+    return token_f1(chosen, marked), iou_f1(chosen, marked), average_precision(scores, marked)
+
+
+def size_of(n: int, top: int | float) -> int:
+    """How many of n tokens a rationale has: `top`, or that share of them, rounded; at least 1 and at most n."""
+    return min(n, max(1, round(top * n) if isinstance(top, float) else top))
+
+
+def marked_share(masks: Iterable[Bool[np.ndarray, " _"] | None]) -> float:
+    """The mean over texts of the share of tokens that is marked."""
+    shares = [float(mask.mean()) for mask in masks if mask is not None]
+    return sum(shares) / len(shares)
+
+
+def plausibility_of(
+    explained: Explanation | Mapping[str, Sequence[Float[np.ndarray, " tokens"]]],
+    rationales: Sequence[Bool[np.ndarray, " tokens"] | Sequence[int] | None],
+    *,
+    top: int | float | None = None,
+    seed: int = 0,
+) -> Plausibility:
+    """How far the scores of each method agree with human rationales, token by token.
+
+    Per text: token F1 and IOU F1 of the top tokens as a rationale, and the area under the precision-recall curve of all
+    scores (AUPRC), beside what random scores would have; their means have 95 % bootstrap intervals over texts.
+
+    Args:
+        explained: texts that `explain` explained, whose special tokens are left out, or per method its scores of every
+            text, without special tokens.
+        rationales: per text a 0 or 1 for every token that its scores are of (`rationale_masks` makes them); None for a
+            text that nobody marked, which is left out.
+        top: how many tokens a rationale has, or, as a number between 0 and 1, which share of each text's tokens. By
+            default the mean share that people marked.
+        seed: draws the resamples.
+
+    Raises:
+        InputError: not one rationale for every text, one of another length, none at all, or a score that is not finite.
+    """
+    check_top(top)
+    top = int(top) if top is not None and top >= 1 else top
+    by_method, kept, source = _scores(explained)
+    texts = len(next(iter(by_method.values()), ()))
+    if len(rationales) != texts or any(len(scores) != texts for scores in by_method.values()):
+        raise InputError(f"{len(rationales)} rationales were given for {texts} texts; give one for each, or None")
+    masks: list[np.ndarray | None] = []
+    for row, given in enumerate(rationales):
+        mask = None if given is None else np.asarray(given)
+        if mask is not None:
+            if kept is not None and len(mask) == len(kept[row]):
+                mask = mask[kept[row]]
+            mask = _checked(mask, len(next(iter(by_method.values()))[row]), row)
+        masks.append(mask)
+    used = [row for row, mask in enumerate(masks) if mask is not None]
+    if not used:
+        raise InputError("no text has a rationale: there is nothing to agree with")
+    share = marked_share(masks)
+    values = np.empty((len(by_method), len(used), len(MEASURES)))
+    for number, (method, scores) in enumerate(by_method.items()):
+        for line, row in enumerate(used):
+            own, mask = np.asarray(scores[row], dtype=np.float64), masks[row]
+            assert mask is not None
+            if own.shape != mask.shape or not np.isfinite(own).all():
+                raise InputError(f"the scores that {method} gives text {row} are not {len(mask)} finite numbers")
+            values[number, line] = agreement(own, mask, size_of(len(own), share if top is None else top))
+    rows = resampled_means(values.transpose(1, 0, 2).reshape(len(used), -1), seed=seed)
+    found = tuple(estimate(rows[:, column]) for column in range(rows.shape[1]))
+    return Plausibility(
+        provenance=record_provenance(source, options={"top": top}, seed=seed),
+        methods=tuple(by_method),
+        values=values,
+        estimates=found,
+        texts=tuple(used),
+        share=share,
+        chance=float(np.mean([chance_precision(len(m), int(m.sum())) for m in masks if m is not None])),
+        top=share if top is None else top,
+        left_out=texts - len(used),
+    )
+
+
+def _scores(
+    explained: Any,
+) -> tuple[dict[str, Sequence[np.ndarray]], list[np.ndarray] | None, dict[str, Any]]:
+    """Per method its scores of the non-special tokens, which tokens those are, and where it comes from."""
+    if isinstance(explained, Mapping):
+        if not explained:
+            raise InputError("no method was given; give at least one method's scores")
+        return dict(explained), None, {}
+    kept = [np.array([word is not None for word in text.words], dtype=bool) for text in explained]
+    by_method: dict[str, list[np.ndarray]] = {method: [] for method in explained.methods}
+    for text, own in zip(explained, kept):
+        for attribution in text.attributions:
+            by_method[attribution.method].append(np.asarray(attribution.scores)[own])
+    origin = ("model", "architecture", "fingerprint", "dtype", "device")
+    source = {name: explained.provenance[name] for name in origin if name in explained.provenance}
+    return dict(by_method), kept, source
+
+
+def _checked(mask: np.ndarray, tokens: int, row: int) -> np.ndarray:
+    if mask.shape != (tokens,) or not np.isin(mask, (0, 1)).all():
+        raise InputError(f"the rationale of text {row} is not a 0 or 1 for each of its {tokens} tokens")
+    if not mask.any():
+        raise InputError(f"the rationale of text {row} marks no token; give None for a text that nobody marked")
+    return mask.astype(bool)

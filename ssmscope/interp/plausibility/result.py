@@ -1,0 +1,96 @@
+"""The agreement of explanations with human rationales: every text's measures, their means, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.interp.plausibility.measures import MEASURES
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class Plausibility(Result, kind="plausibility"):
+    """Agreement of methods' scores with human rationales."""
+
+    methods: tuple[str, ...]
+    values: np.ndarray
+    """(methods, texts, measures): every text's, in the order of `MEASURES`."""
+    estimates: tuple[Estimate, ...]
+    """Their means over texts: method by method, measure by measure."""
+    texts: tuple[int, ...]
+    """Which texts have a rationale."""
+    share: float
+    """The mean share of tokens that is marked."""
+    chance: float
+    """The expected AUPRC of random scores on these texts."""
+    top: int | float
+    """How many tokens, or which share of them, a rationale has."""
+    left_out: int
+    """Texts without a rationale."""
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        return f"Plausibility of {len(self.methods)} methods on {model}: agreement with {len(self.texts)} rationales"
+
+    def verdict(self, at: int = 0) -> str:
+        numbers = iter(self.estimates)
+        auprc = {name: (next(numbers), next(numbers), next(numbers))[2] for name in self.methods}
+        best = max(auprc, key=lambda name: auprc[name].value)
+        return f"AUPRC {written(auprc[best])} of {best}, the best of {len(auprc)}; chance {self.chance:.3f}"
+
+    @classmethod
+    def compare(cls, results: Sequence[Plausibility], labels: Sequence[Sequence[str]]) -> Table:
+        lines = [
+            replace(line, labels=(label, *line.labels))
+            for result, (label,) in zip(results, labels)
+            for line in result._lines()
+        ]
+        return table(("model", "method"), lines, more=MEASURES.values())
+
+    def _lines(self) -> list[Line]:
+        """A line of the table per method."""
+        numbers, peers = iter(self.estimates), object()
+        return [
+            Line((method,), {name: Cell(next(numbers)) for name in MEASURES.values()}, peers) for method in self.methods
+        ]
+
+    def to_frame(self) -> DataFrame:
+        """A row per method and measure: columns method, measure, value, low, high (its 95 % interval), texts."""
+        import pandas as pd
+
+        names = [(method, measure) for method in self.methods for measure in MEASURES]
+        rows = [(*name, e.value, e.low, e.high, len(self.texts)) for name, e in zip(names, self.estimates)]
+        return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts"])
+
+    def figure(self) -> Figure:
+        """Each measure's mean by method, with its interval."""
+        from ssmscope.interp.plausibility.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        size = f"{100 * self.top:.1f} % of the" if isinstance(self.top, float) else f"{self.top}"
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        yield table(("method",), self._lines(), more=MEASURES.values())
+        yield Prose(
+            f"Rationales of {size} tokens, where people marked {100 * self.share:.1f} %. The AUPRC of random scores is "
+            f"{self.chance:.3f}."
+        )
+        if self.left_out:
+            yield Prose(f"Note: {self.left_out:,} texts have no rationale and are left out.")

@@ -1,0 +1,51 @@
+"""Sanity checks as a picture: how alike scores stay, by how many parts of the model are randomised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, handle, line
+from ssmscope.show.tokens import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.sanity.result import SanityCheck
+
+WIDTH, LEFT, HIGH, GAP = 8.6, 0.75, 2.4, 0.3
+
+
+def draw(result: SanityCheck, titles: Sequence[str]) -> Figure:
+    """The correlation of each method's scores with those of the trained model, by how many parts are randomised; a
+    panel, with its title, for each measure."""
+    names = [shorten(visible(name), 24) for name in result.parts]
+    below = 0.3 + 0.062 * max(map(len, names)) + 0.25
+    described = f"{result.texts:,} texts, 95 % bootstrap intervals; randomised from the head down to the named part"
+    title = ("Scores after randomising the weights of ", str(result.provenance.get("model", "a model")), "")
+    legend = [(handle(at, **_style(at)), shorten(visible(method), 26)) for at, method in enumerate(result.methods)]
+    height = Sheet.TOP + GAP + HIGH + below
+    sheet = Sheet(WIDTH, height, title, described, legend, left=LEFT, across=4)
+    wide = (WIDTH - LEFT - 0.25 - GAP) / 2
+    low = min(0.0, float(np.nanmin(result.estimates[..., 1]))) if np.isfinite(result.estimates).any() else 0.0
+    for place, name in enumerate(titles):
+        axes = sheet.panel(LEFT + place * (wide + GAP), sheet.top + GAP, wide, HIGH)
+        axes.axhline(0, color=SOFT, linewidth=0.8)
+        for number in range(len(result.methods)):
+            found = [Estimate(*ends) for ends in result.estimates[number, :, place].tolist()]
+            line(axes, range(len(names)), found, number, **_style(number))
+        axes.set_ylim(low - 0.05, 1.05)
+        axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
+        axes.set_title(name, loc="left", size=9, color=INK)
+        axes.tick_params(labelleft=not place)
+        if not place:
+            axes.set_ylabel("Spearman's ρ to the trained model", color=SOFT, size=8.5)
+    return sheet.figure
+
+
+def _style(number: int) -> dict[str, object]:
+    """Beyond as many methods as there are colours lines are dashed."""
+    return {"linestyle": "-" if number < len(COLOURS) else DASHED}

@@ -1,0 +1,102 @@
+"""The parts of a model's weights, how they are drawn anew, and how alike scores stay."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ssmscope.model import Model
+from ssmscope.signature import chosen_layers
+
+
+def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dict[str, nn.Parameter]]:
+    """The weights of every part by name, from the head down: "head", "norm" (between the layers and the head),
+    "layer 3" …, "embeddings". A part without weights is left out; a head's that are the embeddings' are of these.
+
+    Raises:
+        InputError: for layers that the model does not have, or given twice.
+    """
+    number = model.num_layers
+    chosen = chosen_layers(layers, number)
+    module = model.module
+    place = {id(mixer): index for index, mixer in enumerate(model.mixers)}
+    blocks: dict[str, int] = {}
+    for name, part in module.named_modules():
+        if id(part) in place:
+            blocks[_block(name)] = place[id(part)]
+    inputs = {id(parameter) for parameter in module.get_input_embeddings().parameters()}
+    base = {id(parameter) for parameter in module.base_model.parameters()} if hasattr(module, "base_model") else set()
+    if getattr(module, "base_model", None) is module:
+        base = set()
+    found: dict[str, dict[str, nn.Parameter]] = {
+        "head": {},
+        "norm": {},
+        **{f"layer {index}": {} for index in reversed(range(number))},
+        "embeddings": {},
+    }
+    for name, parameter in module.named_parameters():
+        block = next((index for prefix, index in blocks.items() if name.startswith(prefix + ".")), None)
+        if id(parameter) in inputs:
+            part_name = "embeddings"
+        elif block is not None:
+            part_name = f"layer {block}"
+        else:
+            part_name = "norm" if id(parameter) in base else "head"
+        found[part_name][name] = parameter
+    kept = {"head", "norm", *(f"layer {index}" for index in chosen)}
+    kept |= {"embeddings"} if isinstance(layers, str) else set()
+    return {name: tensors for name, tensors in found.items() if tensors and name in kept}
+
+
+def _block(name: str) -> str:
+    """The module of a mixer's layer: the innermost numbered one that holds it, or the mixer itself."""
+    parts = name.split(".")
+    numbered = [at for at, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbered[-1] + 1]) if numbered else name
+
+
+def randomise(tensors: Mapping[str, Tensor], seed: int) -> None:
+    """Draw every tensor anew, in place, from a normal distribution of its own mean and standard deviation.
+
+    What a tensor becomes depends on its name and the seed alone, not on what else is randomised.
+    """
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            drawn = torch.from_numpy(np.asarray(random.standard_normal(tuple(tensor.shape)))).to(tensor.device)
+            numbers = tensor.detach().double()
+            tensor.copy_(numbers.mean() + numbers.std(correction=0) * drawn)
+
+
+def spearman(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
+    """Spearman's rank correlation, equal numbers sharing their mean rank; NaN where one has equal numbers only, or a
+    number that is not finite."""
+    if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.nan
+    ranks = [_ranks(numbers) - (len(numbers) - 1) / 2 for numbers in (a, b)]
+    size = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
+    return float(ranks[0] @ ranks[1]) / size if size else math.nan
+
+
+def _ranks(numbers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    _, inverse, times = np.unique(numbers, return_inverse=True, return_counts=True)
+    ends = np.cumsum(times)
+    return (ends - (times + 1) / 2)[inverse]
+
+
+def alike(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """The correlation of signed scores, and that of their absolute values."""
+    return spearman(a, b), spearman(np.abs(a), np.abs(b))
+
+
+def scores_at(found: Any, own: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """A method's scores of the positions `own` of every text."""
+    values = found.scores.detach().double().cpu().numpy()
+    return [row[list(places)] for row, places in zip(values, own, strict=True)]

@@ -1,0 +1,118 @@
+"""How alike scores stay while a model's weights are randomised: correlations part by part, and how they are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
+"""What is correlated, and how the views call it."""
+
+TRAINED = "trained"
+"""The name of the first point, at which nothing is randomised."""
+
+
+@dataclass(frozen=True)
+class SanityCheck(Result, kind="sanity"):
+    """The rank correlation of each method's scores with those of the trained model, part by part."""
+
+    methods: tuple[str, ...]
+    parts: tuple[str, ...]
+    """"trained", and then the part that is randomised next."""
+    texts: int
+    values: np.ndarray
+    """(methods, parts, texts, 2): of signed scores and of their absolute values; NaN where it is not defined."""
+    estimates: np.ndarray
+    """(methods, parts, 2, 3): mean over texts, low and high end of its interval."""
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        return f"Sanity check of {len(self.methods)} methods on {model}: {len(self.parts) - 1} parts randomised in turn"
+
+    def verdict(self, at: int = 0) -> str:
+        ends = [f"{name} {written(self.estimate(name, self.parts[-1]))}" for name in self.methods]
+        return f"correlation with all parts randomised: {', '.join(ends)}"
+
+    def estimate(self, method: str, part: str, measure: str = "signed") -> Estimate:
+        """The mean correlation once this part and those above it are randomised.
+
+        Raises:
+            InputError: when there is no such method, part or measure.
+        """
+        places = []
+        for what, name, known in (
+            ("method", method, self.methods),
+            ("part", part, self.parts),
+            ("measure", measure, tuple(MEASURES)),
+        ):
+            if name not in known:
+                raise InputError(
+                    f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}"
+                )
+            places.append(known.index(name))
+        return Estimate(*self.estimates[tuple(places)].tolist())
+
+    def to_frame(self) -> DataFrame:
+        """A row per method, part and measure: columns method, randomised (how many parts), part (the newest of them),
+        measure ("signed" or "absolute"), correlation, low, high (its 95 % interval), texts (where it is defined)."""
+        import pandas as pd
+
+        rows = [
+            (method, stage, part, measure, *self.estimates[a, stage, c].tolist(), int(defined[a, stage, c]))
+            for defined in [(~np.isnan(self.values)).sum(2)]
+            for a, method in enumerate(self.methods)
+            for stage, part in enumerate(self.parts)
+            for c, measure in enumerate(MEASURES)
+        ]
+        names = ["method", "randomised", "part", "measure", "correlation", "low", "high", "texts"]
+        return pd.DataFrame(rows, columns=names)
+
+    def figure(self) -> Figure:
+        """The correlation against the number of randomised parts, signed and absolute, a line per method."""
+        from ssmscope.interp.sanity.figure import draw
+
+        return draw(self, list(MEASURES.values()))
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.html import grid
+        from ssmscope.show.terminal import grid as terminal_grid
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        # A terminal is too narrow for the intervals of several methods.
+        yield Custom(
+            lambda colours: terminal_grid(self._table(intervals=False)),
+            lambda: grid(self._table()) + grid(self._table("absolute")),
+        )
+        yield Prose(
+            f"Spearman's rank correlation of scores with those of the trained model, mean of {self.texts:,} texts. A "
+            "method whose scores stay alike does not depend on the weights."
+        )
+
+    def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:
+        """The mean correlations of a measure, a row per part and a column per method."""
+        lines = []
+        for part in self.parts[1:]:
+            found = {method: self.estimate(method, part, measure) for method in self.methods}
+            cells = {
+                name: Cell(one if intervals else Estimate(one.value, math.nan, math.nan)) for name, one in found.items()
+            }
+            lines.append(Line((part,), cells))
+        return replace(table(("randomised down to",), lines), title=MEASURES[measure])

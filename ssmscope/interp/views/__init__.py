@@ -1,1 +1,0 @@
-"""How tokens with scores are shown: in a terminal, on a page, in a figure."""

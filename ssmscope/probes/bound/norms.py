@@ -1,0 +1,86 @@
+"""The norms of a selective SSM that the generalisation bound knows, from a model's weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ssmscope.affine import embedding_table, matrix, offset
+from ssmscope.errors import InputError
+from ssmscope.models.selective import SelectiveSSM
+from ssmscope.probes.bound.terms import Norms, capacity, largest_pairs
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+
+
+class TheoremModel(NamedTuple):
+    """A model of the theorem: one selective SSM between embeddings (tokens, channels) and a head (rows, channels)."""
+
+    mixer: SelectiveSSM
+    embeddings: Tensor
+    head: Tensor
+    bias: bool
+    """Whether the head has a bias, which the theorem's output wᵀy[T] has not."""
+
+
+def theorem_model(model: Model) -> TheoremModel | None:
+    """The model as the theorem's, None where it is another: several layers, another layer, or inputs that are no
+    tokens."""
+    mixers = model.mixers
+    head = getattr(model.module, "head", None) or model.module.get_output_embeddings()
+    if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
+        return None
+    constant = offset(head, "the head")
+    bias = constant is not None and bool(constant.any())
+    return TheoremModel(mixers[0], embedding_table(model.module), matrix(head, "the head"), bias)
+
+
+def norms_of(parts: TheoremModel, row: int) -> Norms:
+    """The norms (Assumptions 3.1, 3.2 and 3.4) with w = row `row` of the head; in float64.
+
+    Raises:
+        InputError: weights that are not finite.
+    """
+    mixer = parts.mixer
+    A, W_B, W_C, q, p, w, table = map(
+        _wide, (mixer.A, mixer.W_B, mixer.W_C, mixer.q_delta, mixer.p_delta, parts.head[row], parts.embeddings)
+    )
+    named = {"A": A, "W_B": W_B, "W_C": W_C, "q": q, "p": p, "the head": w, "the embedding": table}
+    broken = next((name for name, t in named.items() if not bool(t.isfinite().all())), None)
+    if broken is not None:
+        raise InputError(f"{broken} of the selective SSM has numbers that are not finite; the model is damaged")
+    return Norms(
+        channels=A.shape[0],
+        state=A.shape[1],
+        abscissa=A.max().item(),
+        p=p.item(),
+        B_u=table.norm(dim=1).max().item(),
+        B_B=torch.linalg.matrix_norm(W_B, 2).item(),
+        B_C=torch.linalg.matrix_norm(W_C, 2).item(),
+        B_w=w.norm().item(),
+        B_q=q.norm().item(),
+        B_A=A.abs().max().item(),
+        M_B=W_B.abs().sum().item(),
+        M_C=W_C.abs().sum().item(),
+        M_w=w.abs().sum().item(),
+        M_q=q.abs().sum().item(),
+        M_A=A.abs().sum().item(),
+    )
+
+
+def worst_row(parts: TheoremModel, length: int) -> int:
+    """The row of the head with which the capacity at `length` is the largest: the theorem is for scalar outputs."""
+    W = _wide(parts.head)
+    if len(W) == 1:
+        return 0
+    candidates = largest_pairs(W.norm(dim=1).numpy(), W.abs().sum(1).numpy())
+    if len(candidates) == 1:
+        return candidates[0]
+    return max(candidates, key=lambda row: capacity(norms_of(parts, row), length).log)
+
+
+def _wide(t: Tensor | nn.Parameter) -> Tensor:
+    return t.detach().cpu().double()

@@ -1,0 +1,230 @@
+"""The generalisation bound of a model with all of its terms, and how it is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.probes.bound.terms import (
+    CURVES,
+    LINEAR_P,
+    Capacity,
+    Gap,
+    LayerTerms,
+    Norms,
+    log_sums,
+    softplus,
+)
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, plain, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class GeneralizationBound(Result, kind="bound"):
+    """The bound of a selective SSM with all of its terms; of another model the terms of its layers."""
+
+    length: int
+    """T."""
+    examples: int | None
+    """m; None where it is not known and no bound needs it."""
+    delta: float
+    loss_bound: float
+    lipschitz: float
+    norms: Norms | None
+    """None where the model is not the theorem's; so are `capacity` and `gap`, and the numbers below are NaN."""
+    row: int
+    """The class whose row of W is w."""
+    rows: int
+    """How many rows W has."""
+    capacity: Capacity | None
+    gap: Gap | None
+    log_linear: float
+    """ln C of linear attention with these weights (Proposition 3.4)."""
+    log_lower: float
+    """ln of the lower bound on the Rademacher complexity (Eqs. 19 and 20); NaN where there is none, for s_A < 0."""
+    layers: tuple[LayerTerms, ...]
+    """Of a model that is not the theorem's."""
+    inputs: str
+    """What these were measured on, in words."""
+    lengths: np.ndarray
+    """(lengths,) T of the curves."""
+    curves: np.ndarray
+    """(3, lengths) ln C by `CURVES`; of another model (layers, lengths), ln of the largest output."""
+    notes: tuple[str, ...]
+
+    @property
+    def applies(self) -> bool:
+        """Whether the model is the theorem's."""
+        return self.norms is not None
+
+    @property
+    def vacuous(self) -> bool | None:
+        """Whether the bound says nothing at this m; None where the model is not the theorem's."""
+        return None if self.gap is None else self.gap.vacuous
+
+    @property
+    def is_linear_attention(self) -> bool:
+        """Whether the conditions of Proposition 3.4 hold: A = 0, q = 0 and a step of 1, within 1e-6."""
+        n = self.norms
+        return n is not None and n.B_A < 1e-6 and n.B_q < 1e-6 and abs(softplus(n.p) - 1) < 1e-6
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        if self.capacity is None or self.gap is None:
+            return f"Generalisation bound of {model}: outside the theorem's assumptions"
+        if self.gap.vacuous:
+            said = f"vacuous at m = {self.examples:,}"
+        else:
+            said = f"losses differ by at most {self.gap.bound:.3g} at m = {self.examples:,}"
+        return f"Generalisation bound of {model}: {said}, ln C = {self.capacity.log:.2f} at T = {self.length:,}"
+
+    @classmethod
+    def compare(cls, results: Sequence[GeneralizationBound], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            gap, capacity = result.gap, result.capacity
+            state = "outside the assumptions" if gap is None else "vacuous" if gap.vacuous else "holds"
+            examples = "–" if result.examples is None else f"{result.examples:,}"
+            cells = {"bound": Cell(text=state), "m": Cell(text=examples), "T": Cell(text=f"{result.length:,}")}
+            cells["losses differ by at most"] = plain(gap.bound if gap is not None and not gap.vacuous else math.nan)
+            cells["ln C"] = plain(math.nan if capacity is None else capacity.log)
+            lines.append(Line((label,), cells))
+        return table(("model",), lines)
+
+    def terms(self) -> list[tuple[int | None, str, float, str]]:
+        """(layer, symbol, value, meaning) of every term. Symbols that begin with ln are natural logarithms."""
+        if self.norms is None or self.capacity is None or self.gap is None:
+            return [(one.layer, *term) for one in self.layers for term in self._of_recurrence(one)]
+        n, c, g = self.norms, self.capacity, self.gap
+        S1, S2 = log_sums(n.log_rho, self.length)
+        rows: list[tuple[str, float, str]] = [
+            ("s_A", n.abscissa, "spectral abscissa, the largest entry of A"),
+            ("p", n.p, "bias of the step"),
+            ("N", n.state, "states per channel"),
+            ("d", n.channels, "channels"),
+            *((name, getattr(n, name), meaning) for name, meaning in _NORMS.items()),
+            ("Δ_min", n.delta_min, "softplus(p − B_q B_u): no step is smaller"),
+            ("M_Δ", n.M_delta, "softplus(p + B_q B_u): no step is larger"),
+            ("ln ρ", n.log_rho, "the most that a state grows in a step: s_A Δ_min, for s_A > 0 s_A M_Δ"),
+            ("ln ρ printed", n.log_rho_printed, "Eq. 15: s_A Δ_min at either sign"),
+            ("ln S₁", S1, "Σ ρᵗ, t < T"),
+            ("ln S₂", S2, "Σ t ρᵗ, t < T"),
+            ("ln C", c.log, "the capacity with all constants"),
+            *((f"share of {name}", share, f"of the cover of {name} in C^(2/3)") for name, share in c.shares.items()),
+            ("ln C printed", c.log_printed, "the capacity by Eq. 14, up to constants"),
+            ("bound", g.bound, "on the difference of losses (Eq. 13); c_l where it is vacuous"),
+            ("vacuous", float(g.vacuous), "1 where 3 l C / √m > c_l"),
+            ("ln m needed", g.log_examples, "the smallest m at which the bound is not vacuous"),
+            ("ln C linear", self.log_linear, "linear attention with these W_B, W_C, w (Proposition 3.4)"),
+            ("p linear", LINEAR_P, "the p that Proposition 3.4 asks for, ln(e − 1)"),
+            ("ln lower", self.log_lower, "lower bound on the Rademacher complexity (Eqs. 19, 20), for s_A ≥ 0"),
+        ]
+        return [(None, symbol, float(value), meaning) for symbol, value, meaning in rows]
+
+    def _of_recurrence(self, one: LayerTerms) -> list[tuple[str, float, str]]:
+        name = "" if one.parts == 1 else f" of recurrence {one.part}"
+        return [(symbol, value, meaning + name) for symbol, value, meaning in self._of_layer(one)]
+
+    def _of_layer(self, one: LayerTerms) -> list[tuple[str, float, str]]:
+        S1, S2 = one.sums(self.length)
+        rows: list[tuple[str, float, str]] = [
+            ("s_A", one.abscissa, "spectral abscissa, the largest entry of A"),
+            ("d", one.channels, "channels"),
+            ("N", one.state, "states per channel"),
+            ("B_A", one.B_A, "the largest |A|"),
+            ("‖x‖", one.B_x, "the largest norm of what a step reads, for B_u"),
+            ("‖b‖", one.B_b, "for B_B B_u"),
+            ("‖c‖", one.B_c, "for B_C B_u"),
+            ("Δ_min", one.delta_min, "the smallest step"),
+            ("M_Δ", one.M_delta, "the largest step"),
+            ("B_q B_u", one.half_range, "half the range of softplus⁻¹(Δ)"),
+            ("ln ρ", one.log_rho, "the largest log-gain of a step"),
+            ("ln S₁", S1, "Σ ρᵗ, t < T"),
+            ("ln S₂", S2, "Σ t ρᵗ, t < T"),
+            ("ln ‖H‖", one.log_state(self.length), "the largest state (Lemma E.4)"),
+            ("ln ‖y‖", one.log_output(self.length), "the largest output"),
+            ("ln C printed", one.log_capacity(self.length), "Eq. 14 with these terms and ‖w‖ = 1; no bound follows"),
+        ]
+        return [(symbol, float(value), meaning) for symbol, value, meaning in rows]
+
+    def to_frame(self) -> DataFrame:
+        """A row per term: columns layer (missing where the whole model is meant), symbol, value and meaning.
+
+        Symbols that begin with ln are natural logarithms. Of a model outside of the theorem they are those of its
+        layers, the largest on the inputs.
+        """
+        import pandas as pd
+
+        frame = pd.DataFrame(self.terms(), columns=["layer", "symbol", "value", "meaning"])
+        return frame.astype({"layer": "Int64"})
+
+    def curve(self) -> DataFrame:
+        """ln C against T, columns length, curve (one of `CURVES`) and log_capacity; of a model outside of the theorem
+        length, layer, part and log_output, ln of the largest output."""
+        import pandas as pd
+
+        if self.applies:
+            rows = [(int(T), name, y) for name, row in zip(CURVES, self.curves) for T, y in zip(self.lengths, row)]
+            return pd.DataFrame(rows, columns=["length", "curve", "log_capacity"])
+        found = [
+            (int(T), one.layer, one.part, y)
+            for one, row in zip(self.layers, self.curves)
+            for T, y in zip(self.lengths, row)
+        ]
+        return pd.DataFrame(found, columns=["length", "layer", "part", "log_output"])
+
+    def figure(self) -> Figure:
+        """ln C against T beside the largest C at which the bound says anything; of another model, the largest output of
+        every layer."""
+        from ssmscope.probes.bound.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.probes.bound.words import in_words
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield from map(Prose, in_words(self))
+        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
+        yield Picture(self.figure, self.headline)
+        if self.applies:
+            rows = tuple(((symbol,), (plain(value), Cell(text=says))) for _, symbol, value, says in self.terms())
+            yield Table(("symbol",), ("value", "meaning"), rows)
+        else:
+            yield self._layer_table(slice(0, 10))
+            yield self._layer_table(slice(10, None))
+
+    def _layer_table(self, chosen: slice) -> Table:
+        """A row per recurrence, and a column for each of the terms."""
+        terms = [self._of_layer(one)[chosen] for one in self.layers]
+        symbols, _, meanings = zip(*terms[0])
+        rows = tuple(((one.name,), tuple(plain(value) for _, value, _ in row)) for one, row in zip(self.layers, terms))
+        note = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in zip(symbols, meanings))
+        return Table(("layer",), symbols, rows, f"{note}.")
+
+
+_NORMS = {
+    "B_u": "the largest norm of an embedding",
+    "B_B": "spectral norm of W_B",
+    "B_C": "spectral norm of W_C",
+    "B_w": "norm of w",
+    "B_q": "norm of q",
+    "B_A": "the largest |A|",
+    "M_B": "sum of |W_B|",
+    "M_C": "sum of |W_C|",
+    "M_w": "sum of |w|",
+    "M_q": "sum of |q|",
+    "M_A": "sum of |A|",
+}

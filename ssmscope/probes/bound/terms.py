@@ -1,0 +1,272 @@
+"""The terms of the generalisation bound of selective SSMs, in logarithms, so that no length overflows.
+
+Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Theorem 3.3 and its proof. Where a
+check refutes what is printed the difference is said where it is made: the growth rate ρ for s_A > 0, the sign in S₂
+(Eq. 15), and the first constant of the bound (Eq. 13).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+LINEAR_P = math.log(math.e - 1)
+"""The p at which softplus(p) = 1, which Proposition 3.4 asks for; printed is p = e, where the step is 2.78."""
+
+PARTS = ("W_B", "W_C", "w", "A", "q")
+"""What the capacity is the sum of: the covers of the parameters. That of p is left out, as in the proof."""
+
+CURVES = ("with constants", "Eq. 14", "linear attention")
+"""The readings of the capacity: with all constants, as printed, and of Proposition 3.4."""
+
+FLAT = 0.1
+"""Below this |T ln ρ| the mean index of the sums is that of ρ = 1 and a correction, else two digits would cancel."""
+
+
+def softplus(x: float) -> float:
+    """ln(1 + eˣ)."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def log(x: float) -> float:
+    """ln x for x ≥ 0, −inf at 0."""
+    return math.log(x) if x > 0 else -math.inf
+
+
+def log_sum(terms: Iterable[float]) -> float:
+    """ln Σ exp(terms)."""
+    terms = tuple(terms)
+    top = max(terms)
+    return top if math.isinf(top) else top + math.log(sum(math.exp(term - top) for term in terms))
+
+
+def log_sums(log_rho: float, length: int) -> tuple[float, float]:
+    """ln S₁ and ln S₂ of S₁ = Σ_{t<T} ρᵗ and S₂ = Σ_{t<T} t ρᵗ, T = `length` (Lemma E.6), to full precision at any ρ.
+
+    S₂ = S₁ times the mean index under the weights ρᵗ, whose closed form has no cancellation away from ρ = 1. (Eq. 15
+    prints S₂ with another sign: at ρ = .5, T = 3 it must be 1.) ln S₂ is −inf at T = 1, where S₂ = 0.
+    """
+    r, T = abs(log_rho), length
+    if r == 0:
+        return math.log(T), log(T * (T - 1) / 2)
+    # The sums for ρ < 1; turned round, Σ_t ρᵗ = ρ^{T−1} Σ_t ρ^{−t}, they are those for ρ > 1.
+    falling = math.log(-math.expm1(-T * r)) - math.log(-math.expm1(-r))
+    log_s1 = falling if log_rho < 0 else falling + (T - 1) * r
+    if T * r < FLAT:
+        mean = (T - 1 + math.copysign(T * _langevin(T * r / 2) - _langevin(r / 2), log_rho)) / 2
+        return log_s1, log_s1 + log(mean)
+    scaled = 1 / -math.expm1(-r) - T * math.exp(-(T - 1) * r) / -math.expm1(-T * r)  # the mean index · e^r
+    if log_rho < 0:
+        return log_s1, log_s1 - r + log(scaled)
+    return log_s1, log_s1 + log(T - 1 - math.exp(-r) * scaled)
+
+
+def _langevin(y: float) -> float:
+    """coth y − 1/y for 0 ≤ y ≤ 0.05, within 1e-16."""
+    return y / 3 - y**3 / 45 + 2 * y**5 / 945 - y**7 / 4725
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What the bound knows of a selective SSM: its sizes, p, and norms (Assumptions 3.1, 3.2 and 3.4).
+
+    `B_u` is the largest norm of an embedding; `B_B`, `B_C` are spectral norms, `B_w`, `B_q` Euclidean ones, `B_A` the
+    largest |A|; each M is the sum of absolute values.
+    """
+
+    channels: int
+    state: int
+    abscissa: float
+    """s_A."""
+    p: float
+    B_u: float
+    B_B: float
+    B_C: float
+    B_w: float
+    B_q: float
+    B_A: float
+    M_B: float
+    M_C: float
+    M_w: float
+    M_q: float
+    M_A: float
+
+    @property
+    def delta_min(self) -> float:
+        """softplus(p − B_q B_u): no step is smaller."""
+        return softplus(self.p - self.B_q * self.B_u)
+
+    @property
+    def M_delta(self) -> float:
+        """softplus(p + B_q B_u) (Eq. 15): no step is larger."""
+        return softplus(self.p + self.B_q * self.B_u)
+
+    @property
+    def log_rho(self) -> float:
+        """ln ρ, the most that a state can grow in a step: s_A δ_min for s_A ≤ 0, else s_A M_Δ.
+
+        Eq. 15 has δ_min at either sign, which is no upper bound for s_A > 0: see `log_rho_printed`.
+        """
+        return self.abscissa * (self.delta_min if self.abscissa <= 0 else self.M_delta)
+
+    @property
+    def log_rho_printed(self) -> float:
+        """ln ρ by Eq. 15, s_A ln(1 + e^{p − B_q B_u}), with η = 0."""
+        return self.abscissa * self.delta_min
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """ln C at a length: `log` with all constants, `log_printed` by Eq. 14, which hides them in its Õ."""
+
+    log: float
+    log_printed: float
+    shares: Mapping[str, float]
+    """The parts' shares in γ = Σ α^{1/3} β^{2/3}, C = γ^{3/2}, by the parameter that is covered (`PARTS`)."""
+
+
+def capacity(norms: Norms, length: int) -> Capacity:
+    """C = (Σ α^{1/3} β^{2/3})^{3/2} over the covers of W_B, W_C, w, A and q (Eqs. 72 to 79, Lemma C.9), and Eq. 14.
+
+    α is what a cover costs and β how far the output moves with it (Lemma E.7).
+    """
+    n, N, d = norms, norms.state, norms.channels
+    S1, S2 = log_sums(n.log_rho, length)
+    u, B, C, w, A, q = map(log, (n.B_u, n.B_B, n.B_C, n.B_w, n.B_A, n.B_q))
+    M_B, M_C, M_w, M_A, M_q = map(log, (n.M_B, n.M_C, n.M_w, n.M_A, n.M_q))
+    delta = log(n.M_delta)
+    through = w + B + C + 3 * u
+    parts = {
+        "W_B": (2 * (u + M_B) + log(math.log(2 * N * d + 1)), w + C + 2 * u + delta + S1),
+        "W_C": (2 * (delta + B + 2 * u + S1 + M_C) + log(math.log(2 * N * d**2 + 1)), w + u),
+        "w": (2 * (delta + B + C + 3 * u + S1 + M_w) + log(math.log(2 * d + 1)), 0.0),
+        "A": (math.log(2 * N * d) + 2 * M_A + log(math.log(math.sqrt(2) * N * d)), 2 * delta + through + S2),
+        "q": (2 * (u + M_q) + log(math.log(2 * d + 1)), through + log_sum((S1, delta + A + S2))),
+    }
+    terms = {name: (alpha + 2 * beta) / 3 for name, (alpha, beta) in parts.items()}
+    total = log_sum(terms.values())
+    steps = log_sum(((2 * delta + math.log(N * d)) / 3, 2 * (q + u) / 3))
+    return Capacity(
+        log=1.5 * total,
+        log_printed=delta + through + A + S2 + 1.5 * steps,
+        shares={name: math.exp(term - total) if term > -math.inf else 0.0 for name, term in terms.items()},
+    )
+
+
+def log_linear_capacity(norms: Norms, length: int) -> float:
+    """ln(T B_w B_B B_C B_u³), the capacity of linear attention with these weights (Proposition 3.4)."""
+    n = norms
+    return math.log(length) + log(n.B_w) + log(n.B_B) + log(n.B_C) + 3 * log(n.B_u)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The bound on the difference between expected and training loss."""
+
+    bound: float
+    """The right side of Eq. 13; where that is vacuous c_l, by which no two losses differ more."""
+    vacuous: bool
+    """Whether 3 l C / √m > c_l: the bound then does not hold, and the right side may even be negative."""
+    log_examples: float
+    """ln m of the smallest m at which it is not vacuous."""
+
+
+def gap(log_capacity: float, *, examples: int, delta: float, loss_bound: float, lipschitz: float) -> Gap:
+    """Eq. 13 with m = `examples`, c_l = `loss_bound`, l = `lipschitz`, at probability 1 − `delta`:
+
+    24 l C / √m · (1 + ln(c_l √m / (3 l C))) + 3 c_l √(ln(2/δ) / 2m).
+
+    Printed is 12, since the 2 before the Rademacher complexity in Eq. 48 was dropped, and no l in the logarithm, where
+    the minimum of Eq. 45 at α = 3 l C / √m has one.
+    """
+    needed = math.log(3 * lipschitz / loss_bound) + log_capacity
+    x = needed - math.log(examples) / 2  # ln(3 l C / (c_l √m))
+    if x > 0:
+        return Gap(loss_bound, True, 2 * needed)
+    dudley = 8 * loss_bound * math.exp(x) * (1 - x) if x > -math.inf else 0.0
+    return Gap(dudley + 3 * loss_bound * math.sqrt(math.log(2 / delta) / (2 * examples)), False, 2 * needed)
+
+
+def log_lower_bound(abscissa: float, B_w: float, *, length: int, examples: int) -> float:
+    """ln of the lower bound on the Rademacher complexity, as printed: B_w ((1 + s_A)ᵀ − 1) / s_A · √(2 / πm) for
+    s_A > 0 (Eq. 19), B_w T √(2 / πm) for s_A = 0 (Eq. 20); NaN for s_A < 0, where the theorem says nothing.
+
+    It is about inputs in [−1, 1] and a class of scalar models (d = N = 1).
+    """
+    if abscissa < 0:
+        return math.nan
+    if abscissa == 0:
+        grown = math.log(length)
+    else:
+        steps = length * math.log1p(abscissa)
+        grown = steps + math.log(-math.expm1(-steps)) - math.log(abscissa)
+    return log(B_w) + grown + math.log(2 / (math.pi * examples)) / 2
+
+
+def largest_pairs(first: np.ndarray, second: np.ndarray) -> list[int]:
+    """The places (rows,) of the pairs that no other pair exceeds in both numbers: the worst by anything that grows with
+    both is among them."""
+    order = np.lexsort((-second, -first))
+    above = np.maximum.accumulate(second[order])
+    return [int(place) for at, place in enumerate(order) if at == 0 or second[place] > above[at - 1]]
+
+
+@dataclass(frozen=True)
+class LayerTerms:
+    """What stands for the bound's quantities in one recurrence of a layer that is not the theorem's: the largest on the
+    inputs that it was measured on."""
+
+    layer: int
+    part: int
+    """Its number among the layer's recurrences, from 0."""
+    parts: int
+    channels: int
+    """Heads × their width."""
+    state: int
+    abscissa: float
+    """s_A, the largest entry of A; NaN where there is no continuous A."""
+    B_A: float
+    """The largest |A|; NaN where there is none."""
+    B_x: float
+    """The largest norm of what a step reads, ‖x_t‖₂ over all channels: B_u."""
+    B_b: float
+    """The largest ‖b_t‖₂ of a group: B_B B_u."""
+    B_c: float
+    """The largest ‖c_t‖₂ of a group: B_C B_u."""
+    delta_min: float
+    """The smallest Δ; 1 where there is none, a delta rule's β."""
+    M_delta: float
+    """The largest."""
+    half_range: float
+    """Half the range of a head's softplus⁻¹(Δ), the largest: B_q B_u; NaN where there is no Δ."""
+    log_rho: float
+    """ln ρ, the largest log-gain of a step."""
+
+    def sums(self, length: int) -> tuple[float, float]:
+        """ln S₁ and ln S₂."""
+        return log_sums(self.log_rho, length)
+
+    def log_state(self, length: int) -> float:
+        """ln(M_Δ ‖b‖ ‖x‖ S₁): no state that starts at 0 becomes larger on inputs of these norms (Lemma E.4)."""
+        return log(self.M_delta) + log(self.B_b) + log(self.B_x) + self.sums(length)[0]
+
+    def log_output(self, length: int) -> float:
+        """ln(‖c‖ M_Δ ‖b‖ ‖x‖ S₁), the most that the recurrence can put out."""
+        return log(self.B_c) + self.log_state(length)
+
+    def log_capacity(self, length: int) -> float:
+        """The right side of Eq. 14 with these quantities and a readout of norm 1, as ln; NaN where there is no A."""
+        if math.isnan(self.B_A) or math.isnan(self.half_range):
+            return math.nan
+        delta = log(self.M_delta)
+        through = log(self.B_x) + log(self.B_b) + log(self.B_c)
+        steps = log_sum(((2 * delta + math.log(self.state * self.channels)) / 3, 2 * log(self.half_range) / 3))
+        return delta + through + log(self.B_A) + self.sums(length)[1] + 1.5 * steps
+
+    @property
+    def name(self) -> str:
+        """As "3", or "3.1" for the second of several recurrences."""
+        return str(self.layer) if self.parts == 1 else f"{self.layer}.{self.part}"

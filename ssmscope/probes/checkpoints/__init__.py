@@ -1,0 +1,87 @@
+"""Many checkpoints side by side: how stable each is, its norms, and the capacity in the generalisation bound.
+
+Generalization Error Analysis for Selective State-Space Models (Honarpisheh et al.), Experiments 1 and 2, for the
+checkpoints of a sweep.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.probes.bound.options import Delta, Lengths, Lipschitz, LossBound
+from ssmscope.signature import Range, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+    from ssmscope.probes.checkpoints.result import StabilityTable
+
+
+@analysis(
+    "checkpoints",
+    question="Which of many checkpoints are stable?",
+    several=True,
+    kinds=("stability-table",),
+    loads=False,
+)
+def stability_table(
+    checkpoints: str | os.PathLike[str] | Model | Sequence[str | os.PathLike[str] | Model],
+    *,
+    length: Annotated[
+        int | Sequence[int] | None, "T at which C is given, of all, or of each; else C is in the curves only.", Range(1)
+    ] = None,
+    examples: Annotated[
+        int | None, "m, how many examples the models were trained on; without it there is no bound.", Range(1)
+    ] = None,
+    delta: Delta = 0.05,
+    loss_bound: LossBound = 1.0,
+    lipschitz: Lipschitz = 1.0,
+    lengths: Lengths = None,
+    seed: Seed = 0,
+) -> StabilityTable:
+    """Checkpoints in one table: spectral abscissa, growth, norms and capacity of each; a directory stands for those in
+    it.
+
+    How each behaves is what `stability` finds on 4 random sequences of `length` tokens, at most 512; norms, ln ρ, C and
+    the bound are those of `generalization_bound`, of selective SSMs alone. The curves have ln C at 41 lengths up to
+    10,000 or 10 times the largest `length`. Checkpoints are loaded one after the other, and one that cannot be read
+    gets a row that says why.
+
+    Args:
+        checkpoints: anything that `load` takes, a directory of such, or models; one or several.
+
+    Raises:
+        InputError: no checkpoint, none that can be read, or another number of lengths than of checkpoints.
+    """
+    import numpy as np
+
+    from ssmscope.probes.bound.measure import grid_of
+    from ssmscope.probes.checkpoints.measure import checkpoint, expanded, length_of_each, name_of, sources_of
+    from ssmscope.probes.checkpoints.result import StabilityTable
+    from ssmscope.results import record_provenance
+
+    given = sources_of(checkpoints)
+    sources = expanded(given)
+    each = length_of_each(length, len(sources))
+    grid = grid_of(lengths, max((T for T in each if T is not None), default=1))
+    setting: dict[str, Any] = dict(delta=delta, loss_bound=loss_bound, lipschitz=lipschitz)
+    rows, curves = [], []
+    for source, T in zip(sources, each):
+        row, curve = checkpoint(source, T, examples, setting, grid, seed)
+        rows.append(row)
+        curves.append(curve)
+    if all(row.reason for row in rows):
+        what = "the checkpoint" if len(rows) == 1 else f"none of the {len(rows)} checkpoints"
+        raise InputError(f"{what} can{'not' if len(rows) == 1 else ''} be read: {rows[0].reason}")
+    options = {"length": each[0] if len(set(each)) == 1 else each, "examples": examples, **setting}
+    name = {"model": f"{len(rows)} checkpoint{'s' if len(rows) > 1 else ''}"}
+    provenance = record_provenance(name, options=options, seed=seed)
+    return StabilityTable(
+        provenance={**provenance, "given": list(map(name_of, given))},
+        rows=tuple(rows),
+        lengths=grid,
+        curves=np.array(curves),
+    )

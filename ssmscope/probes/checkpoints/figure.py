@@ -1,0 +1,100 @@
+"""Many checkpoints as a picture: capacity against length, and against the spectral abscissa."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.ticker import MaxNLocator
+
+from ssmscope.show.figure import DASHED, INK, SOFT, Sheet, scale_steep, title
+from ssmscope.show.tokens import ramp
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ssmscope.probes.checkpoints.result import StabilityTable
+
+SIGNED = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
+"""From s_A < 0 to s_A > 0; blue and red are told apart by every kind of colour vision."""
+MARKS = {"stable": "o", "marginal": "s", "unstable": "^"}
+WIDTH, HEIGHT = 10.0, 4.6
+"""In inches."""
+
+
+def draw(result: StabilityTable) -> Figure:
+    """Left ln C against T, a line per selective SSM coloured by s_A; right, a mark per checkpoint, ln C against s_A,
+    or growth where there is no C."""
+    read = result.read
+    bounded = [at for at, row in enumerate(result.rows) if row.norms is not None]
+    others = len(read) - len(bounded)
+    inside = [f"{len(bounded)} selective SSM{'s' if len(bounded) > 1 else ''}"] if bounded else []
+    outside = [f"{others} outside of the generalisation theorem"] if others else []
+    sheet = Sheet(WIDTH, HEIGHT, title(result), "; ".join(inside + outside))
+    left = sheet.panel(0.75, 0.9, 3.65, 3.1)
+    right = sheet.panel(5.3, 0.9, 3.5, 3.1)
+    abscissae = np.array([row.abscissa for row in result.rows])
+    known = np.abs(abscissae[np.isfinite(abscissae)])
+    reach = float(np.quantile(known, 0.95)) if known.size and known.max() > 0 else 1.0
+    colours = ScalarMappable(Normalize(-reach, reach), ListedColormap(ramp(SIGNED, 256)))
+    _curves(left, result, bounded, colours)
+    _marks(right, result, bool(bounded), colours)
+    bar = sheet.figure.colorbar(colours, cax=sheet.panel(9.1, 0.9, 0.14, 3.1, frame_on=False), extend="both")
+    bar.ax.set_title("s_A", color=SOFT, size=9, loc="left")
+    bar.outline.set_visible(False)
+    return sheet.figure
+
+
+def _curves(axes: Axes, result: StabilityTable, bounded: list[int], colours: ScalarMappable) -> None:
+    axes.set_xlabel("tokens T", color=SOFT, size=9)
+    axes.set_ylabel("ln C", color=SOFT, size=9)
+    if not bounded:
+        axes.text(0.5, 0.5, "no selective SSM among them", transform=axes.transAxes, ha="center", size=9, color=SOFT)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    axes.set_xscale("log")
+    width, opacity = (1.6, 1.0) if len(bounded) <= 10 else (0.7, 0.75)
+    for at in bounded:
+        curve = np.where(np.isfinite(result.curves[at]), result.curves[at], np.nan)
+        colour = colours.to_rgba(np.array(result.rows[at].abscissa))
+        axes.plot(result.lengths, curve, color=colour, linewidth=width, alpha=opacity)
+    scale_steep(axes, result.curves[bounded])
+
+
+def _marks(axes: Axes, result: StabilityTable, bounded: bool, colours: ScalarMappable) -> None:
+    places = []
+    if bounded:
+        default = len(result.lengths) // 2  # where no length is given, that in the middle of the curves
+        for row, curve in zip(result.rows, result.curves):
+            places.append(curve[default] if row.length is None else row.log_capacity)
+        lengths = {row.length for row in result.rows if row.norms is not None}
+        one = lengths.pop() if len(lengths) == 1 else None
+        at = "each its own T" if one is None and lengths else f"T = {one or int(result.lengths[default]):,}"
+        axes.set_ylabel(f"ln C, {at}", color=SOFT, size=9)
+    else:
+        places = [row.growth for row in result.rows]
+        axes.set_ylabel("growth, log-gain a token", color=SOFT, size=9)
+    axes.axvline(0, color=SOFT, linewidth=0.9, linestyle=DASHED)
+    for behaviour, mark in MARKS.items():
+        chosen = [
+            (row.abscissa, y)
+            for row, y in zip(result.rows, places)
+            if row.behaviour == behaviour and math.isfinite(y) and not math.isnan(row.abscissa)
+        ]
+        if chosen:
+            x, y = zip(*chosen)
+            faces = colours.to_rgba(np.array(x))
+            axes.scatter(x, y, c=faces, marker=mark, s=26, edgecolors=INK, linewidths=0.4, label=behaviour, zorder=3)
+    scale_steep(axes, np.array(places, dtype=np.float64))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_xlabel("spectral abscissa s_A", color=SOFT, size=9)
+    if axes.get_legend_handles_labels()[0]:
+        legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False)
+        for handle in legend.legend_handles:
+            if handle is not None:
+                handle.set_facecolor("white")  # type: ignore[attr-defined]

@@ -1,0 +1,193 @@
+"""Checkpoints side by side: what is known of each, and how the table is shown."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.probes.bound.terms import Norms
+from ssmscope.probes.stability.result import BEHAVIOURS
+from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.numbers import number
+from ssmscope.show.table import Cell, Line, Table, folded, short, table
+from ssmscope.show.tokens import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+NORMS = ("p", "B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "M_B", "M_C", "M_w", "M_q", "M_A")
+"""Of a theorem model, in the table."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known of one checkpoint. Numbers that it has not are NaN."""
+
+    name: str
+    reason: str
+    """Why it could not be read; empty where it could."""
+    architecture: str = ""
+    fingerprint: str = ""
+    behaviour: str = ""
+    """One of `BEHAVIOURS`; empty where it could not be read."""
+    abscissa: float = math.nan
+    """s_A, the largest of all layers'."""
+    largest_gain: float = math.nan
+    """The largest log-gain of a step on random tokens."""
+    possible_gain: float = math.nan
+    """The largest log-gain of a step over all inputs, of a selective SSM ln ρ of the bound."""
+    growth: float = math.nan
+    """The mean log-gain of the state that grows most, on random tokens."""
+    norms: Norms | None = None
+    """None where the model is not the theorem's."""
+    length: int | None = None
+    log_capacity: float = math.nan
+    log_capacity_printed: float = math.nan
+    bound: float = math.nan
+    vacuous: bool | None = None
+
+
+@dataclass(frozen=True)
+class StabilityTable(Result, kind="stability-table"):
+    """Checkpoints side by side. `len`, iteration and `[i]` are over the rows."""
+
+    rows: tuple[Checkpoint, ...]
+    lengths: np.ndarray
+    """(lengths,) T of the curves."""
+    curves: np.ndarray
+    """(checkpoints, lengths) ln C with all constants; NaN where there is none."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Checkpoint:
+        return self.rows[index]
+
+    @property
+    def names(self) -> list[str]:
+        """The checkpoints' names without the folder that all are in."""
+        names = [row.name for row in self.rows]
+        folder = os.path.commonpath(names) if len({os.path.isabs(name) for name in names}) == 1 else ""
+        if len(set(names)) == 1:
+            return [os.path.basename(name) for name in names]
+        return [os.path.relpath(name, folder) if folder else name for name in names]
+
+    @property
+    def read(self) -> list[Checkpoint]:
+        """The checkpoints that could be read."""
+        return [row for row in self.rows if not row.reason]
+
+    def verdict(self, at: int = 0) -> str:
+        if len(self.provenance["given"]) != len(self.rows):  # a directory stands for several
+            return Result.verdict(self, at)
+        row = self.rows[at]
+        if row.reason:
+            return f"unreadable: {row.reason}"
+        bound = "" if row.vacuous is None else ", bound vacuous" if row.vacuous else f", bound {row.bound:.3g}"
+        return f"{row.behaviour}, s_A {row.abscissa:.3g}{bound}".replace("-", "−")
+
+    @property
+    def headline(self) -> str:
+        counts = {name: sum(row.behaviour == name for row in self.rows) for name in BEHAVIOURS}
+        counts["unreadable"] = len(self.rows) - len(self.read)
+        listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        return f"Stability of {self.provenance.get('model', 'checkpoints')}: {listed}"
+
+    def to_frame(self) -> DataFrame:
+        """A row per checkpoint, in the order given.
+
+        Columns: name, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
+        log_rho (the largest log-gain of a step over all inputs), largest_gain and growth (on random tokens); length,
+        log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l where vacuous) and
+        vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. What a checkpoint has not is missing.
+        """
+        import pandas as pd
+
+        rows = []
+        for row in self.rows:
+            norms = {name: math.nan if row.norms is None else getattr(row.norms, name) for name in NORMS}
+            sizes = {"states": row.norms.state, "channels": row.norms.channels} if row.norms is not None else {}
+            rows.append(
+                {
+                    "name": row.name,
+                    "reason": row.reason,
+                    "architecture": row.architecture,
+                    "behaviour": row.behaviour,
+                    "spectral_abscissa": row.abscissa,
+                    "log_rho": row.possible_gain,
+                    "largest_gain": row.largest_gain,
+                    "growth": row.growth,
+                    "length": row.length,
+                    "log_capacity": row.log_capacity,
+                    "log_capacity_printed": row.log_capacity_printed,
+                    "bound": row.bound,
+                    "vacuous": row.vacuous,
+                    "states": sizes.get("states"),
+                    "channels": sizes.get("channels"),
+                    **norms,
+                    "fingerprint": row.fingerprint,
+                }
+            )
+        types = {"length": "Int64", "vacuous": "boolean", "states": "Int64", "channels": "Int64"}
+        return pd.DataFrame(rows).astype(types)
+
+    def curve(self) -> DataFrame:
+        """A row per checkpoint and length: columns name, length, log_capacity (with all constants)."""
+        import pandas as pd
+
+        found = [
+            (row.name, int(T), value)
+            for row, curve in zip(self.rows, self.curves)
+            for T, value in zip(self.lengths, curve.tolist())
+            if row.norms is not None
+        ]
+        return pd.DataFrame(found, columns=["name", "length", "log_capacity"])
+
+    def figure(self) -> Figure:
+        """ln C against T, a line per checkpoint coloured by s_A; and ln C against s_A."""
+        from ssmscope.probes.checkpoints.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        yield replace(self._table(), brief=TABLE_ROWS)
+        yield from map(Prose, self._remarks())
+        rest = ["name", "architecture", "largest_gain", "states", "channels", *NORMS, "fingerprint"]
+        yield replace(folded(self.to_frame()[rest], limit=TABLE_ROWS), wide=True)
+
+    def _table(self) -> Table:
+        """A row per checkpoint, with what the columns mean."""
+        lines = []
+        for name, row in zip(self.names, self.rows):
+            cells = {"behaviour": Cell(text=row.behaviour or "unreadable"), "s_A": short(row.abscissa)}
+            cells |= {"ln ρ": short(row.possible_gain), "growth": short(row.growth)}
+            cells["T"] = short(math.nan) if row.length is None else short(row.length)
+            for column, capacity in (("ln C", row.log_capacity), ("Eq. 14", row.log_capacity_printed)):
+                cells[column] = short(capacity, number(capacity, 2))
+            cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
+            lines.append(Line((shorten(visible(name), 34),), cells))
+        note = (
+            "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the state that grows "
+            "most, on random tokens; ln C: with all constants, and by Eq. 14."
+        )
+        return table(("checkpoint",), lines, note=note)
+
+    def _remarks(self) -> Iterable[str]:
+        """What could not be read, or has no bound."""
+        outside = sum(row.norms is None for row in self.read)
+        if outside:
+            what = "1 is no selective SSM" if outside == 1 else f"{outside} are no selective SSMs"
+            yield f"{what}, outside of the theorem: no C."
+        yield from (f"{name}: {row.reason}" for name, row in zip(self.names, self.rows) if row.reason)

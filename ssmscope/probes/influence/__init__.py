@@ -1,0 +1,125 @@
+"""How far back an output depends on its input (recency), and how alike tokens become (over-smoothing).
+
+State-space models forget: with every state decaying, |∂y_t/∂x_s| falls exponentially in t − s, and with states that
+hardly decay all tokens come to look alike (Wang et al., Understanding and mitigating bottlenecks of state space models
+through the lens of recency and over-smoothing, arXiv 2501.00658). Both are measured here on the trained model itself,
+with nothing frozen or linearised beyond the derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.reads import Texts
+from ssmscope.signature import Metavar, Range, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model, TextsLike
+    from ssmscope.probes.influence.result import Influence
+
+
+@analysis(
+    "influence",
+    reads=Texts(instead="length"),
+    question="How far back does an output depend on its input?",
+    dtype="float32",  # gradients need the digits
+)
+def influence(
+    model: Model,
+    texts: TextsLike | None = None,
+    *,
+    length: Annotated[
+        int | None, "Instead of texts, random sequences of N tokens, or of pixels with the class token.", Range(1)
+    ] = None,
+    sequences: Annotated[int, "How many of these.", Range(1)] = 8,
+    positions: Annotated[
+        Literal["last", "all"] | Sequence[int], "Of which outputs; -1 is a text's last.", Metavar("last|all|0,-1")
+    ] = "last",
+    at: Annotated[Literal["output", "layers"], "The whole model alone, or each layer's mixer too."] = "output",
+    of: Annotated[
+        Literal["hidden", "logits"], "What the head reads, or the logits, of a classifier at the last position only."
+    ] = "hidden",
+    exact: Annotated[
+        bool | None, "Exact norms, or estimated; by default exact up to 64 components of what is measured."
+    ] = None,
+    probes: Annotated[int, "Random vectors of an estimate: as many backward passes.", Range(2)] = 8,
+    vectors: Annotated[Literal["signs", "normal"], "What these are drawn from: ±1, or N(0, 1)."] = "signs",
+    fit_from: Annotated[
+        int, "The least distance of the fitted line; at 0 an output also reads its own token past the memory.", Range(0)
+    ] = 1,
+    fit_to: Annotated[int | None, "The largest; else as far as the texts and the noise allow.", Range(0)] = None,
+    recent: Annotated[int, "How many last tokens are called recent.", Range(1)] = 8,
+    chunk: Annotated[int | None, "How many tokens run together; else as many as suit the device.", Range(1)] = None,
+    seed: Seed = 0,
+) -> Influence:
+    """How far back an output depends on its input (recency), and how alike tokens become by layer (over-smoothing).
+
+    Measures ‖∂y_t/∂x_s‖_F by distance t − s, its decay, the effective context, and the similarity of tokens by layer.
+    y_t is what the head reads at position t, or the logits; x_s is the embedding of token s; the norm is Frobenius' of
+    the whole Jacobian block. With the layers too, each mixer is also measured alone: its output against its own input,
+    through its gates and norms as they are. An exact norm takes a backward pass for every component of y.
+
+    By distance: the mean of ln‖J‖ over all (text, t), with a line ln‖J‖ = a − λ (t − s) through it by least squares,
+    weighted by how many (text, t) a distance has; 1/λ is the decay length. The range of the fit ends where norms
+    underflow. On each text's last measured position: the share of the influence that its last k tokens hold,
+    Σ_{s > t−k} ‖J_ts‖ / Σ_s ‖J_ts‖; and the effective context, the smallest k that holds 50, 90 and 95 % where the
+    influence goes on before the text's first token as the fitted line does: a text that is too short to hold the share
+    does not reach it. Intervals are 95 % bootstrap intervals over texts; a single text has none.
+
+    Raises:
+        InputError: texts beside a length, or neither; a position that a text does not have; logits of a classifier at
+            another position than the last; or gradients that are not finite.
+    """
+    import numpy as np
+
+    from ssmscope.interp.objective import NUMBERS_AT_ONCE
+    from ssmscope.limits import refuse_reading
+    from ssmscope.model import TOKENS_AT_ONCE
+    from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
+    from ssmscope.probes.influence.measure import inputs_of, measured, notes_on, positions_of
+    from ssmscope.probes.influence.reach import Reach
+    from ssmscope.probes.influence.result import Influence
+    from ssmscope.probes.influence.similarity import similarity_of
+    from ssmscope.results import record_provenance
+
+    batch = inputs_of(model, texts, length, sequences, seed)
+    if of == "logits" and model.is_classifier and positions != "last":
+        raise InputError(f"{model.name} is a classifier, with logits at the last position only: give positions 'last'")
+    refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")
+    chosen = positions_of(positions, batch.lengths)
+    drawn = Probes(probes, vectors, seed)
+
+    def reach(place: str, dependence: Dependence) -> Reach:
+        setting: dict[str, Any] = {"exact": exact, "probes": drawn, "fit": (fit_from, fit_to), "chunk": chunk}
+        return measured(model, batch, dependence, chosen, place=place, **setting)
+
+    reaches = [reach("output", of_output(model, batch, of))]
+    if at == "layers":
+        size = batch.mask.numel() * model.module.get_input_embeddings().weight.shape[1]
+        together = max(1, NUMBERS_AT_ONCE // (4 * size))  # a GroupMamba's inputs are those of several modules
+        for start in range(0, model.num_layers, together):
+            group = range(start, min(start + together, model.num_layers))
+            trace = model.trace(batch, keep_inputs=group)
+            reaches += [reach(str(index), of_layer(model, batch, index, trace.layers[index].u)) for index in group]
+
+    similarity = similarity_of(model, batch, at_once=TOKENS_AT_ONCE if chunk is None else chunk, seed=seed)
+    options: dict[str, Any] = {
+        **{"length": length, "sequences": sequences if length is not None else None},
+        **{"positions": positions if isinstance(positions, str) else list(positions)},
+        **{"at": at, "of": of, "exact": exact, "probes": probes, "vectors": vectors},
+        **{"fit_from": fit_from, "fit_to": fit_to, "recent": recent, "chunk": chunk},
+    }
+    return Influence(
+        provenance=record_provenance(model.source, options=options, seed=seed),
+        of=of,
+        positions=positions if isinstance(positions, str) else "chosen",
+        unit="pixels" if batch.values is not None else "tokens",
+        lengths=np.array(batch.lengths),
+        recent=recent,
+        reaches=tuple(reaches),
+        similarity=similarity,
+        notes=tuple(notes_on(reaches, batch)),
+    )

@@ -1,0 +1,161 @@
+"""Over-smoothing: how alike the token vectors of a text become from layer to layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ssmscope.bootstrap import Estimate, resampled_means
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError, did_you_mean
+from ssmscope.intercept import After, watched
+from ssmscope.model import Model
+from ssmscope.probes.influence.jacobian import hidden, together
+from ssmscope.probes.influence.reach import intervals
+
+MEASURES = ("cosine", "centred", "spread")
+PARTS = ("stream", "mixer")
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """How alike the vectors of a text's tokens are, in the residual stream and in what each mixer adds to it.
+
+    Of x_1 … x_n, the vectors of one text: "cosine", the mean of cos(x_i, x_j) over pairs i ≠ j; "centred", the same of
+    x_i − μ, with μ the mean over all tokens of all texts; "spread", ‖X − 1 x̄ᵀ‖_F / ‖X‖_F with x̄ the text's own mean,
+    the share of the norm in which its tokens differ, 0 where all are the same.
+    """
+
+    places: tuple[str, ...]
+    """Of the stream: "embeddings", after each layer's block by the layer's number, and "output", what the head reads.
+    Of the mixers: the layers' numbers alone."""
+    stream: np.ndarray
+    """(places, measures, 3): means over texts with their intervals; NaN where it is not defined."""
+    mixer: np.ndarray
+    """(layers, measures, 3)."""
+
+    def estimate(self, place: str | int, measure: str = "cosine", part: str = "stream") -> Estimate:
+        """A measure at a place.
+
+        Raises:
+            InputError: when there is no such place, measure or part.
+        """
+        places = self.places if part == "stream" else self.places[1:-1]
+        for what, name, known in (("part", part, PARTS), ("place", str(place), places), ("measure", measure, MEASURES)):
+            if name not in known:
+                raise InputError(
+                    f"there is no {what} {name!r}; allowed are {', '.join(known)}{did_you_mean(str(name), known)}"
+                )
+        values = self.stream if part == "stream" else self.mixer
+        return Estimate(*values[places.index(str(place)), MEASURES.index(measure)].tolist())
+
+
+def similarity_of(model: Model, batch: Batch, *, at_once: int, seed: int = 0) -> Similarity:
+    """All measures at all places, of the real tokens of every text; two runs, the first for the means.
+
+    Args:
+        at_once: how many tokens are run at a time.
+        seed: of the resamples.
+    """
+    layers = model.num_layers
+    texts = len(batch.tokens)
+    totals: dict[tuple[str, int], Tensor] = {}
+
+    def add(place: tuple[str, int], x: Tensor, mask: Tensor, chosen: list[int]) -> None:
+        summed = (x * mask.unsqueeze(-1)).sum((0, 1))
+        totals[place] = totals[place] + summed if place in totals else summed
+
+    _visit(model, batch, at_once, add)
+    means = {place: total / sum(batch.lengths) for place, total in totals.items()}
+    values = {"stream": np.full((layers + 2, texts, 3), np.nan), "mixer": np.full((layers, texts, 3), np.nan)}
+
+    def measure(place: tuple[str, int], x: Tensor, mask: Tensor, chosen: list[int]) -> None:
+        found = [mean_cosine(x, mask), mean_cosine(x - means[place], mask), spread(x, mask)]
+        values[place[0]][place[1], chosen] = torch.stack(found, dim=1).cpu().double().numpy()
+
+    _visit(model, batch, at_once, measure)
+    places = ("embeddings", *map(str, range(layers)), "output")
+    return Similarity(places, *(_estimates(values[part], seed) for part in PARTS))
+
+
+def mean_cosine(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
+    """The mean of cos(x_i, x_j) over pairs i ≠ j of real tokens: (‖Σ u_i‖² − n) / (n (n − 1)) of unit vectors u_i.
+
+    Vectors of length 0 have no direction and are left out; NaN with fewer than two others.
+    """
+    size = x.norm(dim=-1)
+    real = mask & (size > 0)
+    unit = x / size.where(real, 1).unsqueeze(-1) * real.unsqueeze(-1)
+    n = real.sum(1)
+    pairs = (unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))) / (n * (n - 1))
+    return pairs.where(n > 1, torch.nan)
+
+
+def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts length"]) -> Float[Tensor, " texts"]:
+    """‖X − 1 x̄ᵀ‖_F / ‖X‖_F of the real tokens; NaN of a single token, or of zeros."""
+    real = mask.unsqueeze(-1)
+    x = x * real
+    n = mask.sum(1)
+    middle = x.sum(1, keepdim=True) / n.view(-1, 1, 1)
+    above, below = ((each * real).square().sum((1, 2)).sqrt() for each in (x - middle, x))
+    return (above / below).where((n > 1) & (below > 0), torch.nan)
+
+
+def blocks_of(model: Model) -> list[nn.Module]:
+    """What holds each mixer and its place in the residual stream: the innermost numbered module that it is in, or is;
+    the mixer itself in a model of one layer that has none."""
+    named = dict(model.module.named_modules())
+    names = {id(module): name for name, module in named.items()}
+    found = []
+    for mixer in model.mixers:
+        parts = names[id(mixer)].split(".")
+        numbered = [at for at, part in enumerate(parts) if part.isdigit()]
+        found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
+    return found
+
+
+Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
+
+
+def _visit(model: Model, batch: Batch, at_once: int, read: Reader) -> None:
+    """Run the texts, and give `read` the vectors at every place, (texts, length, width), with their mask."""
+    layers = model.num_layers
+    for chosen in together(batch.lengths, at_once):
+        part = batch.rows(chosen)
+        mask = part.mask
+
+        def show(place: tuple[str, int], x: Tensor) -> None:
+            read(place, x.to(torch.promote_types(x.dtype, torch.float32)), mask, chosen)  # noqa: B023
+
+        with torch.no_grad(), model.running(mask=mask):
+            embeddings = model.embed(part)
+            show(("stream", 0), embeddings)
+            with (
+                _outputs_shown(blocks_of(model), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
+                _outputs_shown(model.mixers, lambda index, x: show(("mixer", index), x)),  # noqa: B023
+            ):
+                found = hidden(model, embeddings, mask)
+            show(("stream", layers + 1), found)
+
+
+@contextmanager
+def _outputs_shown(modules: list[nn.Module], show: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Within the context each module's output is shown when it has run; no output is kept."""
+
+    def shown(index: int) -> After:
+        return lambda module, output: show(index, output[0] if isinstance(output, tuple) else output)
+
+    with watched(after=[(module, shown(index)) for index, module in enumerate(modules)]):
+        yield
+
+
+def _estimates(values: Float[np.ndarray, "places texts measures"], seed: int) -> Float[np.ndarray, "places measures 3"]:
+    places, texts, measures = values.shape
+    rows = resampled_means(values.transpose(1, 0, 2).reshape(texts, -1), seed=seed)
+    return intervals(rows, texts).reshape(places, measures, 3)

@@ -1,0 +1,70 @@
+"""Influence in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.probes.influence.reach import SHARES
+from ssmscope.show.numbers import brackets, number
+
+if TYPE_CHECKING:
+    from ssmscope.probes.influence.result import Influence
+
+
+def sentences(result: Influence) -> Iterable[str]:
+    """What was measured, the decay, recency, the effective context, and how alike tokens become."""
+    reach, unit, texts = result.output, result.unit, len(result.lengths)
+    y = "the vector that the head reads" if result.of == "hidden" else "the logits"
+    where = {"last": "the last position", "all": "every position", "chosen": "chosen positions"}[result.positions]
+    yield f"‖∂y/∂x‖ of y, {y} at {where}, by the embeddings x of {result.counted}; {how(result)}."
+
+    decay = reach.decay
+    if not decay.defined:
+        yield "Decay: too few distances for a line."
+    elif math.isinf(decay.length.value):
+        yield f"Decay: none with distance, λ = {number(decay.rate.value)}{brackets(decay.rate)} (R² {decay.r2:.2f})."
+    else:
+        yield (
+            f"Decay: by a factor of e every {number(decay.length.value)} {unit}{brackets(decay.length)}, "
+            f"λ = {number(decay.rate.value)}{brackets(decay.rate)}, over distances {decay.first} to {decay.last} "
+            f"(R² {decay.r2:.2f})."
+        )
+    recent = reach.recent(result.recent)
+    ends = brackets(recent.times(100), 1)
+    yield f"Recency: the last {result.recent} {unit} hold {100 * recent.value:.1f} %{ends} of the influence."
+    parts = []
+    for share in SHARES:
+        middle, missed = reach.effective_context(share), reach.not_reached(share)
+        found = "not reached" if math.isinf(middle) else f"within {context(middle)}"
+        some = f" (not reached in {missed} of {texts})" if missed and math.isfinite(middle) else ""
+        parts.append(f"{100 * share:.0f} % {found}{some}")
+    yield f"Effective context in {unit}, median: {'; '.join(parts)}."
+    if any(reach.not_reached(share) for share in SHARES):
+        held = ", ".join(f"{100 * s:.0f} % in {context(reach.effective_context(s, within=True))}" for s in SHARES)
+        yield f"Of the influence of {result.one}'s own {unit} alone, the last ones hold {held}."
+    similarity = result.similarity
+    cosines = similarity.estimate("embeddings"), similarity.estimate("output"), similarity.estimate("output", "centred")
+    first, last, centred = (f"{number(found.value, 3)}{brackets(found, 3)}" for found in cosines)
+    yield (
+        f"Similarity: the mean cosine of {result.one}'s {unit} is {first} at the embeddings and {last} at the output "
+        f"({centred} when centred)."
+    )
+
+
+def how(result: Influence) -> str:
+    """Whether the norms are exact, and how far they are off where they are not."""
+    reach = result.output
+    if reach.exact:
+        return "exact"
+    known = reach.error[~np.isnan(reach.error)]
+    error = f", a norm's standard error is {100 * float(np.median(known)):.0f} %" if len(known) else ""
+    return f"estimated with {result.provenance['options']['probes']} random vectors{error}"
+
+
+def context(tokens: float) -> str:
+    """An effective context; "–" where it is not defined."""
+    return "–" if math.isnan(tokens) else "not reached" if math.isinf(tokens) else f"{tokens:,.0f}"

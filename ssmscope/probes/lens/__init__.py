@@ -1,0 +1,186 @@
+"""What a model would answer if it stopped after an earlier layer: fit a tuned lens, or show one's answers.
+
+A lens reads the residual stream on its way to the model's own answer (`ssmscope.probes.lens.lenses`): the logit lens as
+it is, a tuned lens after an affine translation that was fitted for each layer (Belrose et al., Eliciting latent
+predictions from transformers with the tuned lens, 2023).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.limits import refuse_reading
+from ssmscope.probes.lens.reads import FitData
+from ssmscope.reads import Texts
+from ssmscope.signature import NO_EFFECT, InHand, Metavar, Progress, Range, Reads, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model, TextsLike
+    from ssmscope.probes.lens.data import LensData
+    from ssmscope.probes.lens.result import LensFit, Trajectory
+
+
+def check_steps(*, steps: int, batch_tokens: int, **others: Any) -> None:
+    """Refuse a fit that would run for weeks."""
+    refuse_reading(steps * batch_tokens, f"{steps:,} steps of {batch_tokens:,} tokens", "take fewer")
+
+
+@analysis(
+    "lens fit",
+    reads=FitData(),
+    question="What would it answer earlier? Fit a tuned lens.",
+    kinds=("lens-fit",),
+    check=check_steps,
+    writes=True,
+    then='analyze lens show {model} --lens {out} --text "…"',
+)
+def fit_lens(
+    model: Model,
+    data: LensData,
+    out: str | Path,
+    validation: LensData | None = None,
+    *,
+    held_out: Annotated[
+        float, "The share of DATA that is held out, where there is no other.", Range(0, 1, strict=True)
+    ] = 0.1,
+    positions: Annotated[
+        Literal["every", "last"] | None, "Where the lens reads; of a classifier by default last."
+    ] = None,
+    optimizer: Annotated[Literal["sgd", "adam"], "sgd with Nesterov momentum, as in the paper, or adam."] = "sgd",
+    learning_rate: Annotated[
+        float | None, "At the first step; 1 for sgd, 0.001 for adam.", Range(0, 10**6, strict=True)
+    ] = None,
+    steps: Annotated[int, "How many steps at most.", Range(1, 10**7)] = 250,
+    batch_tokens: Annotated[int, "Tokens of a step.", Range(1, 2**24)] = 4096,
+    weight_decay: Annotated[float, "Draws the lens towards the logit lens.", Range(0, 10**6)] = 1e-3,
+    clip: Annotated[float, "The gradient's largest norm, of all layers together.", Range(0, strict=True)] = 1.0,
+    patience: Annotated[
+        int | None, "Stop after so many evaluations without a better one; by default never.", Range(1)
+    ] = None,
+    look_every: Annotated[int, "Steps between evaluations on held-out rows.", Range(1)] = 10,
+    seed: Seed = 0,
+    checkpoint_minutes: Annotated[float, "Between checkpoints, at most.", Range(0), NO_EFFECT] = 5.0,
+    progress: Progress = True,
+) -> LensFit:
+    """Fit a tuned lens to a model's own answers, layer by layer. A killed run continues.
+
+    What is written to `out`: config.json and params.pt as the package tuned-lens has them (`ssmscope.load_lens`, or
+    tuned-lens with an unembedding, reads both), and lens.json, the `LensFit`, with its table, figure and page.
+
+    Every block i has one translator of what enters it (0: the embeddings); the last block's output needs none. From
+    W_i = 0, the logit lens, on it is moved towards the least KL(model ‖ lens_i), mean over positions, while the
+    learning rate falls linearly to 0 (Belrose et al., 2023). Half of the held-out rows choose the step whose weights
+    are kept, the logit lens being the first candidate; the other half, which took no part, gives the numbers of the
+    record.
+
+    A run can be killed at any moment and started again with the same call: it continues from its last checkpoint and,
+    on a CPU, ends with the very numbers of an unbroken run. A finished fit is left as it is.
+
+    Args:
+        model: a language model, or a classifier, whose lens gives classes.
+        data: rows of tokens (`ssmscope.tasks.language.language_data`), texts, labelled sequences or images, a list of
+            texts, or a list of lists of token ids. Labels and targets are not read.
+        out: the directory; new, empty, or of the same fit, which is then continued.
+        validation: held-out data of the same kinds; by default a share of `data`, drawn by the seed.
+        optimizer: sgd has Nesterov momentum 0.9, adam is AMSGrad.
+        learning_rate: for sgd in units in which momentum makes no step longer.
+        steps: data that is too short for them is read again.
+        weight_decay: of W_i and b_i.
+        checkpoint_minutes: a checkpoint is written at every evaluation, and between them after so many minutes.
+
+    Raises:
+        InputError: data that the model cannot read or too little of it, another fit or something else in `out`, a model
+            that a lens cannot read, or a divergence that is no longer finite.
+    """
+    from ssmscope.probes.lens.training import fit
+
+    options = {
+        "positions": positions or ("last" if model.is_classifier else "every"),
+        "optimizer": optimizer,
+        "learning_rate": {"sgd": 1.0, "adam": 1e-3}[optimizer] if learning_rate is None else learning_rate,
+        "steps": steps,
+        "batch_tokens": batch_tokens,
+        "weight_decay": weight_decay,
+        "clip": clip,
+        "patience": patience,
+        "look_every": look_every,
+        "held_out": held_out if validation is None else None,
+    }
+    try:
+        return fit(
+            model,
+            data,
+            Path(out),
+            validation,
+            options=options,
+            seed=seed,
+            checkpoint_minutes=checkpoint_minutes,
+            progress=progress,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues from the last checkpoint") from None
+
+
+@analysis("lens show", reads=Texts(most=2048), question="What would it answer earlier?", kinds=("trajectory",))
+def trajectory(
+    model: Model | None,
+    texts: TextsLike,
+    *,
+    lens: Annotated[
+        str | Path | None,
+        "The directory of a tuned lens; else the logit lens.",
+        Reads("folder"),
+        Metavar("LENS"),
+        InHand(("probes.lens.lenses:Lens",)),
+    ] = None,
+    positions: Annotated[Literal["every", "last"] | None, "By default where the lens was fitted."] = None,
+    statistic: Annotated[
+        Literal["answer_probability", "top_probability", "entropy", "cross_entropy", "kl"],
+        "What is shown in colour: answer_probability, top_probability, entropy, cross_entropy or kl.",
+        Metavar("NAME"),
+    ] = "answer_probability",
+) -> Trajectory:
+    """What the model would answer after each layer, token by token.
+
+    Layer i is what enters block i, 0 the embeddings; behind the last block (i = L) stands the model itself. With q_i
+    the lens's distribution and p = q_L the model's: entropy −Σ q_i log q_i, cross-entropy −log q_i(next token) and
+    KL(p ‖ q_i), all in nats; the answer argmax q_i with its probability, and q_i of the final answer argmax p (Belrose
+    et al., 2023). An answer has settled at the first layer from which on the final one leads.
+
+    A classifier's head was trained on the last position. What it says at an earlier one is its answer to the text cut
+    there, without the end token that it knows.
+
+    Args:
+        model: a language model, or a classifier, whose answers are its classes.
+        lens: a lens in hand, or the directory of one.
+        positions: the logit lens reads every position of a language model, the last of a classifier.
+
+    Raises:
+        InputError: for texts that cannot be encoded, a lens of another model, the cross-entropy of a classifier, or a
+            model whose answers are not finite.
+    """
+    if model is None:
+        raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
+    if statistic == "cross_entropy" and model.is_classifier:
+        raise InputError(f"{model.name} is a classifier: there is no next token, and no cross-entropy to it")
+    from ssmscope.model import as_batch
+    from ssmscope.probes.lens.answers import answers_of
+    from ssmscope.probes.lens.lenses import lens_of
+    from ssmscope.probes.lens.result import Trajectory
+    from ssmscope.results import record_provenance
+
+    batch = as_batch(model, texts)
+    found = lens_of(lens, model)
+    where = positions or found.positions
+    options = {"lens": found.name, "positions": where, "statistic": statistic}
+    return Trajectory(
+        provenance=record_provenance(model.source, options=options),
+        lens=found.title,
+        positions=where,
+        statistic=statistic,
+        classes=model.is_classifier,
+        texts=tuple(answers_of(model, found, batch, where)),
+    )

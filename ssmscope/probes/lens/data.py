@@ -1,0 +1,165 @@
+"""What a lens is fitted on: rows of token ids, or images, in batches whose order only the seed decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.errors import InputError
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.sequences import SequenceData
+from ssmscope.tasks.text import TextData
+from ssmscope.tasks.tokens import IGNORED, TokenData
+
+if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
+    from ssmscope.model import Model
+
+LensData = TokenData | TextData | SequenceData | PixelData | Sequence[str] | Sequence[Sequence[int]]
+"""What `rows_of` takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows that a model reads, one after the other.
+
+    Attributes:
+        name, split: of the data they come from.
+        ids: token ids of every row, not padded; empty for images.
+        pixels: (images, length, channels) uint8, or None.
+    """
+
+    name: str
+    split: str
+    ids: tuple[tuple[int, ...], ...] = ()
+    pixels: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids) if self.pixels is None else len(self.pixels)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row; an image has one more than pixels, the class token."""
+        return [len(row) for row in self.ids] if self.pixels is None else [self.pixels.shape[1] + 1] * len(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of a hash over all rows."""
+        digest = hashlib.blake2b(digest_size=8)
+        if self.pixels is not None:
+            digest.update(f"{self.pixels.shape}".encode())
+            digest.update(np.ascontiguousarray(self.pixels).data)
+        for row in self.ids:
+            digest.update(np.asarray([len(row), *row], dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+    def take(self, chosen: Sequence[int]) -> Rows:
+        pixels = None if self.pixels is None else self.pixels[list(chosen)]
+        ids = tuple(self.ids[row] for row in chosen) if self.ids else ()
+        return dataclasses.replace(self, ids=ids, pixels=pixels)
+
+    def batch(self, model: Model, chosen: Sequence[int]) -> Batch:
+        if self.pixels is not None:
+            return model.encode(values=self.pixels[list(chosen)])
+        return model.encode(ids=[list(self.ids[row]) for row in chosen])
+
+    def described(self) -> dict[str, Any]:
+        """What a record says of them."""
+        tokens = sum(self.lengths)
+        return {
+            **{"name": self.name, "split": self.split, "fingerprint": self.fingerprint},
+            **{"rows": len(self), "tokens": tokens},
+        }
+
+
+def rows_of(model: Model, data: LensData) -> Rows:
+    """The rows that the model reads of some data: rows of tokens as they are, texts with its own tokenizer.
+
+    Raises:
+        InputError: for data of another kind than the model's, none at all, or a text that cannot be encoded.
+    """
+    if isinstance(data, PixelData):
+        rows = Rows(data.name, data.split, pixels=data.pixels)
+    elif isinstance(data, TokenData | SequenceData):
+        ids = [tuple(row) for row in data.ids.tolist()]
+        if isinstance(data, TokenData) and ids:
+            # the last row of a text that was cut into rows is padded, where nothing is asked
+            asked = np.flatnonzero(data.targets[-1] != IGNORED)
+            ids[-1] = ids[-1][: int(asked[-1]) + 1] if len(asked) else ids[-1]
+        rows = Rows(data.name, data.split, tuple(ids))
+    elif isinstance(data, TextData):
+        rows = Rows(data.name, data.split, _encoded(model, data.texts))
+    elif isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, str) for row in data):
+        rows = Rows("texts", "all", _encoded(model, data))  # type: ignore[arg-type]
+    elif isinstance(data, Sequence) and not isinstance(data, str):
+        rows = Rows("rows", "all", tuple(tuple(map(int, row)) for row in data))
+    else:
+        raise InputError(
+            f"data is {type(data).__name__}; allowed are rows of tokens (language_data), texts, labelled sequences or "
+            "images, a list of texts and a list of lists of token ids"
+        )
+    if not len(rows):
+        raise InputError(f"{rows.name} ({rows.split}) holds nothing; give at least 4 texts or rows")
+    if (rows.pixels is None) != (model.channels is None):
+        reads, holds = ("tokens", "images") if model.channels is None else ("pixels", "tokens")
+        raise InputError(f"{model.name} reads {reads}, but {rows.name} holds {holds}")
+    rows.batch(model, [0])
+    beyond = max((max(row, default=0) for row in rows.ids), default=0)
+    if beyond >= model.vocabulary:
+        raise InputError(f"{rows.name} has token id {beyond}, outside the model's 0…{model.vocabulary - 1}")
+    return rows
+
+
+def _encoded(model: Model, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    found = []
+    for number, text in enumerate(texts):
+        try:
+            found.append(tuple(model.encode(text).input_ids[0].tolist()))
+        except InputError as error:
+            raise InputError(f"text {number}: {error}") from error
+    return tuple(found)
+
+
+def packed(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Rows that run together: of alike length, and with their padding of at most so many tokens, or a single one."""
+    chosen: list[int] = []
+    for row in sorted(rows, key=lambda row: lengths[row]):
+        if chosen and lengths[row] * (len(chosen) + 1) > tokens:
+            yield chosen
+            chosen = []
+        chosen.append(row)
+    if chosen:
+        yield chosen
+
+
+def shuffled(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """The batches of one epoch: all rows in an order that the seed draws, cut where a batch has so many tokens."""
+    batches: list[list[int]] = []
+    room = 0
+    for row in np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist():
+        if not batches or lengths[row] > room:
+            batches.append([])
+            room = tokens
+        batches[-1].append(row)
+        room -= lengths[row]
+    return batches
+
+
+def divided(rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Rows to fit on, and a share of all rows that is held out, drawn by the seed; each in its own order.
+
+    Raises:
+        InputError: for rows too few to hold out two of them.
+    """
+    held = max(round(share * len(rows)), 2)
+    if len(rows) - held < 1:
+        raise InputError(
+            f"{rows.name} ({rows.split}) has {len(rows)} rows; a lens needs at least 3, of which 2 held out"
+        )
+    order = np.random.default_rng([seed, len(rows)]).permutation(len(rows))
+    return rows.take(np.sort(order[held:]).tolist()), rows.take(np.sort(order[:held]).tolist())

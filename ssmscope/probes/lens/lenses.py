@@ -1,0 +1,367 @@
+"""What a model would answer if it stopped after an earlier layer: the logit lens and the tuned lens.
+
+A lens reads the residual stream h_i that enters block i as the model itself reads what leaves its last block, through
+the final norm and the head, after an affine translation of its own (Belrose et al., Eliciting latent predictions from
+transformers with the tuned lens, 2023; with W_i + 1 as the paper's matrix, as in the package tuned-lens):
+
+    lens_i(h_i) = head(norm(h_i + W_i h_i + b_i)).
+
+i = 0 are the embeddings; behind the last of L blocks (i = L) nothing is translated, and a lens is the model itself. The
+logit lens has W_i = 0, b_i = 0 everywhere. A tuned lens is fitted (`ssmscope.fit_lens`). A
+classifier's lens speaks in classes.
+
+tuned-lens's own classes hold the translators, and its own files (config.json, params.pt) store them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+from tuned_lens.nn.lenses import TunedLens, TunedLensConfig
+from tuned_lens.nn.unembed import Unembed
+
+from ssmscope.affine import matrix, offset
+from ssmscope.encoding import Batch
+from ssmscope.errors import UNPICKLABLE, InputError
+from ssmscope.intercept import watched
+from ssmscope.mixers import mixers
+from ssmscope.model import Model
+from ssmscope.probes.lens.result import LensFit
+from ssmscope.reading import parse_json
+
+if TYPE_CHECKING:
+    from tuned_lens.plotting import PredictionTrajectory
+
+CONFIG, WEIGHTS = "config.json", "params.pt"
+"""The files of tuned-lens."""
+
+RECORD = "lens.json"
+"""The file, written last, by which a lens is known to be fitted: a `LensFit`."""
+
+LOGIT = "logit lens"
+
+NUMBERS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
+"""How many logits are in memory at a time; more are slower on a CPU, whose cache they leave."""
+
+
+def blocks_of(model: Model) -> list[nn.Module]:
+    """The blocks between which the residual stream runs, first one first; of a model that is one layer, that layer.
+
+    Raises:
+        InputError: when the layers stand in several lists.
+    """
+    backbone = model.module.base_model
+    stacks = [part for part in backbone.children() if isinstance(part, nn.ModuleList) and mixers(part)]
+    if len(stacks) > 1:
+        raise InputError(f"{model.name} has {len(stacks)} lists of layers; a lens reads models of one")
+    return list(stacks[0]) if stacks else mixers(backbone)
+
+
+def final_norm_of(model: Model) -> nn.Module | None:
+    """The module of the backbone that runs after its last block, before the head; None where none does.
+
+    Raises:
+        InputError: when several do.
+    """
+    last, head = blocks_of(model)[-1], head_of(model)
+    ran: list[nn.Module] = []
+    others = [
+        part
+        for part in model.module.base_model.children()
+        if part is not last and part is not head and not isinstance(part, nn.ModuleList)
+    ]
+    noted = [(part, lambda module, output: ran.append(module)) for part in others]
+    with watched(after=[(last, lambda module, output: ran.clear()), *noted]):
+        model.logits(_few_tokens(model))
+    if len(ran) > 1:
+        names = ", ".join(type(module).__name__ for module in ran)
+        raise InputError(f"behind the last block of {model.name} run {names}; a lens reads models with one final norm")
+    return ran[0] if ran else None
+
+
+def head_of(model: Model) -> nn.Linear:
+    """The linear map from the width to the vocabulary, or to a classifier's classes."""
+    return model.module.head if model.is_classifier else model.module.get_output_embeddings()
+
+
+def _few_tokens(model: Model) -> Batch:
+    if model.channels is not None:
+        return model.encode(values=torch.linspace(0, 1, 2 * model.channels).view(2, model.channels))
+    return model.encode(ids=list(range(min(4, model.vocabulary))))
+
+
+class SSMUnembed(Unembed):
+    """tuned-lens's unembedding of a state-space model: copies of its final norm and head, in float32 and frozen.
+
+    A head of one row, the log-odds of class 1, becomes the two rows whose softmax it is.
+
+    Raises:
+        InputError: when norm and head, applied to what leaves the last block, do not give the model's own logits.
+    """
+
+    def __init__(self, model: Model) -> None:
+        nn.Module.__init__(self)  # tuned-lens's own looks for the norm in a list of transformers
+        norm, head = final_norm_of(model), head_of(model)
+        self.final_norm = copy.deepcopy(norm) if norm is not None else nn.Identity()
+        self.unembedding = _plain(head)
+        self.float().eval().requires_grad_(False)
+        self._check(model)
+
+    def _check(self, model: Model) -> None:
+        batch = _few_tokens(model)
+        own = model.logits(batch).float()
+        with torch.no_grad():
+            found = self(hidden_states(model, batch)[-1])
+        if model.is_classifier:
+            found = found[torch.arange(len(found)), batch.last]
+        apart = (found - own).norm() / own.norm()
+        digits = max(torch.finfo(dtype).eps for dtype in (torch.float32, next(model.module.parameters()).dtype))
+        if not apart <= digits**0.5:
+            raise InputError(
+                f"{model.name}: its final norm and head do not give its own logits (off by {float(apart):.1e}); a lens "
+                "cannot read this model"
+            )
+
+
+def _plain(head: nn.Module) -> nn.Linear:
+    """A head, adapters and all, as a plain linear layer; one of a single row, log-odds, as two rows."""
+    weight, bias = matrix(head, "the head"), offset(head, "the head")
+    if len(weight) == 1:
+        weight = torch.cat([torch.zeros_like(weight), weight])
+        bias = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
+    kind: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+    plain = skip_init(nn.Linear, weight.shape[1], len(weight), bias=bias is not None, **kind)
+    with torch.no_grad():
+        plain.weight.copy_(weight)
+        if bias is not None:
+            plain.bias.copy_(bias)
+    return plain
+
+
+@contextmanager
+def _stream_kept(
+    blocks: list[nn.Module], kept: list[Tensor], chosen: Callable[[Tensor], Tensor] = lambda stream: stream
+) -> Iterator[None]:
+    """Within, `kept` receives what is chosen of what enters every block that runs, and of what leaves the last one."""
+
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append(chosen(args[0] if args else kwargs["hidden_states"]).float())
+
+    def leaving(module: nn.Module, output: Any) -> None:
+        kept.append(chosen(output[0] if isinstance(output, tuple) else output).float())
+
+    with watched(before=[(block, entering) for block in blocks], after=[(blocks[-1], leaving)]):
+        yield
+
+
+def hidden_states(model: Model, batch: Batch) -> Float[Tensor, "streams batch length width"]:
+    """The residual stream that enters each block, the embeddings first, and what leaves the last one, not normed: one
+    stream more than there are blocks.
+
+    In float32, whatever the model's dtype. The `hidden_states` of transformers' Mambas are others: they lack the
+    embeddings, and end with the normed stream.
+    """
+    return _streams(model, batch, lambda stream: stream)
+
+
+def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "streams chosen width"]:
+    """`hidden_states` at the real positions, text after text, or at each text's last one."""
+    if positions == "last":
+        rows = torch.arange(len(batch.last), device=batch.last.device)
+        return _streams(model, batch, lambda stream: stream[rows, batch.last])
+    return _streams(model, batch, lambda stream: stream[batch.mask])
+
+
+def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
+    kept: list[Tensor] = []
+    around = model.running(mask=batch.mask)
+    with torch.no_grad(), around, _stream_kept(blocks_of(model), kept, chosen):
+        model.forward(batch, last_only=True)
+    return torch.stack(kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Lens:
+    """A logit lens or a tuned lens of one model.
+
+    Attributes:
+        tuned: tuned-lens's object: a translator per block and the unembedding, on the model's device.
+        fingerprint: of the model.
+        positions: where it was fitted, `every` or `last`.
+        fit: how it was fitted and what it is worth on held-out text; None for a logit lens, and for a lens that
+            tuned-lens itself has fitted.
+        name: "logit lens", or the directory that it was read from.
+    """
+
+    tuned: TunedLens
+    fingerprint: str
+    positions: str
+    fit: LensFit | None = None
+    name: str = LOGIT
+
+    def __len__(self) -> int:
+        """The number of translators, one per block."""
+        return len(self.tuned)
+
+    @property
+    def title(self) -> str:
+        """ "logit lens", or the tuned lens by its name."""
+        return self.name if self.name == LOGIT else f"tuned lens {self.name}"
+
+    @cached_property
+    def _stacked(self) -> tuple[Tensor, Tensor]:
+        layers = list(self.tuned)
+        return torch.stack([part.weight for part in layers]), torch.stack([part.bias for part in layers])
+
+    def normed(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen width"]:
+        """What the head reads: every layer's stream translated, the last one's as it is, and all normed."""
+        with torch.no_grad():
+            return self.tuned.unembed.final_norm(translated(hidden, *self._stacked))
+
+    def log_probs(self, hidden: Float[Tensor, "streams chosen width"]) -> Float[Tensor, "streams chosen classes"]:
+        """The log-probabilities that the lens gives at every layer; the last row is the model's own answer.
+
+        `hidden` is as `chosen_states` gives it. Memory is that of all these numbers: see `slices`.
+        """
+        with torch.no_grad():
+            return self.tuned.unembed.unembedding(self.normed(hidden)).log_softmax(-1)
+
+    def slices(self, chosen: int) -> Iterator[slice]:
+        """Positions that are read together, so that their log-probabilities at all layers fit into memory."""
+        head = self.tuned.unembed.unembedding
+        return slices(chosen, (len(self) + 1) * head.out_features, head.weight.device)
+
+    def prediction_trajectory(self, model: Model, text: str | list[int]) -> PredictionTrajectory:
+        """tuned-lens's own object with this lens's log-probabilities of a language model on a text or on token ids.
+
+        It has every position but the last, which has no next token: the targets are the tokens that follow. tuned-lens
+        draws with plotly, of a version below 6; its numbers need none.
+
+        Raises:
+            InputError: for a classifier, a lens of another model, a text that cannot be encoded or of one token.
+        """
+        from tuned_lens.plotting import PredictionTrajectory
+
+        check_lens(self, model)
+        if model.is_classifier:
+            raise InputError(f"{model.name} is a classifier, and tuned-lens's trajectories are of next tokens")
+        batch = model.encode(text) if isinstance(text, str) else model.encode(ids=text)
+        ids = batch.input_ids[0].cpu().numpy()
+        if len(ids) < 2:
+            raise InputError("the text has one token; a trajectory of next tokens needs at least 2")
+        found = self.log_probs(chosen_states(model, batch, "every")[:, :-1])
+        return PredictionTrajectory(
+            log_probs=found.cpu().numpy(), input_ids=ids[:-1], targets=ids[1:], tokenizer=model.tokenizer
+        )
+
+
+def translated(
+    hidden: Float[Tensor, "streams chosen width"],
+    weight: Float[Tensor, "layers width width"],
+    bias: Float[Tensor, "layers width"],
+) -> Float[Tensor, "streams chosen width"]:
+    """h_i + W_i h_i + b_i for every layer in one product, and the last stream as it is."""
+    added = torch.baddbmm(bias.unsqueeze(1), hidden[:-1], weight.mT)
+    return torch.cat([hidden[:-1] + added, hidden[-1:]])
+
+
+def slices(count: int, numbers: int, device: torch.device) -> Iterator[slice]:
+    """0 … `count` in pieces, each of so many positions that `numbers` of numbers a position fit into memory."""
+    step = max(1, NUMBERS_AT_ONCE["cuda" if device.type == "cuda" else "cpu"] // numbers)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def logit_lens(model: Model) -> Lens:
+    """The lens without translation: every layer's stream through the model's own norm and head.
+
+    A classifier's reads the last position, where its head reads too.
+
+    Raises:
+        InputError: for a model without one final norm or with several lists of layers.
+    """
+    return Lens(untrained(model), model.fingerprint, "last" if model.is_classifier else "every")
+
+
+def untrained(model: Model) -> TunedLens:
+    """tuned-lens's object with W_i = 0, b_i = 0, as it begins."""
+    unembed = SSMUnembed(model)
+    width = unembed.unembedding.in_features
+    config = TunedLensConfig(model.name, d_model=width, num_hidden_layers=len(blocks_of(model)))
+    with torch.random.fork_rng(devices=[]):  # a linear layer is drawn when it is made, also one that begins at 0
+        return TunedLens(unembed, config).to(model.device).requires_grad_(False).eval()
+
+
+def load_lens(path: str | Path, model: Model) -> Lens:
+    """The lens in a directory that `fit_lens`, or tuned-lens itself, wrote.
+
+    Raises:
+        InputError: no lens there, a damaged one, or one that was fitted to another model: of another width or number
+            of layers, or with other weights (of tuned-lens's own: with another head).
+    """
+    path = Path(path)
+    missing = [name for name in (CONFIG, WEIGHTS) if not os.path.isfile(path / name)]
+    if missing:
+        raise InputError(f"{path} holds no lens: it has no {missing[0]}; fit one with fit_lens (analyze lens fit)")
+    lens = untrained(model)
+    config = _config(path / CONFIG)
+    for field, what in (("d_model", "width"), ("num_hidden_layers", "number of layers")):
+        mine, found = getattr(lens.config, field), config.get(field)
+        if found != mine:
+            raise InputError(f"{path} is a lens for a model of {what} {found}; that of {model.name} is {mine}")
+    fit = LensFit.load(path / RECORD) if os.path.isfile(path / RECORD) else None
+    fingerprint = fit.provenance.get("fingerprint") if fit is not None else model.fingerprint
+    own_head = config.get("unembed_hash") in (None, lens.config.unembed_hash)
+    if fingerprint != model.fingerprint or not own_head:
+        asked = fit.provenance if fit is not None else {"model": config.get("base_model_name_or_path"), "dtype": "?"}
+        raise InputError(
+            f"{path} was fitted to another model ({asked.get('model')}, {asked.get('dtype')}) than {model.name} "
+            f"({model.source['dtype']}), with other weights; fit one to this model with fit_lens (analyze lens fit)"
+        )
+    try:
+        state = torch.load(path / WEIGHTS, map_location=model.device, weights_only=True)
+        lens.layer_translators.load_state_dict(state)
+    except UNPICKLABLE as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path / WEIGHTS} is damaged ({reason}); fit the lens again") from error
+    positions = fit.positions if fit is not None else ("last" if model.is_classifier else "every")
+    return Lens(lens, model.fingerprint, positions, fit, str(path))
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no JSON ({error}); fit the lens again") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path} holds no JSON object; fit the lens again")
+    return config
+
+
+def check_lens(lens: Lens, model: Model) -> None:
+    """Raises InputError when the lens is that of another model."""
+    if lens.fingerprint != model.fingerprint:
+        raise InputError(
+            f"the {lens.title} is that of another model than {model.name}; "
+            "fit one to this model with fit_lens (analyze lens fit), or use its logit lens"
+        )
+
+
+def lens_of(lens: Lens | str | Path | None, model: Model) -> Lens:
+    """The lens that is meant: one in hand, a directory's, or for None the logit lens."""
+    if lens is None:
+        return logit_lens(model)
+    if isinstance(lens, Lens):
+        check_lens(lens, model)
+        return lens
+    return load_lens(lens, model)

@@ -1,0 +1,221 @@
+"""A fitted lens as a result, and the answers that a lens reads layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.probes.lens.lensed_text import Column, LensedText
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """What the two lenses are worth at one layer: KL(model ‖ lens) in nats, mean over held-out positions."""
+
+    layer: int
+    """i: what enters block i is read, 0 being the embeddings."""
+    tuned: Estimate
+    logit: Estimate
+    gained: Estimate
+    """logit − tuned, of the same resamples."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean KL over all layers after so many steps: in training since the evaluation before, and on held-out
+    rows."""
+
+    step: int
+    training: float
+    held_out: float
+
+
+@dataclass(frozen=True)
+class LensFit(Result, kind="lens-fit"):
+    """What a tuned lens is worth, beside the logit lens, on held-out rows that took no part in its fit."""
+
+    positions: str
+    layers: tuple[LayerFit, ...]
+    tuned: Estimate
+    """The mean over the layers."""
+    logit: Estimate
+    measured: int
+    """Positions that the numbers are means over."""
+    rows: int
+    """Rows that these stand in, which are what is resampled."""
+    best_step: int
+    """After which the weights were taken; 0: no step was better than the logit lens."""
+    history: tuple[Evaluation, ...]
+
+    def verdict(self, at: int = 0) -> str:
+        return f"KL {written(self.tuned)} nats with the tuned lens, {written(self.logit)} with the logit lens"
+
+    @classmethod
+    def compare(cls, results: Sequence[LensFit], labels: Sequence[Sequence[str]]) -> Table:
+        lines = [
+            Line((label,), {"tuned lens": Cell(result.tuned), "logit lens": Cell(result.logit)})
+            for result, (label,) in zip(results, labels)
+        ]
+        return table(("model",), lines, note="KL to the model's own answers in nats, mean over layers.")
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        return (
+            f"Tuned lens of {model}: KL to its own answers {self.tuned.value:.3f} nats, mean of {len(self.layers)} "
+            f"layers; logit lens {self.logit.value:.3f}"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row per layer.
+
+        Columns: layer (i: what enters block i), tuned, logit, gained (logit − tuned), in nats, each with the ends of
+        its 95 % interval in columns ending in _low and _high.
+        """
+        import pandas as pd
+
+        rows = []
+        for one in self.layers:
+            row: dict[str, Any] = {"layer": one.layer}
+            for name in ("tuned", "logit", "gained"):
+                found = getattr(one, name)
+                row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def figure(self) -> Figure:
+        """KL by layer of both lenses with their intervals; beside it, the fit's progress on held-out rows."""
+        from ssmscope.probes.lens.fit_figure import draw
+
+        return draw(self)
+
+    @property
+    def measured_on(self) -> str:
+        """The held-out rows that the numbers are of."""
+        data, where = (
+            self.provenance["data"]["measured"],
+            "positions" if self.positions == "every" else "last positions",
+        )
+        rows = f"{self.rows:,} rows of {data['name']} ({data['split']})"
+        return f"{self.measured:,} {where} of {rows} that took no part in the fit"
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Picture(self.figure, self.headline)
+        lines = [
+            Line(
+                (str(one.layer),),
+                {"tuned lens": Cell(one.tuned), "logit lens": Cell(one.logit), "gained": Cell(one.gained)},
+            )
+            for one in self.layers
+        ]
+        lines.append(Line(("mean",), {"tuned lens": Cell(self.tuned), "logit lens": Cell(self.logit)}))
+        note = (
+            f"KL(model ‖ lens) in nats over {self.measured_on}; 95 % bootstrap intervals over rows. Layer i reads what "
+            f"enters block i, 0 the embeddings. Weights of step {self.best_step}."
+        )
+        yield table(("layer",), lines, note=note)
+
+
+@dataclass(frozen=True)
+class Trajectory(Result, kind="trajectory"):
+    """What a lens answers at every layer and position of some texts."""
+
+    lens: str
+    """ "logit lens", or the tuned lens by its directory."""
+    positions: str
+    statistic: str
+    """What the views show in colour."""
+    classes: bool
+    """Whether answers are classes rather than tokens."""
+    texts: tuple[LensedText, ...]
+
+    @property
+    def layers(self) -> int:
+        """L: the rows are 0 … L."""
+        return len(self.texts[0].top) - 1
+
+    @cached_property
+    def panels(self) -> tuple[tuple[Column, ...], ...]:
+        """What the views show side by side: the positions of every text, or of all texts the last ones."""
+        every = [
+            tuple(Column(text, number, at) for at in range(len(text.positions)))
+            for number, text in enumerate(self.texts)
+        ]
+        return tuple(every) if self.positions == "every" else (tuple(panel[0] for panel in every),)
+
+    def verdict(self, at: int = 0) -> str:
+        settled = np.concatenate([text.settled for text in self.texts])
+        where = f"{len(settled):,} positions" if len(settled) > 1 else "one position"
+        return f"the answer leads from layer {settled.mean():.1f} of {self.layers} on, mean of {where}, {self.lens}"
+
+    @property
+    def headline(self) -> str:
+        return f"Answers by layer of {self.provenance.get('model', 'a model')}: {self.lens}"
+
+    def to_frame(self) -> DataFrame:
+        """A row per text, position and layer.
+
+        Columns: text and position (from 0), token, layer (0 the embeddings, the last one the model), answer (the
+        layer's own), top_probability (its), final (the model's answer), answer_probability (its), agrees, settled (the
+        layer from which on the final answer leads), entropy, kl and, of a language model, cross_entropy (nats).
+        """
+        import pandas as pd
+
+        columns: dict[str, list[Any]] = {}
+        for number, text in enumerate(self.texts):
+            shape = text.top.T.shape
+            every = {
+                "text": np.full(shape, number),
+                "position": np.broadcast_to(text.positions[:, None], shape),
+                "token": np.broadcast_to(np.array([text.tokens[p] for p in text.positions])[:, None], shape),
+                "layer": np.broadcast_to(np.arange(shape[1]), shape),
+                "answer": np.array(text.answers).T,
+                "top_probability": text.top_probability.T,
+                "final": np.broadcast_to(np.array(text.final)[:, None], shape),
+                "answer_probability": text.answer_probability.T,
+                "agrees": text.agrees.T,
+                "settled": np.broadcast_to(text.settled[:, None], shape),
+                "entropy": text.entropy.T,
+                "kl": text.kl.T,
+                "cross_entropy": text.cross_entropy.T,
+            }
+            for name, array in every.items():
+                columns.setdefault(name, []).append(array.ravel())
+        frame = pd.DataFrame({name: np.concatenate(arrays) for name, arrays in columns.items()})
+        return frame.drop(columns="cross_entropy") if self.classes else frame
+
+    def figure(self, *, statistic: str | None = None, start: int = 0) -> Figure:
+        """Layers × tokens of up to 4 texts, the embeddings at the bottom and the model at the top, in every cell the
+        layer's own answer. 24 tokens are drawn, from token number `start` on, and 24 layers.
+
+        Raises InputError for an unknown statistic, or when no text has a token number `start`.
+        """
+        from ssmscope.probes.lens.show_figure import draw
+
+        return draw(self, statistic or self.statistic, start=start)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.probes.lens.show_page import STYLE, fragment
+        from ssmscope.probes.lens.show_terminal import TerminalView
+        from ssmscope.show.blocks import Custom, Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Prose(f"Layer i reads what enters block i, 0 the embeddings; {self.layers} is the model itself.", "note")
+        yield Picture(self.figure, self.headline, vector=False)
+        yield Custom(lambda colours: [TerminalView(self)], lambda: fragment(self), STYLE, on_request=True)

@@ -1,0 +1,63 @@
+"""Answers by layer in a terminal: a line per token with the answers of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from ssmscope.show.tokens import evenly_apart, short_token
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from ssmscope.probes.lens.lensed_text import Column
+    from ssmscope.probes.lens.result import Trajectory
+
+ROWS = 40
+"""How many tokens of a text the table has."""
+FIXED, COLUMN = 40, 12
+"""Characters that the other columns take, and that one layer's does."""
+
+
+@dataclass(frozen=True)
+class TerminalView:
+    """Per text a line per token: where its answer settled, the final answer, and the answers of as many layers as the
+    terminal is wide."""
+
+    result: Trajectory
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        every = self.result.positions == "every"
+        layers = evenly_apart(self.result.layers, max((options.max_width - FIXED) // COLUMN, 2))
+        settled = "Settled: the layer from which on the final answer leads; bold, the layers that give it."
+        yield Text(settled, style="dim")
+        if len(layers) < self.result.layers:
+            cut = f"{len(layers)} of {self.result.layers} layers below the model's answer; the files have all"
+            yield Text(cut, style="dim")
+        for number, panel in enumerate(self.result.panels):
+            yield Text(f"\ntext {number}" if len(self.result.panels) > 1 else "", style="dim")
+            shown = panel[:ROWS] if every else panel
+            yield _table(shown, layers, "" if every else "text")
+            if len(shown) < len(panel):
+                yield Text(f"{len(shown)} of {len(panel)} tokens; the files have all", style="dim")
+
+
+def _table(columns: Iterable[Column], layers: Sequence[int], counted: str) -> Table:
+    """A line per column, by the number of its text where texts are counted, else by its position."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in (counted, "token", "settled", *(f"layer {layer}" for layer in layers), "answer"):
+        numeric = name in (counted, "settled")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis")
+    for one in columns:
+        answers = (
+            Text(short_token(one.answer(layer), 10), style="bold" if one.agrees(layer) else "") for layer in layers
+        )
+        final = f"{short_token(one.answer(-1), 12)} {one.value('answer_probability', -1):.2f}"
+        label = one.number if counted else one.position
+        token = Text(short_token(one.token, 12))
+        table.add_row(str(label), token, str(one.settled), *answers, Text(final, style="bold"))
+    return table

@@ -1,0 +1,222 @@
+"""One fit of a tuned lens in its directory: begun, continued or found finished, and what it is worth."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ssmscope.bootstrap import estimate, ratio, resampled_sums
+from ssmscope.errors import InputError
+from ssmscope.probes.lens.data import LensData, Rows, divided, rows_of
+from ssmscope.probes.lens.fitting import LensFitting, Sums, measure
+from ssmscope.probes.lens.lenses import RECORD, untrained
+from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
+from ssmscope.results import SUFFIXES, record_provenance
+from ssmscope.training.checkpoint import STATE, clear, continued, finish, is_new, read_json, write_json
+from ssmscope.writing import settle_all, write_atomically
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+
+CLAIMED = Path("checkpoint", "plan.json")
+"""The plan of a fit that has begun."""
+
+CHOOSING_TOKENS = 16_384
+"""How many tokens, at most, of the held-out rows are read to choose the step; all others are kept for the numbers."""
+
+
+def fit(
+    model: Model,
+    data: LensData,
+    out: Path,
+    validation: LensData | None,
+    *,
+    options: Mapping[str, Any],
+    seed: int,
+    checkpoint_minutes: float,
+    progress: bool,
+) -> LensFit:
+    """Fit a lens into `out`, or continue its fit there, and give its record; see `fit_lens`.
+
+    Args:
+        options: those that the numbers depend on, none of them None but `patience`, and `held_out` where there is
+            validation data.
+    """
+    rows = rows_of(model, data)
+    if validation is None:
+        train, held = divided(rows, options["held_out"], seed)
+    else:
+        train, held = rows, rows_of(model, validation)
+    choosing, measured = halves(held)
+    plan = {
+        "fingerprint": model.fingerprint,
+        "options": dict(options),
+        "seed": seed,
+        "data": {"train": train.described(), "choosing": choosing.described(), "measured": measured.described()},
+    }
+    # On stderr, or nowhere.
+    console = Console(stderr=True, quiet=not progress, highlight=False, markup=False, soft_wrap=True)
+    if _is_finished(out, plan):
+        clear(out / CLAIMED)
+        console.print(f"{out} holds this very fit, finished: nothing to do")
+    else:
+        settings = {**options, "seed": seed, "checkpoint_minutes": checkpoint_minutes}
+        with continued(out / CLAIMED):
+            if not _is_finished(out, plan):  # another process may have ended it just now
+                _fit(model, train, choosing, measured, plan, settings, out, console)
+    return _with_views(out)
+
+
+def _with_views(out: Path) -> LensFit:
+    """The record of a finished fit, once its table, figure and page lie beside it.
+
+    Raises:
+        InputError: they cannot be written.
+    """
+    record = LensFit.load(out / RECORD)
+    name = Path(RECORD).stem
+    if not all(os.path.exists(out / f"{name}.{suffix}") for suffix in SUFFIXES):
+        try:
+            record.save(out, name)
+        except InputError as error:
+            raise InputError(f"{error}; the lens is whole and stays, and the same command adds its figures") from error
+    return record
+
+
+def halves(held: Rows) -> tuple[Rows, Rows]:
+    """Held-out rows that choose the step, every second one up to `CHOOSING_TOKENS`, and all others.
+
+    Raises:
+        InputError: when there is only one.
+    """
+    if len(held) < 2:
+        raise InputError(f"{held.name} ({held.split}) has {len(held)} row; held out must be at least 2")
+    chosen: list[int] = []
+    room, lengths = CHOOSING_TOKENS, held.lengths
+    for row in range(0, len(held), 2):
+        if chosen and lengths[row] > room:
+            break
+        chosen.append(row)
+        room -= lengths[row]
+    return held.take(chosen), held.take(sorted({*range(len(held))} - {*chosen}))
+
+
+def _is_finished(out: Path, plan: Mapping[str, Any]) -> bool:
+    """Whether `out` holds this fit and it has ended; False for a new fit and for one to be continued.
+
+    Raises:
+        InputError: when `out` holds something else.
+    """
+    if out.is_dir():
+        try:
+            settle_all(out)  # the record's figures may have been cut short
+        except OSError as error:
+            raise InputError(f"cannot write to {out}: {error.strerror or error}") from error
+    if os.path.exists(out / RECORD):
+        _compare(out, LensFit.load(out / RECORD).provenance, plan)
+        return True
+    if os.path.exists(out / CLAIMED):
+        _compare(out, read_json(out / CLAIMED), plan)
+        return False
+    if not is_new(out, (out / CLAIMED).parent):
+        raise InputError(f"{out} exists and holds no lens of ours; give a new or empty directory")
+    return False
+
+
+def _compare(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    known, asked = (json.loads(json.dumps({key: one.get(key) for key in plan})) for one in (found, plan))
+    for key in plan:
+        if known[key] == asked[key]:
+            continue
+        if key == "options" and known[key]:
+            name = next(name for name in asked[key] if known[key].get(name) != asked[key][name])
+            was = f"{name} was {known[key].get(name)!r} and is now {asked[key][name]!r}"
+        else:
+            was = {"fingerprint": "another model"}.get(key, f"another {key}")
+        raise InputError(f"{out} holds another fit ({was}); give a new directory, or remove it")
+
+
+def _fit(
+    model: Model,
+    train: Rows,
+    choosing: Rows,
+    measured: Rows,
+    plan: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    out: Path,
+    console: Console,
+) -> None:
+    tuned = untrained(model)
+    if not (out / CLAIMED).exists():
+        write_json(out / CLAIMED, plan)
+    fitting = LensFitting(
+        model, tuned.unembed, len(tuned), train, choosing, settings, out / CLAIMED.parent / STATE, console
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        weight, bias = fitting.run(bar)
+    worth = measure(
+        model,
+        tuned.unembed,
+        measured,
+        settings["positions"],
+        [(weight, bias), (torch.zeros_like(weight), torch.zeros_like(bias))],
+    )
+    assert fitting.best is not None
+    record = LensFit(
+        provenance={
+            **record_provenance(model.source, options=plan["options"], seed=plan["seed"]),
+            "data": plan["data"],
+        },
+        positions=settings["positions"],
+        best_step=fitting.best["step"],
+        history=tuple(Evaluation(**each) for each in fitting.history),
+        **compared(*worth, seed=plan["seed"]),
+    )
+    for layer, translator in enumerate(tuned):
+        translator.weight.copy_(weight[layer])
+        translator.bias.copy_(bias[layer])
+    _save(out, tuned.cpu(), record)
+    console.print(record.headline)
+
+
+def _save(out: Path, tuned: Any, record: LensFit) -> None:
+    """tuned-lens's files, then lens.json, each whole or absent."""
+    with tempfile.TemporaryDirectory(prefix="lens-", dir=out / CLAIMED.parent) as staging:
+        try:
+            tuned.save(staging)
+        except RuntimeError as error:  # as torch reports a disk that is full
+            raise OSError(str(error).splitlines()[0]) from error
+        content = record.to_json().encode()
+        write_atomically(Path(staging, RECORD), lambda stream: stream.write(content))
+        for file in sorted(Path(staging).iterdir(), key=lambda file: file.name == RECORD):
+            os.replace(file, out / file.name)
+    finish(out / CLAIMED.parent)
+
+
+def compared(tuned: Sums, logit: Sums, *, seed: int) -> dict[str, Any]:
+    """The numbers of a `LensFit` from what both lenses sum up to on the same rows."""
+    layers = tuned.kl.shape[1]
+    columns = np.concatenate([tuned.kl, logit.kl, tuned.asked[:, None]], axis=1)
+    sums = resampled_sums(columns, seed=seed)
+    means = ratio(sums[:, :-1], sums[:, -1:])
+    mine, theirs = means[:, :layers], means[:, layers:]
+    return {
+        "layers": tuple(
+            LayerFit(i, estimate(mine[:, i]), estimate(theirs[:, i]), estimate(theirs[:, i] - mine[:, i]))
+            for i in range(layers)
+        ),
+        "tuned": estimate(mine.mean(1)),
+        "logit": estimate(theirs.mean(1)),
+        "measured": int(tuned.asked.sum()),
+        "rows": len(tuned.asked),
+    }

@@ -1,0 +1,132 @@
+"""How well a language model uses its context: the loss of every next token against its position in a long text.
+
+Differential Mamba compares models so in its Figure 3 (a), after Lin et al. (2025, Forgetting Transformer): where the
+curve goes on falling, tokens far back still help; where it rises, the context is longer than the model can bear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
+from ssmscope.reads import LANGUAGE_MODEL
+from ssmscope.signature import ITSELF, Metavar, Piece, Progress, Range, Reads, Seed
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+    from ssmscope.probes.loss.result import TokenLoss
+
+
+def check_smooth(*, smooth: int, **options: Any) -> None:
+    """Refuse to average over an even number of positions.
+
+    Raises:
+        InputError: as said.
+    """
+    if smooth % 2 == 0:
+        raise InputError(f"smooth is {smooth}; allowed is an odd number of positions, as many on both sides")
+
+
+@analysis(
+    "loss",
+    question="How well does it use its context?",
+    several=True,
+    models=(LANGUAGE_MODEL,),
+    dtype="float32",
+    check=check_smooth,
+)
+def token_loss(
+    models: Model | Sequence[Model],
+    *,
+    data: Annotated[
+        str | Path | Sequence[str],
+        "wikitext2, books, a .txt file (one long document), or a file with a column text, a document each row.",
+        Reads("lines"),
+        ITSELF,
+        Metavar("DATA"),
+    ] = "wikitext2",
+    split: Annotated[str | None, "Of a known text; by default the one to test on.", Metavar("NAME")] = None,
+    length: Annotated[int, "Tokens of a window.", Range(1)] = 2048,
+    limit: Annotated[int | None, "Only so many windows, drawn by the seed.", Range(1)] = None,
+    smooth: Annotated[int, "Positions that the curve is averaged over; odd.", Range(1)] = 101,
+    unit: Annotated[Literal["nats", "bits"], "Of the loss."] = "nats",
+    piece: Piece = 2048,
+    seed: Seed = 0,
+    progress: Progress = True,
+) -> TokenLoss:
+    """How well a model uses its context: the loss of the next token by its position in long texts.
+
+    Measures −ln p(token | the i tokens before it) for i = 1 … `length`, on average over windows of long texts. Each
+    document is cut into windows of `length` tokens, one after the other; a model reads each from an empty state, and is
+    asked for the token after every one it has read. What is left of a document, or too short for a window, is not read.
+    All models read the same windows, so they must share their tokenizer: a token of one is no token of another.
+
+    At each position the losses are averaged over the windows, and over `smooth` positions around it (`smoothed`).
+    Summarised: the mean loss in bins of positions, and its slope, that of the least squares line of the loss on
+    log₂ position from position 101 on, what a doubling of the context adds to the loss. Intervals are 95 % bootstrap
+    intervals over windows. With a second model, each bin and the slope have the paired difference of the first model
+    less the other; all numbers share their resamples.
+
+    Args:
+        data: texts may be given themselves, a document each.
+
+    Raises:
+        InputError: no language model with a tokenizer, models that do not share one, texts without a window, or a loss
+            that is not finite.
+    """
+    import hashlib
+    import time
+
+    import numpy as np
+
+    from ssmscope.probes.long_rows import language_models, own_names, stderr_lines
+    from ssmscope.probes.loss.measure import UNITS, notes_on, positions_of, summarised, window_losses
+    from ssmscope.probes.loss.result import TokenLoss
+    from ssmscope.probes.loss.windows import documents, shared_windows
+    from ssmscope.results import record_provenance
+
+    every = language_models(models)
+    texts, name = documents(data, split)
+    windows, left_out = shared_windows(every, texts, length)
+    found = len(windows)
+    if limit is not None and limit < found:
+        windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
+    names = own_names(every)
+    losses = np.zeros((len(every), len(windows), length), dtype=np.float32)
+    say = stderr_lines(progress)
+    for number, model in enumerate(every):
+        began = time.perf_counter()
+        if say is not None:
+            say(f"{names[number]}: {len(windows):,} windows of {length:,} tokens")
+        losses[number] = window_losses(model, windows, piece=piece, say=say) * UNITS[unit]
+        if not np.isfinite(losses[number]).all():
+            at = int((~np.isfinite(losses[number]).all(0)).argmax()) + 1
+            raise InputError(
+                f"the loss of {names[number]} is not finite from position {at:,} on: the model overflows; give a "
+                f"length below {at:,}"
+            )
+        if say is not None:
+            say(f"  {losses[number].mean():.4f} {unit} a token in {time.perf_counter() - began:.1f} s")
+    places = positions_of(length)
+    options: dict[str, Any] = {
+        **{"data": name, "split": split, "length": length, "limit": limit},
+        **{"smooth": smooth, "unit": unit, "piece": piece},
+    }
+    digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
+    return TokenLoss(
+        provenance={
+            **record_provenance({"model": " and ".join(names)}, options=options, seed=seed),
+            "models": [{**model.source, "model": name} for model, name in zip(every, names)],
+            "data": {"name": name, "windows": len(windows), "of": found, "fingerprint": digest},
+        },
+        models=names,
+        unit=unit,
+        smooth=smooth,
+        positions=places,
+        losses=losses.astype(np.float64).mean(1),
+        **summarised(losses, places, smooth, seed),
+        notes=tuple(notes_on(len(windows), left_out)),
+    )

@@ -1,0 +1,139 @@
+"""The loss of every token of windows, and its numbers: bins, slopes and smoothed curves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from ssmscope.bootstrap import estimate, resampled_sums
+from ssmscope.evaluation.forking import Rows
+from ssmscope.model import Model
+from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
+from ssmscope.probes.loss.result import Summary
+
+UNITS = {"nats": 1.0, "bits": 1 / math.log(2)}
+"""How much of each a nat is."""
+EDGES = (0, 128, 512)
+"""Where bins of positions begin; the next ones at 1024, 2048, 4096, …"""
+SETTLED = 100
+"""How many first positions the slope leaves out."""
+POINTS = 240
+"""At how many positions, at most, the smoothed curve is kept with its interval."""
+LOGITS_AT_ONCE = 2**24
+"""How many logits there are at a time: 64 MiB of float32."""
+
+
+def window_losses(
+    model: Model,
+    windows: Int[np.ndarray, "windows length+1"],
+    *,
+    piece: int = PIECE,
+    say: Callable[[str], None] | None = None,
+) -> Float[np.ndarray, "windows length"]:
+    """−ln p of every token of a window but the first, float32, from those before it.
+
+    There are never more than `LOGITS_AT_ONCE` logits in memory, nor hidden states of more than a batch of pieces.
+    """
+    number, length = windows.shape[0], windows.shape[1] - 1
+    found = np.zeros((number, length), dtype=np.float32)
+    rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
+    step = max(1, LOGITS_AT_ONCE // model.vocabulary)
+    began, done = time.perf_counter(), 0
+    for part in pieces_of(model, rows, piece=piece):
+        stop = part.start + part.hidden.shape[1]
+        targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(model.device).reshape(-1)
+        hidden = part.hidden.flatten(0, 1)
+        losses = [
+            torch.nn.functional.cross_entropy(
+                head_logits(model, hidden[at : at + step]), targets[at : at + step], reduction="none"
+            )
+            for at in range(0, len(hidden), step)
+        ]
+        found[part.rows, part.start : stop] = torch.cat(losses).view(part.hidden.shape[:2]).cpu().numpy()
+        done += int(part.ends.sum())
+        if say is not None and part.ends.any() and time.perf_counter() - began > 10:
+            say(f"  {done:,} of {number:,} windows")
+            began = time.perf_counter()
+    return found
+
+
+def positions_of(length: int) -> tuple[int, ...]:
+    """Positions from 1 to `length`, evenly apart in their logarithm."""
+    return tuple(sorted({round(at) for at in np.geomspace(1, length, POINTS).tolist()}))
+
+
+def bins_of(length: int) -> list[tuple[int, int]]:
+    """The bins of positions, (after, up to): 0–128, 128–512, 512–1024, 1024–2048, …; the last one ends at `length`."""
+    edges = [*EDGES]
+    while edges[-1] < length:
+        edges.append(max(1024, 2 * edges[-1]))
+    edges = [edge for edge in edges if edge < length] + [length]
+    return list(zip(edges, edges[1:]))
+
+
+def smoothed(
+    losses: Float[np.ndarray, "rows length"], positions: Sequence[int], smooth: int
+) -> Float[np.ndarray, "rows positions"]:
+    """The mean over `smooth` positions around each, counted from 1: near the start, where the curve is steep, over as
+    many after it as there are before; near the end over what there is."""
+    at = np.asarray(positions)
+    half = np.minimum(at - 1, smooth // 2)
+    first, last = at - half, np.minimum(at + half, losses.shape[1])
+    sums = np.concatenate([np.zeros((len(losses), 1)), losses.astype(np.float64).cumsum(1)], axis=1)
+    return (sums[:, last] - sums[:, first - 1]) / (last - first + 1)
+
+
+def slopes(losses: Float[np.ndarray, "rows length"]) -> Float[np.ndarray, " rows"]:
+    """Σ (x − x̄) ℓ / Σ (x − x̄)² over the positions after `SETTLED`, x = log₂ position: the loss a doubling adds."""
+    positions = np.arange(SETTLED + 1, losses.shape[1] + 1)
+    if len(positions) < 2:
+        return np.full(len(losses), np.nan)
+    x = np.log2(positions)
+    x -= x.mean()
+    return losses[:, SETTLED:].astype(np.float64) @ x / (x @ x)
+
+
+def summarised(
+    losses: Float[np.ndarray, "models windows length"], positions: Sequence[int], smooth: int, seed: int
+) -> dict[str, Any]:
+    """The fields of a result that come from all losses."""
+    models, windows, length = losses.shape
+    bins = bins_of(length)
+    columns = []
+    for each in losses:
+        parts = [each[:, low:high].astype(np.float64).mean(1) for low, high in bins]
+        columns.append(np.stack([each.astype(np.float64).mean(1), slopes(each), *parts], axis=1))
+    differences = [columns[0] - other for other in columns[1:]]
+    curves = [smoothed(each, positions, smooth) for each in losses]
+    wide = np.concatenate([*columns, *differences, *curves], axis=1)
+    rows = resampled_sums(wide, seed=seed) / windows
+    if windows == 1:
+        rows = rows[:1]  # one window has no interval
+    summaries = [estimate(column) for column in rows.T]
+    size = len(bins) + 2
+
+    def summary(number: int) -> Summary:
+        mean, slope, *parts = summaries[number * size : (number + 1) * size]
+        return Summary(mean, slope, tuple(parts))
+
+    curve = np.array([(one.value, one.low, one.high) for one in summaries[(2 * models - 1) * size :]])
+    return {
+        "bins": tuple(bins),
+        "summaries": tuple(summary(number) for number in range(models)),
+        "differences": tuple(summary(number) for number in range(models, 2 * models - 1)),
+        "curves": curve.reshape(models, len(positions), 3),
+    }
+
+
+def notes_on(windows: int, left_out: int) -> Iterable[str]:
+    """What a reader must know of the windows."""
+    if windows == 1:
+        yield "one window: no number has an interval"
+    if left_out:
+        yield f"{left_out:,} document{'s are' if left_out > 1 else ' is'} shorter than a window, and not read"

@@ -1,0 +1,146 @@
+"""The loss of the next token by its position: curves, bins and slopes, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.table import Cell, Line, Table, folded, shown_names, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The losses of a model, or those of the first model less another's, in few numbers."""
+
+    mean: Estimate
+    """Over all positions: the model's cross-entropy on the windows."""
+    slope: Estimate
+    """Per doubling of the position, after the first 100; not defined where there are fewer than two more."""
+    bins: tuple[Estimate, ...]
+    """The mean in each bin of positions."""
+
+
+@dataclass(frozen=True)
+class TokenLoss(Result, kind="loss"):
+    """The loss of the next token by its position, of one model or several on the same windows."""
+
+    models: tuple[str, ...]
+    unit: str
+    """"nats" or "bits"."""
+    smooth: int
+    """Over how many positions the curves are averaged."""
+    positions: tuple[int, ...]
+    """Those of the curves: how many tokens have been read."""
+    losses: np.ndarray
+    """(models, length): the mean over the windows at every position, not smoothed."""
+    bins: tuple[tuple[int, int], ...]
+    """(after, up to) positions."""
+    summaries: tuple[Summary, ...]
+    """Of each model."""
+    differences: tuple[Summary, ...]
+    """Of the first model less each of the others, paired."""
+    curves: np.ndarray
+    """(models, positions, 3): the smoothed loss and its interval."""
+    notes: tuple[str, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of a window."""
+        return self.losses.shape[1]
+
+    def verdict(self, at: int = 0) -> str:
+        return f"{written(self.summaries[at].mean)} {self.unit} a token"
+
+    @classmethod
+    def compare(cls, results: Sequence[TokenLoss], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        less: list[str] = []
+        for result, label in zip(results, labels):
+            for name, each in zip(shown_names(label, result.models), result.summaries):
+                cells = {f"{result.unit} a token": Cell(each.mean)}
+                cells |= {f"after {a:,} to {b:,}": Cell(part) for (a, b), part in zip(result.bins, each.bins)}
+                less += cells
+                lines.append(Line((name,), cells, result.provenance.get("data", {}).get("name")))
+        return table(("model",), lines, less=less)
+
+    @property
+    def headline(self) -> str:
+        found = [f"{name} {one.mean.value:.3f}" for name, one in zip(self.models, self.summaries)]
+        return f"Loss by position, {self.unit} a token over {self.length:,} tokens: {'; '.join(found)}"
+
+    @property
+    def counted(self) -> str:
+        """What was read."""
+        data = self.provenance["data"]
+        number = data["windows"]
+        return f"{number:,} window{'s' if number > 1 else ''} of {self.length:,} tokens of {data['name']}"
+
+    def summary(self) -> DataFrame:
+        """A row per model, then per difference, and quantity: name, quantity (mean, slope, or a bin as "128–512"),
+        value, low and high."""
+        import pandas as pd
+
+        names = [*self.models, *(f"{self.models[0]} − {other}" for other in self.models[1:])]
+        rows = []
+        for name, one in zip(names, (*self.summaries, *self.differences)):
+            quantities = ["mean", "slope", *map(bin_name, self.bins)]
+            for quantity, found in zip(quantities, (one.mean, one.slope, *one.bins)):
+                row = {"name": name, "quantity": quantity, "value": found.value}
+                rows.append({**row, "low": found.low, "high": found.high})
+        return pd.DataFrame(rows)
+
+    def to_frame(self) -> DataFrame:
+        """A row per model and position of its curve: model, position, loss (smoothed) with its 95 % interval in
+        loss_low and loss_high, and raw, the mean over windows at this position alone. `summary()` has the bins."""
+        import pandas as pd
+
+        rows = []
+        for number, name in enumerate(self.models):
+            for position, (value, low, high) in zip(self.positions, self.curves[number]):
+                row: dict[str, Any] = {"model": name, "position": position, "loss": value}
+                row |= {"loss_low": low, "loss_high": high, "raw": self.losses[number, position - 1]}
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def figure(self) -> Figure:
+        """The smoothed loss of every model against position; with several, below it the differences in the bins."""
+        from ssmscope.probes.loss.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Prose(f"{self.counted}; {self.unit} a token.")
+        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
+        yield Picture(self.figure, self.headline)
+        yield self._table()
+        yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
+
+    def _table(self) -> Table:
+        """The bins, the mean and the slope in rows, with a column for every model and every difference."""
+        every = (*self.summaries, *self.differences)
+        names = (*self.models, *(f"less {other}" for other in self.models[1:]))
+        found = [(bin_name(edges), [one.bins[at] for one in every]) for at, edges in enumerate(self.bins)]
+        found += [("all", [one.mean for one in every]), ("per doubling", [one.slope for one in every])]
+        rows = tuple(((name,), tuple(map(Cell, row))) for name, row in found)
+        note = "Intervals: 95 %, bootstrap over windows; per doubling: slope on log₂ position after the first 100."
+        if self.differences:
+            note = f"less: the loss of {self.models[0]} less that of another; below 0 it is the better one. {note}"
+        return Table(("positions",), names, rows, note)
+
+
+def bin_name(edges: tuple[int, int]) -> str:
+    return f"{edges[0]:,}–{edges[1]:,}"

@@ -1,0 +1,204 @@
+"""Answers of a model to questions in long contexts, and the statistics of their accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from ssmscope.bootstrap import Estimate, estimate, resampled_sums
+from ssmscope.errors import InputError
+from ssmscope.evaluation.forking import Rows
+from ssmscope.model import Model
+from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
+from ssmscope.probes.retrieval.result import Cell, Ratio
+from ssmscope.tasks.babi import PROMPT, QuestionData, question_tokens
+from ssmscope.tasks.language import check_symbols
+
+NORMAL = 1.959963984540054
+"""The 97.5 percentile of the normal distribution."""
+SHORT = 2000
+"""Texts of up to so many characters are counted once: sentences of filler come again in every cell."""
+UNKNOWN = 0.01
+"""A larger share of unknown tokens is told."""
+
+
+def token_counter(tokenizer: Any) -> Callable[[str], int]:
+    """Counts the tokens of texts."""
+    known: dict[str, int] = {}
+
+    def count(text: str) -> int:
+        if text not in known:
+            check_symbols([text], tokenizer)
+            number = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            if len(text) > SHORT:
+                return number
+            known[text] = number
+        return known[text]
+
+    return count
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a model answers to questions.
+
+    Attributes:
+        right: (examples,) whether the answer's first token is the likeliest of the vocabulary.
+        among: (examples,) whether it is the likeliest of the candidates' first tokens.
+        log_probability: (examples,) of the answer's first token, in nats.
+        tokens: (examples,) of the prompts.
+        unknown: which share of these the tokenizer does not know.
+    """
+
+    right: Bool[np.ndarray, " examples"]
+    among: Bool[np.ndarray, " examples"]
+    log_probability: Float[np.ndarray, " examples"]
+    tokens: Int[np.ndarray, " examples"]
+    unknown: float
+
+
+def answers(model: Model, data: QuestionData, *, template: str = PROMPT, piece: int = PIECE) -> Answers:
+    """Ask a language model the questions.
+
+    Raises:
+        InputError: as `question_tokens`, also where two candidates of the task begin with the same token.
+    """
+    rows, targets = prompts(model, data, template)
+    choices = first_tokens(model, data, template)
+    right, among = np.zeros(len(data), dtype=bool), np.zeros(len(data), dtype=bool)
+    log_probability = np.full(len(data), np.nan)
+    for part in pieces_of(model, rows, piece=piece):
+        ended = np.flatnonzero(part.ends)
+        if not len(ended):
+            continue
+        at, last = part.rows[ended], part.lengths[ended] - 1
+        logits = head_logits(model, part.hidden[ended.tolist(), last.tolist()]).cpu().numpy()
+        wanted = targets[at]
+        sound = (logits < np.inf).all(1)  # no NaN either; a token may be ruled out by −inf
+        right[at] = sound & (logits.argmax(1) == wanted)
+        among[at] = sound & (choices[logits[:, choices].argmax(1)] == wanted)
+        log_probability[at] = log_softmax(logits, wanted)
+    unknown = model.tokenizer.unk_token_id
+    share = float((rows.ids == unknown).mean()) if unknown is not None else 0.0
+    return Answers(right, among, log_probability, rows.lengths, share)
+
+
+def prompts(model: Model, data: QuestionData, template: str) -> tuple[Rows, Int[np.ndarray, " examples"]]:
+    """The prompts' tokens, and the first token of every answer."""
+    found = question_tokens(data, model.tokenizer, template=template)
+    lengths = found.lengths
+    ids = np.concatenate([row[:length] for row, length in zip(found.ids, lengths)])
+    targets = found.targets[np.arange(len(lengths)), lengths - 1]
+    beyond = int(max(ids.max(), targets.max()))
+    if beyond >= model.vocabulary:
+        raise InputError(
+            f"the tokenizer gives id {beyond}, outside the vocabulary 0…{model.vocabulary - 1} of {model.name}"
+        )
+    return Rows(ids, np.concatenate([[0], lengths.cumsum()])), targets
+
+
+def first_tokens(model: Model, data: QuestionData, template: str) -> Int[np.ndarray, " candidates"]:
+    """The first token of every word that may be an answer, where the answer stands."""
+    first = data.examples[0]
+    short = replace(first, context=" ".join(fact.text for fact in first.facts))
+    each = replace(data, examples=tuple(replace(short, answer=word) for word in data.candidates))
+    return prompts(model, each, template)[1]
+
+
+def log_softmax(
+    logits: Float[np.ndarray, "rows vocabulary"], at: Int[np.ndarray, " rows"]
+) -> Float[np.ndarray, " rows"]:
+    """The log-probability of one token a row, in float64; NaN where a logit is NaN or infinite."""
+    wide = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wide -= wide.max(1, keepdims=True)
+        return wide[np.arange(len(at)), at] - np.log(np.exp(wide).sum(1))
+
+
+# ---- numbers
+
+
+def wilson(successes: int, trials: int) -> Estimate:
+    """A share with Wilson's 95 % score interval: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)."""
+    share, spread = successes / trials, NORMAL**2 / trials
+    middle = share + spread / 2
+    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4)
+    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    return Estimate(share, min(max(low, 0.0), share), max(min(high, 1.0), share))
+
+
+def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " examples"]) -> float:
+    """The two-sided p of the exact sign test on the examples of which only one of two models is right."""
+    first, second = int((above & ~below).sum()), int((below & ~above).sum())
+    number = first + second
+    tail = sum(math.comb(number, k) for k in range(min(first, second) + 1))
+    return min(1.0, 2 * tail / 2**number)
+
+
+def quotient(above: Float[np.ndarray, " rows"], below: Float[np.ndarray, " rows"]) -> Estimate:
+    """above / below of the first row with its interval from the others: x / 0 is infinite there, and 0 / 0 left out."""
+    if below[0] == 0:
+        return Estimate(math.nan, math.nan, math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rows = above / below
+    if not np.isinf(rows).any():
+        return estimate(rows)
+    # no interpolation: between a number and infinity there is nothing
+    low, high = np.quantile(rows[1:][~np.isnan(rows[1:])], [0.025, 0.975], method="inverted_cdf")
+    return Estimate(float(rows[0]), float(low), float(high))
+
+
+def compared(
+    right: Bool[np.ndarray, "models tasks lengths examples"],
+    among: Bool[np.ndarray, "models tasks lengths examples"],
+    log_probability: Float[np.ndarray, "models tasks lengths examples"],
+    tokens: Float[np.ndarray, "models tasks lengths"],
+    seed: int,
+) -> tuple[tuple[tuple[tuple[Cell, ...], ...], ...], tuple[tuple[tuple[Ratio, ...], ...], ...]]:
+    """The cells of every model, and the ratios of the first to each of the others, [model][task][length]."""
+    models, rows, columns, examples = right.shape
+    cells: list[list[list[Cell]]] = [[[] for _ in range(rows)] for _ in range(models)]
+    ratios: list[list[list[Ratio]]] = [[[] for _ in range(rows)] for _ in range(models - 1)]
+    for row in range(rows):
+        for column in range(columns):
+            hits = right[:, row, column]
+            measured = np.concatenate([hits, log_probability[:, row, column]]).T.astype(np.float64)
+            sums = resampled_sums(measured, seed=seed)
+            for number in range(models):
+                cells[number][row].append(
+                    Cell(
+                        tokens=float(tokens[number, row, column]),
+                        accuracy=wilson(int(hits[number].sum()), examples),
+                        constrained=wilson(int(among[number, row, column].sum()), examples),
+                        log_probability=estimate(sums[:, models + number] / examples),
+                    )
+                )
+            for other in range(1, models):
+                value = quotient(sums[:, 0], sums[:, other])
+                ratios[other - 1][row].append(Ratio(value, sign_test(hits[0], hits[other])))
+    return tuple(tuple(map(tuple, each)) for each in cells), tuple(tuple(map(tuple, each)) for each in ratios)
+
+
+def notes_on(
+    names: Sequence[str],
+    lengths: Sequence[int],
+    tokens: Float[np.ndarray, "models tasks lengths"],
+    unknown: Float[np.ndarray, "models tasks lengths"],
+    log_probability: Float[np.ndarray, "models tasks lengths examples"],
+) -> Iterable[str]:
+    """Logits that are not finite, and tokenizers that do not know the words."""
+    for number, name in enumerate(names):
+        broken = np.isnan(log_probability[number]).any((0, 2))
+        if broken.any():
+            yield (
+                f"logits of {name} are not finite from {lengths[int(broken.argmax())]:,} tokens on; there it gives no "
+                "answer"
+            )
+        share = float((unknown[number] * tokens[number]).sum() / tokens[number].sum())
+        if share > UNKNOWN:
+            yield f"the tokenizer of {name} does not know {100 * share:.0f} % of the prompts' tokens"

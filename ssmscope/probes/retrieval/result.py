@@ -1,0 +1,187 @@
+"""Accuracy by task and context length, with ratios between models, and how both are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.numbers import number
+from ssmscope.show.table import Cell as Number
+from ssmscope.show.table import Line, Table, folded, plain, shown_names, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+LEVEL = 0.05
+"""Two models differ in a cell where the interval of their ratio excludes 1 and the sign test's p is below this."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model at one task and length."""
+
+    tokens: float
+    """Of a prompt by the model's own tokenizer, on average; the question is counted."""
+    accuracy: Estimate
+    """Wilson's interval."""
+    constrained: Estimate
+    """Accuracy among the candidates; Wilson's interval."""
+    log_probability: Estimate
+    """The mean log-probability of the answer's first token, in nats; bootstrap interval."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Accuracy of the first model / accuracy of another on the same questions."""
+
+    value: Estimate
+    """With its paired bootstrap interval, whose end can be infinite; not defined where the other is never right."""
+    p: float
+    """Of the exact sign test on the questions of which only one of the two is right."""
+
+    @property
+    def written(self) -> str:
+        """The ratio with two digits behind the point as long as it is small, marked where it differs from 1."""
+        value = self.value.value
+        return number(value, 2 if value < 100 else 0) + "*" * self.differs
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval excludes 1. The sign test guards it: a few questions alone show no difference, though
+        all resamples of them agree."""
+        return (self.value.low > 1 or self.value.high < 1) and self.p < LEVEL
+
+
+@dataclass(frozen=True)
+class Retrieval(Result, kind="retrieval"):
+    """Accuracy by task and context length, of one model or of several on the same questions."""
+
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]
+    chance: tuple[float, ...]
+    """1 / candidates of every task."""
+    cells: tuple[tuple[tuple[Cell, ...], ...], ...]
+    """[model][task][length]."""
+    ratios: tuple[tuple[tuple[Ratio, ...], ...], ...]
+    """[other model][task][length]: of the first model to each of the others."""
+    right: np.ndarray
+    """(models, tasks, lengths, examples) bool: which questions are answered rightly."""
+    log_probability: np.ndarray
+    """(models, tasks, lengths, examples) float32, of the answer's first token in nats."""
+    notes: tuple[str, ...]
+
+    @property
+    def examples(self) -> int:
+        """Questions a cell."""
+        return self.right.shape[-1]
+
+    @property
+    def counted(self) -> str:
+        """What was asked."""
+        split, filler = self.provenance["data"]["split"], self.provenance["options"]["filler"]
+        return f"{self.examples:,} question{'s' if self.examples > 1 else ''} a cell, {split}; filler {filler}"
+
+    def mean(self, model: int, length: int) -> float:
+        """The mean accuracy over the tasks at one of the lengths."""
+        return float(self.right[model, :, self.lengths.index(length)].mean())
+
+    def verdict(self, at: int = 0) -> str:
+        ends = list(dict.fromkeys((self.lengths[0], self.lengths[-1])))
+        means = " and ".join(f"{self.mean(at, length):.3f} at {length:,} tokens" for length in ends)
+        number = len(self.tasks)
+        return f"accuracy {means}, {'mean of ' if number > 1 else ''}{number} task{'s' if number > 1 else ''}"
+
+    @classmethod
+    def compare(cls, results: Sequence[Retrieval], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        more: list[str] = []
+        for result, label in zip(results, labels):
+            for name, rows in zip(shown_names(label, result.models), result.cells):
+                for task, row in zip(result.tasks, rows):
+                    cells = {f"accuracy at {n:,}": Number(cell.accuracy) for n, cell in zip(result.lengths, row)}
+                    more += cells
+                    lines.append(Line((name, task), cells, task))
+        return table(("model", "task"), lines, more=more, note="Lengths are in tokens of context.")
+
+    @property
+    def headline(self) -> str:
+        ends = self.lengths if len(self.lengths) == 1 else (self.lengths[0], self.lengths[-1])
+        found = [
+            f"{name} " + " and ".join(f"{self.mean(number, n):.3f} at {n:,}" for n in ends)
+            for number, name in enumerate(self.models)
+        ]
+        tasks = self.tasks[0] if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
+        return f"Retrieval, accuracy on {tasks} by context tokens: {'; '.join(found)}"
+
+    def to_frame(self) -> DataFrame:
+        """A row per model, task and length.
+
+        Columns: model, task, length, tokens, examples, accuracy, constrained, log_probability, chance, and in the rows
+        of the other models ratio (the first model's accuracy / theirs), p (of the sign test) and differs; the 95 %
+        interval of each is in columns ending in _low and _high.
+        """
+        import pandas as pd
+
+        rows = []
+        for model, name in enumerate(self.models):
+            for row, task in enumerate(self.tasks):
+                for column, length in enumerate(self.lengths):
+                    cell = self.cells[model][row][column]
+                    found = {"accuracy": cell.accuracy, "constrained": cell.constrained}
+                    found |= {"log_probability": cell.log_probability}
+                    ratio = self.ratios[model - 1][row][column] if model else None
+                    nothing = Estimate(math.nan, math.nan, math.nan)
+                    if self.ratios:
+                        found |= {"ratio": nothing if ratio is None else ratio.value}
+                    line: dict[str, Any] = {"model": name, "task": task, "length": length}
+                    line |= {"tokens": cell.tokens, "examples": self.examples}
+                    for what, one in found.items():
+                        line |= {what: one.value, f"{what}_low": one.low, f"{what}_high": one.high}
+                    if self.ratios:
+                        line |= {"p": math.nan if ratio is None else ratio.p}
+                        line |= {"differs": ratio is not None and ratio.differs}
+                    rows.append({**line, "chance": self.chance[row]})
+        return pd.DataFrame(rows)
+
+    def figure(self) -> Figure:
+        """A grid of tasks and lengths for every model's accuracies, and one for every ratio."""
+        from ssmscope.probes.retrieval.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Prose(f"{self.counted}; context tokens of the first model's tokenizer.")
+        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
+        yield Picture(self.figure, self.headline)
+        for name, rows in zip(self.models, self.cells):
+            lines = []
+            for task, row, chance in zip(self.tasks, rows, self.chance):
+                cells = {f"{n:,}": Number(cell.accuracy, digits=2) for n, cell in zip(self.lengths, row)}
+                lines.append(Line((task,), {**cells, "chance": plain(chance)}))
+            yield self._grid(f"accuracy of {name}", lines, "Intervals are Wilson's.")
+        note = "* the interval excludes 1, and the sign test has p < 0.05. Intervals: paired bootstrap over questions."
+        for name, ratios in zip(self.models[1:], self.ratios):
+            lines = []
+            for task, each in zip(self.tasks, ratios):
+                cells = {f"{n:,}": Number(one.value, one.written, 2) for n, one in zip(self.lengths, each)}
+                lines.append(Line((task,), cells))
+            yield self._grid(f"accuracy of {self.models[0]} / accuracy of {name} (* differs)", lines, note)
+        frame, above = self.to_frame(), ("accuracy", "ratio", "differs", "chance", "examples")
+        rest = [name for name in map(str, frame) if not name.startswith(above)]
+        yield replace(folded(frame[rest], limit=TABLE_ROWS), wide=True)
+
+    def _grid(self, title: str, lines: Sequence[Line], note: str) -> Table:
+        return replace(table(("task",), lines, note=note), title=title)

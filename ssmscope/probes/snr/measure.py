@@ -1,0 +1,171 @@
+"""The numbers of needle questions: means over examples in every layer, with intervals, and paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_means
+
+if TYPE_CHECKING:
+    from ssmscope.probes.snr.reading import Needles
+
+METRICS = {
+    "needle": "needle probability",
+    "distractor": "probability of the best distractor",
+    "log_ratio": "log of needle / best distractor",
+    "candidate": "needle's share among the candidates",
+    "beats": "needle above every distractor",
+    "rank": "rank of the needle",
+    "leads": "needle above every token",
+}
+"""What is measured of every example and layer, and how the views call it."""
+
+
+@dataclass(frozen=True)
+class LayerSNR:
+    """Means over examples in one layer; NaN where no example has distractors. See `needle_snr`."""
+
+    layer: int
+    """i: what enters block i is read, 0 being the embeddings; L, the last one, is the model itself."""
+    depth: float
+    """i / L."""
+    needle: Estimate
+    distractor: Estimate
+    ratio: Estimate
+    """Mean needle probability / mean probability of the best distractor."""
+    log_ratio: Estimate
+    """Mean of ln(needle / best distractor)."""
+    candidate: Estimate
+    beats: Estimate
+    rank: Estimate
+    leads: Estimate
+
+
+@dataclass(frozen=True)
+class SNRCurve:
+    """One model on the questions of one task and length."""
+
+    model: str
+    task: str
+    """ "all" for those of all tasks."""
+    length: int | None
+    """None for questions that were not generated."""
+    examples: int
+    tokens: float
+    """Mean number of tokens of a prompt."""
+    chance: float
+    """What `candidate` is where all candidates are alike."""
+    layers: tuple[LayerSNR, ...]
+    average: Estimate
+    """Mean needle probability over the layers 0 … L − 1."""
+
+    @property
+    def accuracy(self) -> Estimate:
+        """The share of examples in which the model itself gives the needle more than any other token."""
+        return self.layers[-1].leads
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """First model minus second in one layer, paired."""
+
+    layer: int
+    """Of the model with fewer layers."""
+    depth: float
+    needle: Estimate
+    log_ratio: Estimate
+
+
+@dataclass(frozen=True)
+class SNRDifference:
+    """Two models on the same questions, first minus second."""
+
+    first: str
+    second: str
+    task: str
+    length: int | None
+    layers: tuple[LayerDifference, ...]
+    average: Estimate
+    """Of the needle probability, mean over the layers below the models' own answers."""
+
+
+def columns_of(read: Needles) -> Float[np.ndarray, "examples streams columns"]:
+    """Every metric of every example and layer, in the order of `METRICS`, and the needle's probability of examples with
+    distractors alone."""
+    alone = np.isnan(read.distractor)
+    needle, apart = np.exp(read.needle), read.needle - read.distractor
+    beats = np.where(alone, np.nan, apart > 0)
+    leads = (read.rank == 1).astype(np.float64)
+    columns = [needle, np.exp(read.distractor), apart, read.candidate, beats, read.rank, leads]
+    return np.stack([*columns, np.where(alone, np.nan, needle)], axis=-1)
+
+
+def measure(
+    names: Sequence[str], read: Sequence[Needles], seed: int
+) -> tuple[list[dict[str, Any]], list[tuple[tuple[str, str], dict[str, Any]]]]:
+    """The numbers of every model's curve, and of the difference of every two, all of the same resamples."""
+    every = [columns_of(one) for one in read]
+    flat = np.concatenate([columns.reshape(len(columns), -1) for columns in every], axis=1)
+    rows = resampled_means(flat, seed=seed)
+    ends = np.cumsum([columns[0].size for columns in every])[:-1]
+    means = [part.reshape(len(part), *columns.shape[1:]) for part, columns in zip(np.split(rows, ends, axis=1), every)]
+    place = {name: at for at, name in enumerate(METRICS)}
+    curves = []
+    for one, mean in zip(read, means):
+        layers = mean.shape[1] - 1
+        ratios = ratio(mean[..., -1], mean[..., place["distractor"]])
+        found = [
+            LayerSNR(
+                layer=i,
+                depth=i / layers,
+                **{name: estimate(mean[:, i, at]) for name, at in place.items()},
+                ratio=estimate(ratios[:, i]),
+            )
+            for i in range(layers + 1)
+        ]
+        sizes = one.choices[one.choices > 1]
+        curves.append(
+            {
+                "examples": len(one),
+                "tokens": float(one.tokens.mean()),
+                "chance": float((1 / sizes).mean()) if len(sizes) else float("nan"),
+                "layers": tuple(found),
+                "average": estimate(mean[:, :-1, place["needle"]].mean(1)),
+            }
+        )
+    pairs = [(a, b) for a in range(len(read)) for b in range(a + 1, len(read))]
+    return curves, [
+        ((names[a], names[b]), _difference(means[a], means[b], [place["needle"], place["log_ratio"]])) for a, b in pairs
+    ]
+
+
+def _difference(
+    first: Float[np.ndarray, "rows streams columns"],
+    second: Float[np.ndarray, "rows other columns"],
+    wanted: Sequence[int],
+) -> dict[str, Any]:
+    """First minus second, at the layers of the one with fewer."""
+    layers = min(first.shape[1], second.shape[1]) - 1
+    one, other = (
+        np.einsum("rsc,gs->rgc", mean[..., wanted], interpolation(mean.shape[1] - 1, layers))
+        for mean in (first, second)
+    )
+    apart = one - other
+    return {
+        "layers": tuple(
+            LayerDifference(i, i / layers, estimate(apart[:, i, 0]), estimate(apart[:, i, 1]))
+            for i in range(layers + 1)
+        ),
+        "average": estimate(apart[:, :-1, 0].mean(1)),
+    }
+
+
+def interpolation(layers: int, onto: int) -> Float[np.ndarray, "grid streams"]:
+    """The matrix that takes numbers at i / `layers` to j / `onto`, linearly between neighbours."""
+    at = np.arange(onto + 1) * layers / onto
+    return np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(layers + 1)))

@@ -1,0 +1,243 @@
+"""What a lens reads of an answer and of its distractors, in every layer, behind the last token of a prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from ssmscope.errors import InputError
+from ssmscope.probes.lens.data import packed
+from ssmscope.probes.lens.fitting import tokens_at_once
+from ssmscope.probes.lens.lenses import chosen_states
+from ssmscope.tasks.language import check_symbols
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model
+    from ssmscope.probes.lens.lenses import Lens
+    from ssmscope.tasks.babi import Question, QuestionData
+
+NONE = -1
+"""Stands for no token."""
+TAIL = 200
+"""From so many characters before its end on, at most, is a prompt read again with each distractor behind it."""
+
+
+class Prompts(NamedTuple):
+    """Questions as one model's tokens.
+
+    Attributes:
+        rows: the token ids of every prompt, not padded.
+        needles: (examples,), the first token of every answer.
+        distractors: (examples, most), the first tokens of every example's distractors, each once, then `NONE`.
+        unknown: how many of all rows' tokens are words that the tokenizer does not know.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    needles: Int[np.ndarray, " examples"]
+    distractors: Int[np.ndarray, "examples most"]
+    unknown: int
+
+
+def prompts_of(model: Model, data: QuestionData, template: str) -> Prompts:
+    """The prompts as the model reads them, without special tokens, and the tokens that are looked for behind: those
+    that the answer, and each distractor in its place, begin with in the tokenizer's own segmentation of the whole.
+
+    Raises:
+        InputError: a word of a fact, question, answer or distractor that the tokenizer does not know, or an answer that
+            begins with the same token as one of its distractors.
+    """
+    reader = _Reader(model.name, model.tokenizer)
+    found = [reader.read(example, prompt) for example, prompt in zip(data.examples, data.prompts(template))]
+    distractors = np.full((len(found), max((len(one.distractors) for one in found), default=0)), NONE)
+    for line, one in zip(distractors, found):
+        line[: len(one.distractors)] = one.distractors
+    return Prompts(
+        tuple(one.row for one in found),
+        np.array([one.needle for one in found], dtype=np.int64),
+        distractors,
+        sum(one.unknown for one in found),
+    )
+
+
+def check_readable(model: Model) -> None:
+    """Raises InputError for a classifier, or without a tokenizer that says where in a text a token stands."""
+    if model.is_classifier:
+        raise InputError(f"{model.name} is a classifier; a needle is a token that a language model should name")
+    if model.tokenizer is None:
+        raise InputError(f"{model.name} has no tokenizer to read questions with; name one with --tokenizer")
+    if not getattr(model.tokenizer, "is_fast", False):
+        raise InputError(f"{model.name} needs a fast tokenizer: where an answer begins is read from its offsets")
+
+
+class _Read(NamedTuple):
+    row: tuple[int, ...]
+    needle: int
+    distractors: list[int]
+    unknown: int
+
+
+class _Encoded(NamedTuple):
+    """A text that ends in a word: its ids and spans of characters, and which token the word begins with."""
+
+    text: str
+    ids: list[int]
+    spans: list[tuple[int, int]]
+    first: int
+
+
+class _Reader:
+    """One tokenizer, and what it has read before: the ends of prompts are few."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name, self.tokenizer = name, tokenizer
+        self.known: dict[tuple[str, str], _Encoded] = {}
+
+    def read(self, example: Question, prompt: str) -> _Read:
+        whole = self._encode(prompt, example.answer)
+        self._check_known(" ".join((*(fact.text for fact in example.facts), example.question)))
+        needle = self._token(whole, example.answer)
+        tail = prompt[-TAIL:]
+        space = re.search(r"\s", tail)
+        tail = tail[space.end() :] if space and space.end() < len(tail) else tail
+        mine = self._at_end(tail, example.answer)
+        if self._token(mine, example.answer) != needle:  # a tokenizer that looks further back
+            tail, mine = prompt, whole
+        named: dict[int, str] = {}
+        for word in example.distractors:
+            other = self._at_end(tail, word)
+            token = self._token(other, word)
+            if other.ids[: other.first] != mine.ids[: mine.first]:
+                raise InputError(
+                    f"{self.name}'s tokenizer reads the end of a prompt otherwise before {word!r:.40} than before "
+                    f"{example.answer!r:.40}; give a template with another end"
+                )
+            named.setdefault(token, word)
+        if needle in named:
+            raise InputError(
+                f"for {self.name}'s tokenizer the answer {example.answer!r:.40} and its distractor "
+                f"{named[needle]!r:.40} begin with the same token; use a tokenizer or words that tell them apart"
+            )
+        row = whole.ids[: whole.first]
+        return _Read(tuple(row), needle, list(named), self._unknown(whole))
+
+    def _at_end(self, tail: str, word: str) -> _Encoded:
+        if (tail, word) not in self.known:
+            self.known[tail, word] = self._encode(tail, word)
+        return self.known[tail, word]
+
+    def _encode(self, prompt: str, word: str) -> _Encoded:
+        text = prompt + ("" if prompt[-1].isspace() else " ") + word
+        check_symbols([text], self.tokenizer)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids, spans, begin = encoded["input_ids"], encoded["offset_mapping"], len(text) - len(word)
+        first = next((at for at, (_, end) in enumerate(spans) if end > begin), len(ids))
+        if not 0 < first < len(ids):
+            raise InputError(f"{self.name}'s tokenizer reads nothing in {text[:40]!r} or in the word {word!r:.40}")
+        return _Encoded(text, ids, spans, first)
+
+    def _token(self, encoded: _Encoded, word: str) -> int:
+        token = encoded.ids[encoded.first]
+        if token == self.tokenizer.unk_token_id:
+            raise self._unknown_word(word)
+        return token
+
+    def _check_known(self, text: str) -> None:
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"]):
+            if token == self.tokenizer.unk_token_id:
+                raise self._unknown_word(text[start:end])
+
+    def _unknown_word(self, word: str) -> InputError:
+        return InputError(
+            f"{self.name}'s tokenizer does not know {word!r:.40}, a word of a fact, question, answer or distractor; "
+            "use a model that was trained with such words"
+        )
+
+    def _unknown(self, whole: _Encoded) -> int:
+        """Words of the prompt that are read as unknown, those that are written so left out."""
+        if self.tokenizer.unk_token_id is None:
+            return 0
+        at = np.flatnonzero(np.array(whole.ids[: whole.first]) == self.tokenizer.unk_token_id)
+        return sum(whole.text[slice(*whole.spans[i])].strip() != self.tokenizer.unk_token for i in at.tolist())
+
+
+@dataclass(frozen=True)
+class Needles:
+    """What the lens says of every example in every layer, (examples, layers + 1), the model itself last.
+
+    Attributes:
+        needle: log-probability of the needle.
+        distractor: the largest log-probability of a distractor; NaN without one.
+        candidate: the needle's share of the probability of itself and all distractors; NaN without one.
+        rank: the needle's place in the vocabulary, 1 the best; equal tokens share the mean of theirs.
+        tokens: (examples,), of the prompts.
+        choices: (examples,), needle and distractors together.
+    """
+
+    needle: Float[np.ndarray, "examples streams"]
+    distractor: Float[np.ndarray, "examples streams"]
+    candidate: Float[np.ndarray, "examples streams"]
+    rank: Float[np.ndarray, "examples streams"]
+    tokens: Int[np.ndarray, " examples"]
+    choices: Int[np.ndarray, " examples"]
+
+    @staticmethod
+    def joined(parts: Sequence[Needles]) -> Needles:
+        """The examples of several, one after the other."""
+        names = [field.name for field in dataclasses.fields(Needles)]
+        return Needles(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    def __len__(self) -> int:
+        return len(self.needle)
+
+
+def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int], object]) -> Needles:
+    """Run the prompts, those of alike length together, and read their last positions in all layers.
+
+    Raises:
+        InputError: an id outside the vocabulary, or probabilities that are not finite.
+    """
+    number, layers = len(prompts.rows), len(lens) + 1
+    found = {name: np.full((number, layers), np.nan) for name in ("needle", "distractor", "candidate", "rank")}
+    lengths = [len(row) for row in prompts.rows]
+    for chosen in packed(range(number), lengths, tokens_at_once(model, len(lens))):
+        batch = model.encode(ids=[list(prompts.rows[row]) for row in chosen])
+        hidden = chosen_states(model, batch, "last")
+        for part in lens.slices(len(chosen)):
+            rows = chosen[part]
+            read = _read(lens.log_probs(hidden[:, part]), prompts.needles[rows], prompts.distractors[rows])
+            for name, values in read.items():
+                found[name][rows] = values
+        done(len(chosen))
+    if not np.isfinite(found["needle"]).all() or np.isinf(found["distractor"]).any():
+        raise InputError(f"{model.name} gives log-probabilities that are not finite; its weights are damaged")
+    choices = 1 + (prompts.distractors != NONE).sum(1)
+    return Needles(**found, tokens=np.array(lengths), choices=choices)
+
+
+def _read(
+    logs: Float[torch.Tensor, "streams chosen tokens"],
+    needles: Int[np.ndarray, " chosen"],
+    distractors: Int[np.ndarray, "chosen most"],
+) -> dict[str, Float[np.ndarray, "chosen streams"]]:
+    mine = torch.from_numpy(needles).to(logs.device).view(1, -1, 1).expand(len(logs), -1, 1)
+    own = logs.gather(-1, mine)
+    rank = 1 + (logs > own).sum(-1) + ((logs == own).sum(-1) - 1) / 2
+    needle = own.squeeze(-1).cpu().double()
+    read = {"needle": needle, "rank": rank.cpu()}
+    if distractors.shape[1]:
+        absent = torch.from_numpy(distractors == NONE).expand(len(logs), -1, -1)
+        others = torch.from_numpy(distractors).to(logs.device).expand(len(logs), -1, -1)
+        against = logs.gather(-1, others.clamp(min=0)).cpu().double().masked_fill(absent, -torch.inf)
+        together = torch.cat([needle.unsqueeze(-1), against], dim=-1).logsumexp(-1)
+        alone = absent.all(-1)
+        read["distractor"] = against.amax(-1).masked_fill(alone, torch.nan)
+        read["candidate"] = (needle - together).exp().masked_fill(alone, torch.nan)
+    return {name: values.T.numpy() for name, values in read.items()}

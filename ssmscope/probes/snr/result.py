@@ -1,0 +1,131 @@
+"""The needle's probability by layer as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ssmscope.errors import InputError
+from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class LensedModel:
+    """A model, the lens that it was read with, and its number of layers L."""
+
+    name: str
+    lens: str
+    layers: int
+
+
+@dataclass(frozen=True)
+class NeedleSNR(Result, kind="snr"):
+    """The needle's probability by layer."""
+
+    models: tuple[LensedModel, ...]
+    unit: str
+    """ "words" or "tokens", what lengths are in."""
+    curves: tuple[SNRCurve, ...]
+    """By length, then task (all first, where there are several), then model."""
+    differences: tuple[SNRDifference, ...]
+    notes: tuple[str, ...]
+
+    def verdict(self, at: int = 0) -> str:
+        curve = self.curve(self.models[at].name)
+        length = "" if curve.length is None else f" at {curve.length:,} {self.unit}"
+        average, accuracy = written(curve.average), written(curve.accuracy)
+        return f"needle probability {average}, mean of layers; accuracy {accuracy}{length}"
+
+    @classmethod
+    def compare(cls, results: Sequence[NeedleSNR], labels: Sequence[Sequence[str]]) -> Table:
+        lines, accuracy, average = [], "accuracy", "needle probability, mean of layers"
+        for result, given in zip(results, labels):
+            own = [model.name for model in result.models]
+            label = dict(zip(own, given if len(given) == len(own) else own))
+            for curve in result.curves:
+                where = "–" if curve.length is None else f"{curve.length:,} {result.unit}"
+                cells = {average: Cell(curve.average), accuracy: Cell(curve.accuracy)}
+                lines.append(Line((label[curve.model], curve.task, where), cells, (curve.task, curve.length)))
+        return table(("model", "task", "context"), lines, more=[average, accuracy])
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks, "all" first where there are several."""
+        return tuple(dict.fromkeys(curve.task for curve in self.curves))
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        return tuple(dict.fromkeys(curve.length for curve in self.curves))
+
+    def curve(self, model: str | None = None, task: str | None = None, length: int | None = None) -> SNRCurve:
+        """One curve, by default of the first model, all tasks and the first length.
+
+        Raises:
+            InputError: when there is none.
+        """
+        wanted = (model or self.models[0].name, task or self.tasks[0], self.lengths[0] if length is None else length)
+        for curve in self.curves:
+            if (curve.model, curve.task, curve.length) == wanted:
+                return curve
+        known = ", ".join(dict.fromkeys(f"{one.model}/{one.task}/{one.length}" for one in self.curves))
+        raise InputError(f"there is no curve {'/'.join(map(str, wanted))}; there are {known}")
+
+    @property
+    def headline(self) -> str:
+        return f"Needle probability by layer of {self.provenance.get('model', 'a model')}"
+
+    def to_frame(self) -> DataFrame:
+        """A row for every model, task, length and layer, and below them for every difference of two models.
+
+        Columns: part (curve or difference), model ("first − second" of a difference), lens, task, length, examples,
+        layer, depth, then needle, distractor, ratio, log_ratio, candidate, beats, rank and leads, each with the ends of
+        its 95 % interval in columns ending in _low and _high. A difference has needle and log_ratio.
+        """
+        import pandas as pd
+
+        lenses = {one.name: one.lens for one in self.models}
+        rows: list[dict[str, Any]] = []
+        for curve in self.curves:
+            about: dict[str, Any] = {
+                "part": "curve",
+                "model": curve.model,
+                "lens": lenses[curve.model],
+                "task": curve.task,
+            }
+            about |= {"length": curve.length, "examples": curve.examples}
+            for one in curve.layers:
+                rows.append({**about, **_cells(one, ("needle", "distractor", "ratio", *list(METRICS)[2:]))})
+        for two in self.differences:
+            about = {"part": "difference", "model": f"{two.first} − {two.second}", "lens": None, "task": two.task}
+            about |= {"length": two.length, "examples": self.curve(two.first, two.task, two.length).examples}
+            rows += [{**about, **_cells(layer, ("needle", "log_ratio"))} for layer in two.layers]
+        return pd.DataFrame(rows).astype({"length": "Int64"})
+
+    def figure(self) -> Figure:
+        """For each length (up to 4) the needle's probability and its log ratio to the best distractor by layer, a line
+        and its interval for each model; below them the tasks one by one."""
+        from ssmscope.probes.snr.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.probes.snr.views import blocks
+
+        return blocks(self)
+
+
+def _cells(layer: LayerSNR | LayerDifference, names: Sequence[str]) -> Mapping[str, Any]:
+    cells: dict[str, Any] = {"layer": layer.layer, "depth": layer.depth}
+    for name in names:
+        found = getattr(layer, name)
+        cells |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    return cells

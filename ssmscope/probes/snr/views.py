@@ -1,0 +1,78 @@
+"""The needle's probability by layer as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.show.blocks import Block, Picture, Prose
+from ssmscope.show.table import Cell, Table, written
+from ssmscope.show.tokens import evenly_apart, shorten, visible
+
+if TYPE_CHECKING:
+    from ssmscope.probes.snr.measure import SNRCurve, SNRDifference
+    from ssmscope.probes.snr.result import NeedleSNR
+
+LAYERS = 24
+"""How many layers below the model's own answer a table has."""
+BESIDE = 3
+"""How many models stand beside one another."""
+NAME = 20
+"""As many characters as a name has in a table."""
+
+
+def blocks(result: NeedleSNR) -> Iterator[Block]:
+    """For each length the needle's probability by layer over all tasks, with the difference of two models; then the
+    models' own answers, task by task."""
+    yield Prose(result.headline, "title")
+    for model in result.models:
+        yield Prose(f"{model.name}: {model.lens}, {model.layers} layers", "note")
+    yield Picture(result.figure, result.headline)
+    for length in result.lengths:
+        curves = [result.curve(model.name, result.tasks[0], length) for model in result.models]
+        both = [one for one in result.differences if (one.task, one.length) == (result.tasks[0], length)]
+        title = f"Needle probability{'' if length is None else f', contexts of {length:,} {result.unit}'}"
+        continued = f"{title} (continued)"
+        for _, alike in groupby(curves, key=lambda curve: len(curve.layers)):
+            deep = list(alike)
+            apart = both if len(result.models) == len(deep) == 2 else []
+            for start in range(0, len(deep), BESIDE):
+                yield _layers(title, deep[start : start + BESIDE], apart)
+                title = continued
+        yield _answers(result, length)
+    yield Prose(
+        f"Means over {result.curves[0].examples:,} questions{' of all tasks' if len(result.tasks) > 1 else ''}; 95 % "
+        "bootstrap intervals over questions. Layer i reads what enters block i, 0 the embeddings; the last line is the "
+        "model itself."
+    )
+    for one in result.differences:
+        if (one.task, one.length) == (result.tasks[0], result.lengths[0]):
+            two = f"{one.first} − {one.second}"
+            yield Prose(f"Needle probability, mean over the layers below: {two} {written(one.average)}", "note")
+    for note in result.notes:
+        yield Prose(f"Note: {note}.", "note")
+
+
+def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifference]) -> Table:
+    layers = len(curves[0].layers) - 1
+    rows = []
+    for layer in (*evenly_apart(layers, LAYERS), layers):
+        needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
+        rows.append((("model" if layer == layers else str(layer),), tuple(map(Cell, needles))))
+    columns = (*(shorten(visible(curve.model), NAME) for curve in curves), *("difference" for _ in apart))
+    return Table(("layer",), columns, tuple(rows), title=title)
+
+
+def _answers(result: NeedleSNR, length: int | None) -> Table:
+    curves = [curve for curve in result.curves if curve.length == length]
+    columns = {"accuracy": [Cell(curve.accuracy) for curve in curves]}
+    if not all(math.isnan(curve.chance) for curve in curves):
+        columns["ln(needle / distractor)"] = [Cell(curve.layers[-1].log_ratio) for curve in curves]
+        columns["among candidates"] = [Cell(curve.layers[-1].candidate) for curve in curves]
+        columns["chance"] = [Cell(Estimate(curve.chance, math.nan, math.nan)) for curve in curves]
+    labels = [(shorten(visible(curve.task), 12), shorten(visible(curve.model), NAME)) for curve in curves]
+    title = "The models' own answers" if len(result.models) > 1 else "The model's own answer"
+    return Table(("task", "model"), tuple(columns), tuple(zip(labels, zip(*columns.values()))), title=title)

@@ -1,0 +1,293 @@
+"""The stability of every layer of a model: half-lives, growth, the norms of its states, and how it is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import Result
+from ssmscope.show.numbers import portion, tokens
+from ssmscope.show.table import Cell, Line, Table, plain, short, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+BEHAVIOURS = ("stable", "marginal", "unstable")
+"""From best to worst."""
+
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Of the half-lives of a layer's states."""
+
+
+@dataclass(frozen=True)
+class LayerStability:
+    """One recurrence of one layer; most layers have one."""
+
+    layer: int
+    part: int
+    """Its number among the layer's recurrences, from 0."""
+    parts: int
+    """How many recurrences the layer has."""
+    states: int
+    """How many decays a head has, each with its half-life: as many as states, or one where all states decay alike."""
+    behaviour: str
+    """One of `BEHAVIOURS`."""
+    why: str
+    """The number behind it, in words."""
+    abscissa: np.ndarray | None
+    """(heads,) spectral abscissae; None where there is no continuous A."""
+    largest: np.ndarray
+    """(heads,) the largest log-gain of a step on the inputs; −∞ where a head makes no step."""
+    possible: np.ndarray | None
+    """(heads,) the largest log-gain of a step over all inputs; None where no bound is known."""
+    bounded_by: str
+    """Why it is no larger."""
+    mean: np.ndarray
+    """(heads,) the mean log-gain of each head's slowest state."""
+    half_life: np.ndarray
+    """(heads,) the median half-life of each head's states, in tokens."""
+    quantiles: tuple[float, ...]
+    """The `QUANTILES` of the half-lives of all heads and states; each is that of one of the states."""
+    never: int
+    """Of heads × states, how many have a half-life longer than the longest text."""
+    growth: Estimate
+
+    @property
+    def heads(self) -> int:
+        return len(self.largest)
+
+    @property
+    def name(self) -> str:
+        """As "3", or "3.1" for the second of several recurrences."""
+        return str(self.layer) if self.parts == 1 else f"{self.layer}.{self.part}"
+
+    @property
+    def outlasting(self) -> str:
+        """How many of its states outlast the longest text, in percent."""
+        return portion(self.never, self.heads * self.states)
+
+    @property
+    def spectral_abscissa(self) -> float:
+        """s_A, the largest of all heads'; NaN where there is none."""
+        return math.nan if self.abscissa is None else float(self.abscissa.max())
+
+    @property
+    def largest_gain(self) -> float:
+        """The largest log-gain of a step on the inputs."""
+        return float(self.largest.max())
+
+    @property
+    def possible_gain(self) -> float:
+        """The largest log-gain of a step over all inputs; NaN where no bound is known."""
+        return math.nan if self.possible is None else float(self.possible.max())
+
+
+@dataclass(frozen=True)
+class Stability(Result, kind="stability"):
+    """The stability of every layer, and the model's. `len`, iteration and `[i]` are over `layers`."""
+
+    inputs: str
+    """What the model was run on, in words."""
+    given: bool
+    """Whether these are the user's texts, and not random tokens."""
+    texts: int
+    longest: int
+    """Tokens of the longest text."""
+    behaviour: str
+    """That of the worst layer."""
+    layers: tuple[LayerStability, ...]
+    positions: np.ndarray
+    """(positions,) at which norms were taken, from 0."""
+    norms: np.ndarray
+    """(layers, positions, 3) mean norm over texts and the ends of its interval (NaN with one text)."""
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> LayerStability:
+        return self.layers[index]
+
+    @property
+    def number(self) -> int:
+        """The model's layers; a layer may have several recurrences."""
+        return len(self.norms)
+
+    def counts(self) -> dict[str, int]:
+        """How many recurrences behave how."""
+        return {name: sum(layer.behaviour == name for layer in self.layers) for name in BEHAVIOURS}
+
+    def verdict(self, at: int = 0) -> str:
+        listed = [f"{number} {name}" for name, number in self.counts().items() if number]
+        if len(listed) > 1:
+            return f"{self.behaviour}: {', '.join(listed)} of {len(self)} {self.unit}"
+        return f"{self.behaviour} in {f'all {len(self)} {self.unit}' if len(self) > 1 else 'its one layer'}"
+
+    @classmethod
+    def compare(cls, results: Sequence[Stability], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            frame = result.to_frame()
+            counts = ", ".join(f"{number} {name}" for name, number in result.counts().items() if number)
+            cells = {"behaviour": Cell(text=result.behaviour), result.unit: Cell(text=counts)}
+            for column in ("spectral_abscissa", "largest_gain", "possible_gain", "growth"):
+                cells[f"largest {column.removeprefix('largest_').replace('_', ' ')}"] = plain(frame[column].max())
+            lines.append(Line((label,), cells))
+        note = "Gains and growth are natural logarithms per token, the spectral abscissa is per unit of Δ."
+        return table(("model",), lines, note=note)
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        same = self.counts()[self.behaviour]
+        if len(self.layers) == 1:
+            return f"Stability of {model}: {self.behaviour}"
+        where = f"all {same}" if same == len(self.layers) else f"{same} of {len(self.layers)}"
+        return f"Stability of {model}: {self.behaviour} in {where} {self.unit}"
+
+    @property
+    def unit(self) -> str:
+        """What `layers` are: layers, or recurrences where some layer has several."""
+        return "recurrences" if any(layer.parts > 1 for layer in self.layers) else "layers"
+
+    def to_frame(self) -> DataFrame:
+        """A row per layer (or recurrence of it).
+
+        Columns: layer, part (of the layer's recurrences, from 0), heads, states (decays per head), behaviour,
+        spectral_abscissa, largest_gain (of a step on the inputs), possible_gain (over all inputs), growth with its 95 %
+        interval growth_low and growth_high: these are natural logarithms per token, spectral_abscissa per unit of Δ;
+        half_life_5 … half_life_95 in tokens; never (states with a half-life longer than the longest text) and
+        never_share; last_norm, at the last position.
+        """
+        import pandas as pd
+
+        rows = []
+        for one in self.layers:
+            row = {
+                "layer": one.layer,
+                "part": one.part,
+                "heads": one.heads,
+                "states": one.states,
+                "behaviour": one.behaviour,
+                "spectral_abscissa": one.spectral_abscissa,
+                "largest_gain": one.largest_gain,
+                "possible_gain": one.possible_gain,
+                "growth": one.growth.value,
+                "growth_low": one.growth.low,
+                "growth_high": one.growth.high,
+            }
+            row |= {f"half_life_{round(100 * q)}": value for q, value in zip(QUANTILES, one.quantiles)}
+            share = one.never / (one.heads * one.states)
+            rows.append({**row, "never": one.never, "never_share": share, "last_norm": self.norms[one.layer, -1, 0]})
+        return pd.DataFrame(rows)
+
+    def heads(self) -> DataFrame:
+        """A row per head: columns layer, part, head, spectral_abscissa, largest_gain, possible_gain, mean_gain (of its
+        slowest state) and half_life (the median of its states), as in `to_frame`."""
+        import pandas as pd
+
+        parts = []
+        for one in self.layers:
+            columns = {
+                "layer": one.layer,
+                "part": one.part,
+                "head": range(one.heads),
+                "spectral_abscissa": math.nan if one.abscissa is None else one.abscissa,
+                "largest_gain": one.largest,
+                "possible_gain": math.nan if one.possible is None else one.possible,
+                "mean_gain": one.mean,
+                "half_life": one.half_life,
+            }
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def norms_over_time(self) -> DataFrame:
+        """A row per layer and position: columns layer, position (from 0), norm, low, high."""
+        import pandas as pd
+
+        rows = [
+            (layer, int(position), *self.norms[layer, at].tolist())
+            for layer in range(self.number)
+            for at, position in enumerate(self.positions)
+        ]
+        return pd.DataFrame(rows, columns=["layer", "position", "norm", "low", "high"])
+
+    def figure(self) -> Figure:
+        """Half-lives by layer, on a logarithmic axis, and the states' norms over time."""
+        from ssmscope.probes.stability.figure import draw
+
+        return draw(self)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield Prose(f"On {self.inputs}. {self.in_words()}")
+        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
+        yield Picture(self.figure, self.headline)
+        yield self._gains()
+        yield self._memory()
+
+    def in_words(self) -> str:
+        """How the model behaves, as sentences."""
+        counts = {name: number for name, number in self.counts().items() if number}
+        if len(self.layers) == 1:
+            return f"The model is {self.behaviour}: {self.layers[0].why}."
+        listed = ", ".join(f"{number} {name}" for name, number in counts.items())
+        worst = next(layer for layer in self.layers if layer.behaviour == self.behaviour)
+        if len(counts) == 1:
+            return f"The model is {self.behaviour}, in every one of its {len(self.layers)} {self.unit}: {worst.why}."
+        alone = counts[self.behaviour] == 1
+        some = (
+            f"The {self.behaviour} {self.unit.removesuffix('s')}" if alone else f"Of the {self.behaviour} {self.unit}"
+        )
+        return f"The model is {self.behaviour} ({listed}). {some}, {worst.name}: {worst.why}."
+
+    def _gains(self) -> Table:
+        """How much a step grows the states, with a row per recurrence."""
+        continuous = any(layer.abscissa is not None for layer in self.layers)
+        lines = []
+        for one in self.layers:
+            cells = {"behaviour": Cell(text=one.behaviour)}
+            if continuous:
+                cells["s_A"] = plain(one.spectral_abscissa)
+            cells |= {"growth": Cell(one.growth, digits=None), "step": plain(one.largest_gain)}
+            lines.append(Line((one.name,), {**cells, "any step": plain(one.possible_gain)}))
+        bounds = "; ".join(dict.fromkeys(layer.bounded_by for layer in self.layers))
+        note = (
+            "Natural logarithms: growth, the mean gain of a step of the layer's slowest state; step, the largest gain "
+            f"of a step on these inputs; any step, over all inputs ({bounds})."
+        )
+        if continuous:
+            note += " s_A, the spectral abscissa, is the largest entry of the continuous A."
+        if self.unit == "recurrences":
+            note += " A layer's several recurrences are numbered after the dot."
+        return table(("layer",), lines, note=note)
+
+    def _memory(self) -> Table:
+        """How long the states last, with a row per recurrence."""
+        lines = []
+        for one in self.layers:
+            q5, q25, median, q75, q95 = one.quantiles
+            cells = {"heads": short(one.heads), "states": short(one.states)}
+            cells["half-life"] = short(median, tokens(median))
+            for name, low, high in (("25 % to 75 %", q25, q75), ("5 % to 95 %", q5, q95)):
+                cells[name] = short(median, f"{tokens(low)} to {tokens(high)}")
+            cells["never"] = short(one.never, one.outlasting)
+            lines.append(Line((one.name,), {**cells, "norm": plain(self.norms[one.layer, -1, 0])}))
+        note = (
+            "states: decays per head. Half-life: tokens until half of a state is gone, the median of the layer's "
+            f"states. never: states that keep half beyond the longest text ({self.longest:,} tokens). norm: of all the "
+            "layer's states at the last token."
+        )
+        return table(("layer",), lines, note=note)

@@ -1,0 +1,206 @@
+"""What analyses read beside models, texts or labelled data: the options that name it, and their values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from ssmscope.errors import InputError
+from ssmscope.inputs import texts_of, whole_numbers
+from ssmscope.signature import REPEATED, Metavar, Option, Range, Reads, options_of
+
+if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
+    from ssmscope.model import Model
+
+TEXT_CLASSIFIER, TOKEN_CLASSIFIER, PIXEL_CLASSIFIER = "text-classifier", "token-classifier", "pixel-classifier"
+LANGUAGE_MODEL, TOKEN_MODEL = "language-model", "token-model"
+KINDS: Mapping[str, str] = {
+    TEXT_CLASSIFIER: "classes of texts",
+    TOKEN_CLASSIFIER: "classes of token ids, without a tokenizer",
+    PIXEL_CLASSIFIER: "classes of images",
+    LANGUAGE_MODEL: "the next token of a text",
+    TOKEN_MODEL: "the next of token ids, without a tokenizer",
+}
+"""The kinds of models, and what each predicts."""
+TEXT_MODELS = (TEXT_CLASSIFIER, LANGUAGE_MODEL)
+
+TEXTS = ("text", "file", "ids", "image")
+"""The options that give texts."""
+MOST_TOKENS = 16384
+"""Of a text, unless somebody says otherwise."""
+
+
+class Input(ABC):
+    """A kind of input: its options, and how they are read."""
+
+    options: Mapping[str, Option]
+    parameter: ClassVar[str]
+    """What it is called in the function's signature."""
+
+    def reads_lines(self, kind: str | None) -> bool:
+        """Whether of a model of this kind the data is lines of text, without labels."""
+        return False
+
+    @abstractmethod
+    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Refuse what can be refused without a model.
+
+        Raises:
+            InputError: as said.
+        """
+
+    @abstractmethod
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        """The value that the function gets.
+
+        Raises:
+            InputError: it cannot be read, or does not fit the models.
+        """
+
+    def read_besides(
+        self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
+    ) -> Mapping[str, Any]:
+        """What the function gets besides, by the name of its parameter; of most kinds of input nothing.
+
+        Raises:
+            InputError: as `read`.
+        """
+        return {}
+
+
+def _text_options(
+    *,
+    text: Annotated[Sequence[str] | None, "A text; may be repeated.", REPEATED] = None,
+    file: Annotated[str | None, "UTF-8 texts, one a line; - is stdin.", Reads("file", ("-",)), Metavar("FILE")] = None,
+    ids: Annotated[
+        Sequence[str] | None, "Token ids instead of a text; may be repeated.", REPEATED, Metavar("5,17,3")
+    ] = None,
+    image: Annotated[
+        Sequence[str] | None,
+        "A PNG or JPEG, for a model of pixels; may be repeated.",
+        REPEATED,
+        Reads("file"),
+        Metavar("FILE"),
+    ] = None,
+    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MOST_TOKENS,
+) -> None: ...
+
+
+@dataclass(frozen=True)
+class Texts(Input):
+    """Texts, token ids or images, as one `Batch` of the model.
+
+    Attributes:
+        needed: whether there must be any; without, the function gets None.
+        instead: the option that asks for random sequences in place of texts, and cannot stand beside them.
+        most: how many tokens a text may have, unless somebody says otherwise.
+    """
+
+    needed: bool = True
+    instead: str | None = None
+    most: int = MOST_TOKENS
+    parameter: ClassVar[str] = "texts"
+
+    @property
+    def options(self) -> Mapping[str, Option]:  # type: ignore[override]
+        found = options_of(_text_options)
+        return {**found, "max_tokens": replace(found["max_tokens"], default=self.most)}
+
+    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        given, drawn = self._any(values), self._drawn(options)
+        if given and drawn:
+            beside = ", ".join(f"--{name}" for name in TEXTS[:-1])
+            raise InputError(
+                f"--{self.instead} is that of random sequences; leave it out beside {beside} and --{TEXTS[-1]}"
+            )
+        if self.needed and self.instead is not None and not given and not drawn:
+            raise InputError(
+                f"no text; give --text, --file, --ids or --image, or --{self.instead} N for random sequences"
+            )
+        if given or (self.needed and not drawn):
+            # What stands on standard input can be read once, when it runs.
+            self._rows(
+                {**values, "file": None, "text": ["-"]} if values["file"] == "-" and not values["text"] else values
+            )
+
+    @staticmethod
+    def _any(values: Mapping[str, Any]) -> bool:
+        """Whether texts are given."""
+        return any(values[name] or values[name] == "" for name in TEXTS)
+
+    def _drawn(self, options: Mapping[str, Any]) -> bool:
+        """Whether random sequences are asked for instead."""
+        return self.instead is not None and options[self.instead] is not None
+
+    @staticmethod
+    def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
+        """The texts, or the token ids."""
+        text, file, ids, image = (values[name] for name in TEXTS)
+        if ids and (text or file is not None):
+            raise InputError("--ids cannot be combined with --text or --file; give one of them")
+        if image and (text or file is not None or ids):
+            raise InputError("--image cannot be combined with --text, --file or --ids; give one of them")
+        rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
+        return (texts_of(text, file) if rows is None and not image else None), rows
+
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Batch | None:
+        if not self._any(values) and (not self.needed or self._drawn(options)):
+            return None
+        texts, rows = self._rows(values)
+        (model,) = models
+        pixels, image = None, values["image"]
+        if image and model.channels is not None:
+            from ssmscope.tasks.pixels import read_images
+
+            pixels = read_images(image, model.channels, model.config.image_size)
+        elif image:
+            raise InputError(f"{model.name} reads tokens, not pixels: give --text, --file or --ids instead of --image")
+        return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
+
+
+def _data_options(
+    *,
+    data: Annotated[
+        str | None, "sst2, imdb, … or a file; else what MODEL learnt from.", Reads("data"), Metavar("DATA")
+    ] = None,
+    split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
+) -> None: ...
+
+
+@dataclass(frozen=True)
+class Data(Input):
+    """Labelled examples, by default of the data that the model learnt from.
+
+    Attributes:
+        of: "texts" alone, or "examples": of pixels too.
+    """
+
+    of: Literal["texts", "examples"] = "texts"
+    parameter: ClassVar[str] = "data"
+
+    @property
+    def options(self) -> Mapping[str, Option]:  # type: ignore[override]
+        found = options_of(_data_options)
+        if self.of == "examples":
+            help_ = "cifar10, digits, sst2, … or a file; else what MODEL learnt from."
+            return {**found, "data": replace(found["data"], help=help_)}
+        return found
+
+    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        return
+
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        from ssmscope.models.load import trained_on
+        from ssmscope.tasks.labelled import KNOWN, load_labelled
+        from ssmscope.tasks.text import SOURCES, load_text
+
+        known = SOURCES if self.of == "texts" else KNOWN
+        data, model = values["data"], models[0]
+        name = data if data is not None else trained_on(model.name)
+        if name is None or (data is None and name not in known):
+            raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file with text and label")
+        read = load_text if self.of == "texts" else load_labelled
+        return read(name, values["split"], label_names=model.labels)

@@ -1,0 +1,130 @@
+"""What stands around a Mamba-2's scan, by Triton kernels (`fused_parts_kernels`), for float32 on a GPU; optional.
+
+The causal convolution with SiLU and the gated norm are bound by memory: each kernel reads its inputs once, and the
+backward pass computes anew what the forward pass could have kept. Without triton torch compiles or runs them.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ssmscope.scans import native, scalar_fused
+
+STEPS = 32  # of a convolution that a program takes
+CHANNELS = 64  # of them, at most
+ROWS = 16  # of a norm
+MOST = 1024  # channels of a norm: with more, a program's rows no longer fit
+
+
+def applicable(*tensors: Tensor) -> bool:
+    """Whether the kernels take these: float32, on one GPU, channels side by side."""
+    first = tensors[0]
+    return (
+        first.device.type == "cuda"
+        and first.numel() > 0
+        and all(t.device == first.device and native.is_plain(t, "cuda") and t.stride(-1) == 1 for t in tensors)
+        and scalar_fused.available(first.device)
+    )
+
+
+def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
+    return _SiluConvolution.apply(x, weight.contiguous(), bias)
+
+
+def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight · RMSNorm(y ⊙ SiLU(z)) of vectors (…, channels)."""
+    return _GatedNorm.apply(y, z, weight, eps)
+
+
+class _SiluConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = x.new_empty(x.shape)
+        with scalar_fused._on(x):
+            _kernels().convolve[_grid(x)](x, weight, bias, y, x.shape[1], *x.stride()[:2], **_sizes(x, weight))
+        ctx.save_for_backward(x, weight, bias)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
+        x, weight, bias = ctx.saved_tensors
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        batch, length, channels = x.shape
+        grid, sizes, taps = _grid(x), _sizes(x, weight), weight.shape[1]
+        grad_total, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
+        sums = x.new_empty(batch, grid[1], taps + 1, channels)
+        with scalar_fused._on(x):
+            _kernels().convolve_back_activation[grid](
+                *(x, weight, bias, grad, grad_total, sums, length, *x.stride()[:2], *grad.stride()[:2]), **sizes
+            )
+            _kernels().convolve_back_input[grid](grad_total, weight, grad_x, length, **sizes)
+        by_taps = sums.sum((0, 1))
+        return grad_x, by_taps[:taps].mT, by_taps[taps]
+
+
+class _GatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        flat_y, flat_z = _rows(y), _rows(z)
+        out = y.new_empty(y.shape)
+        sizes = _norm_sizes(y)
+        with scalar_fused._on(y):
+            _kernels().norm[(-(-len(flat_y) // ROWS),)](
+                *(flat_y, flat_z, weight, out, len(flat_y), eps, flat_y.stride(0), flat_z.stride(0)), **sizes
+            )
+        ctx.save_for_backward(y, z, weight)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, z, weight = ctx.saved_tensors
+        flat_y, flat_z, given = _rows(y), _rows(z), _rows(grad if grad.stride(-1) == 1 else grad.contiguous())
+        programs = -(-len(flat_y) // ROWS)
+        grad_y, grad_z, sums = y.new_empty(y.shape), y.new_empty(y.shape), y.new_empty(programs, y.shape[-1])
+        strides = (flat_y.stride(0), flat_z.stride(0), given.stride(0))
+        with scalar_fused._on(y):
+            _kernels().norm_back[(programs,)](
+                *(flat_y, flat_z, weight, given, grad_y, grad_z, sums, len(flat_y), ctx.eps, *strides),
+                **_norm_sizes(y),
+            )
+        return grad_y, grad_z, sums.sum(0), None
+
+
+def _rows(t: Tensor) -> Tensor:
+    """(…, channels) as (rows, channels), copied where its rows are not evenly spaced."""
+    return t.reshape(-1, t.shape[-1])
+
+
+def _grid(x: Tensor) -> tuple[int, int, int]:
+    batch, length, channels = x.shape
+    return batch, -(-length // STEPS), -(-channels // _width(channels))
+
+
+def _width(channels: int) -> int:
+    return min(scalar_fused._power(channels, 16), CHANNELS)
+
+
+def _sizes(x: Tensor, weight: Tensor) -> dict[str, Any]:
+    channels = x.shape[-1]
+    return {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": _width(channels), "num_warps": 4}
+
+
+def _norm_sizes(y: Tensor) -> dict[str, Any]:
+    return {"CHANNELS": y.shape[-1], "ROWS": ROWS, "WIDTH": scalar_fused._power(y.shape[-1], 16), "num_warps": 4}
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from ssmscope.scans import fused_parts_kernels
+
+    return fused_parts_kernels

@@ -1,0 +1,127 @@
+"""Triton kernels of what stands around a Mamba-2's scan: the causal convolution with SiLU, and the gated norm.
+
+Imported by `ssmscope.scans.fused_parts` alone, where triton is installed. Inputs are float32, their channels lie side
+by side; strides are those of batch and step, or of rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS: tl.constexpr):
+    """bias_c + Σ_j weight_{c,j} x_{t − TAPS + 1 + j, c} at steps `t` and channels `c`, zeros before the first step."""
+    total = tl.load(bias + c, mask=c < CHANNELS, other=0.0)[None, :]
+    for j in tl.static_range(TAPS):
+        s = t - (TAPS - 1) + j
+        at = row * row_stride + s[:, None] * step_stride + c[None, :]
+        found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0)
+        total += found * tl.load(weight + c * TAPS + j, mask=c < CHANNELS, other=0.0)[None, :]
+    return total
+
+
+@triton.jit
+def convolve(
+    x, weight, bias, y, length, row_stride, step_stride,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """y = SiLU(causal convolution of x), (batch, length, channels); a program has STEPS steps of WIDTH channels."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t = part * STEPS + tl.arange(0, STEPS)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    real = (t < length)[:, None] & (c < CHANNELS)[None, :]
+    total = _pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
+    tl.store(y + (row * length + t[:, None]) * CHANNELS + c[None, :], total * tl.sigmoid(total), mask=real)
+
+
+@triton.jit
+def convolve_back_activation(
+    x, weight, bias, grad_y, grad_total, sums, length, row_stride, step_stride, grad_row, grad_step,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the convolution before SiLU (batch, length, channels), and each program's part of those by
+    weight and bias, `sums` (batch, programs, TAPS + 1, channels)."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t = part * STEPS + tl.arange(0, STEPS)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    real = (t < length)[:, None] & (c < CHANNELS)[None, :]
+    total = _pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
+    gate = tl.sigmoid(total)
+    grad = tl.load(grad_y + row * grad_row + t[:, None] * grad_step + c[None, :], mask=real, other=0.0)
+    grad = grad * gate * (1.0 + total * (1.0 - gate))
+    tl.store(grad_total + (row * length + t[:, None]) * CHANNELS + c[None, :], grad, mask=real)
+    place = sums + ((row * tl.num_programs(1) + part) * (TAPS + 1)) * CHANNELS + c
+    for j in tl.static_range(TAPS):
+        s = t - (TAPS - 1) + j
+        at = row * row_stride + s[:, None] * step_stride + c[None, :]
+        found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0)
+        tl.store(place + j * CHANNELS, tl.sum(grad * found, axis=0), mask=c < CHANNELS)
+    tl.store(place + TAPS * CHANNELS, tl.sum(grad, axis=0), mask=c < CHANNELS)
+
+
+@triton.jit
+def convolve_back_input(
+    grad_total, weight, grad_x, length,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the convolution's input, Σ_j weight_{c,j} grad_total_{t + TAPS − 1 − j, c}."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t = part * STEPS + tl.arange(0, STEPS)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    real = (t < length)[:, None] & (c < CHANNELS)[None, :]
+    total = tl.zeros((STEPS, WIDTH), tl.float32)
+    for j in tl.static_range(TAPS):
+        s = t + (TAPS - 1) - j
+        found = tl.load(
+            grad_total + (row * length + s[:, None]) * CHANNELS + c[None, :],
+            mask=(s < length)[:, None] & (c < CHANNELS)[None, :],
+            other=0.0,
+        )
+        total += found * tl.load(weight + c * TAPS + j, mask=c < CHANNELS, other=0.0)[None, :]
+    tl.store(grad_x + (row * length + t[:, None]) * CHANNELS + c[None, :], total, mask=real)
+
+
+@triton.jit
+def norm(
+    y, z, weight, out, rows, eps, y_stride, z_stride, CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """weight · RMSNorm(y ⊙ SiLU(z)), of rows (rows, channels)."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+    z_value = tl.load(z + r[:, None] * z_stride + c[None, :], mask=real, other=0.0)
+    opened = tl.load(y + r[:, None] * y_stride + c[None, :], mask=real, other=0.0) * z_value * tl.sigmoid(z_value)
+    factor = tl.rsqrt(tl.sum(opened * opened, axis=1) / CHANNELS + eps)
+    scale = tl.load(weight + c, mask=c < CHANNELS, other=0.0)
+    tl.store(out + r[:, None] * CHANNELS + c[None, :], opened * factor[:, None] * scale[None, :], mask=real)
+
+
+@triton.jit
+def norm_back(
+    y, z, weight, grad, grad_y, grad_z, sums, rows, eps, y_stride, z_stride, grad_stride,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The gradients of `norm` by y and z, each program's part of that by the weight, `sums` (programs, channels)."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+    z_value = tl.load(z + r[:, None] * z_stride + c[None, :], mask=real, other=0.0)
+    y_value = tl.load(y + r[:, None] * y_stride + c[None, :], mask=real, other=0.0)
+    gate = tl.sigmoid(z_value)
+    open_z = z_value * gate
+    opened = y_value * open_z
+    factor = tl.rsqrt(tl.sum(opened * opened, axis=1) / CHANNELS + eps)[:, None]
+    normed = opened * factor
+    given = tl.load(grad + r[:, None] * grad_stride + c[None, :], mask=real, other=0.0)
+    tl.store(sums + tl.program_id(0) * CHANNELS + c, tl.sum(given * normed, axis=0), mask=c < CHANNELS)
+    given = given * tl.load(weight + c, mask=c < CHANNELS, other=0.0)[None, :]
+    by_opened = factor * (given - normed * (tl.sum(given * normed, axis=1) / CHANNELS)[:, None])
+    at = r[:, None] * CHANNELS + c[None, :]
+    tl.store(grad_y + at, by_opened * open_z, mask=real)
+    tl.store(grad_z + at, by_opened * y_value * gate * (1.0 + z_value * (1.0 - gate)), mask=real)
+
+
+INTERPRETED = not isinstance(norm, triton.JITFunction)
+"""Whether triton interprets kernels in numpy (TRITON_INTERPRET=1 when it was imported): they then take CPU tensors."""

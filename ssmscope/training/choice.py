@@ -1,0 +1,42 @@
+"""Which objective a model is trained by: that of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ssmscope.tasks.babi import QuestionTokens
+from ssmscope.tasks.instructions import InstructionData
+from ssmscope.tasks.mad import CompressionData
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.tokens import TokenData
+from ssmscope.training.answering import Answers
+from ssmscope.training.objectives import (
+    NextTokens,
+    Objective,
+    Pixels,
+    Questions,
+    Reconstruction,
+    Sequences,
+    Texts,
+)
+
+
+def objective_of(
+    parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device, tokenizer: Any, module: Any
+) -> Objective:
+    """The objective of these data."""
+    data = parts["train"]
+    if options["kind"] == "text":
+        return Texts(parts, options, device, tokenizer)
+    if isinstance(data, InstructionData):
+        return Answers(parts, options, device, tokenizer)
+    if isinstance(data, CompressionData):
+        return Reconstruction(parts, options, device, module)
+    if isinstance(data, QuestionTokens):
+        return Questions(parts, options, device)
+    if isinstance(data, TokenData):
+        return NextTokens(parts, options, device)
+    return (Pixels if isinstance(data, PixelData) else Sequences)(parts, options, device)

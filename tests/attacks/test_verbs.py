@@ -1,0 +1,124 @@
+"""The verbs of attacks: what they answer is what Python gives, a killed run continues, and a refusal leaves nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import ssmscope
+from ssmscope.evaluation import Evaluator
+from ssmscope.tasks.text import load_text
+
+needs_textattack = pytest.mark.skipif(
+    importlib.util.find_spec("textattack") is None, reason="textattack is not installed"
+)
+
+MODEL = "demo/sst2-mamba2"
+TEMPLATES = ("Review: {content}", "Is it good, or bad? {content}")
+VERBS = {
+    "overflow": ("--lengths", "0,8", "--where", "after"),
+    "prompts": ("--attacks", "stresstest", "--template", TEMPLATES[0], "--template", TEMPLATES[1]),
+    "words": ("--recipe", "hotflip", "--flips", "1", "--limit", "4"),
+}
+CALLS = {
+    "overflow": lambda model, data: ssmscope.state_overflow(model, data, lengths=[0, 8], where="after"),
+    "prompts": lambda model, data: ssmscope.prompt_attack(model, data, attacks=["stresstest"], template=TEMPLATES),
+    "words": lambda model, data: ssmscope.word_attack(model, data, recipe="hotflip", flips=1, limit=4),
+}
+REFUSED = {  # once the model is loaded
+    "overflow": ("--words", "bad,good"),
+    "prompts": ("--template", TEMPLATES[0], "--words", "bad,good"),
+    "words": ("--recipe", "pwws", "--synonyms", "none.json"),
+}
+ANSWERS = "answers.sqlite"
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory) -> Path:
+    texts = {"a gripping, funny film": "positive", "dull and lifeless": "negative", "moving": "positive"}
+    texts |= {"a tired, predictable mess": "negative", "a good story, well acted": "positive"}
+    file = tmp_path_factory.mktemp("data") / "reviews.tsv"
+    file.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in texts.items()))
+    return file
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_answer_is_what_python_gives(verb, analyze, reviews, tmp_path):
+    answer = analyze(verb, MODEL, "--data", reviews, *VERBS[verb], "--json", "--out", tmp_path)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert found == json.loads((tmp_path / f"{verb}.json").read_text())
+    model = ssmscope.load(MODEL)
+    expected = json.loads(CALLS[verb](model, load_text(str(reviews), None, label_names=model.labels)).to_json())
+    for each in (found, expected):
+        each.pop("cost", None)
+        each["provenance"].pop("date")
+    assert found == expected
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
+    line = (verb, MODEL, "--data", reviews, *VERBS[verb], "--out", tmp_path / "out")
+    asked: list[int] = []
+    last = 1 if verb == "overflow" else 2  # the former asks once
+    real = Evaluator.scores
+
+    def killed(evaluator, texts):
+        asked.append(len(texts))
+        found = real(evaluator, texts)
+        if len(asked) == last:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "scores", killed)
+        assert analyze(*line).code == 130
+    assert (tmp_path / "out" / ANSWERS).exists() and not (tmp_path / "out" / f"{verb}.json").exists()
+    assert analyze(*line).code == 0
+    first = json.loads((tmp_path / "out" / f"{verb}.json").read_text())
+    assert analyze(*line).code == 0
+    again = json.loads((tmp_path / "out" / f"{verb}.json").read_text())
+    if verb == "prompts":
+        assert first.pop("cost")["run"] > 0 and again.pop("cost")["run"] == 0
+    first["provenance"].pop("date"), again["provenance"].pop("date")
+    assert first == again
+
+
+@needs_textattack
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_refusal_leaves_nothing(verb, analyze, reviews, tmp_path):
+    line = (verb, MODEL, "--data", reviews, *REFUSED[verb])
+    answer = analyze(*line, "--out", tmp_path / "new" / "out")
+    assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+    known = tmp_path / "known"
+    assert analyze(verb, MODEL, "--data", reviews, *VERBS[verb], "--out", known).code == 0
+    before = {path.name: path.read_bytes() for path in known.iterdir()}
+    assert ANSWERS in before
+    assert analyze(*line, "--out", known).code == 2
+    assert {name: (known / name).read_bytes() for name in before if name != ANSWERS} == {
+        name: content for name, content in before.items() if name != ANSWERS
+    }
+    assert (known / ANSWERS).exists()
+
+
+def test_answers_are_kept_where_the_user_says(analyze, reviews, tmp_path):
+    line = ("prompts", MODEL, "--data", reviews, *VERBS["prompts"], "--cache", tmp_path / "kept.sqlite")
+    assert analyze(*line, "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "kept.sqlite").exists() and not (tmp_path / "out" / ANSWERS).exists()
+
+
+def test_effect(analyze, tmp_path):
+    texts = {"before": "a good, funny film", "after": "a dull, funny film"}
+    options = [part for name, text in texts.items() for part in (f"--{name}", text)]
+    answer = analyze("effect", MODEL, *options, "--layers", "1,0", "--top", "2", "--json", "--out", tmp_path)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    expected = ssmscope.attack_effect(ssmscope.load(MODEL), **texts, layers=[1, 0], top=2)
+    assert {**found, "provenance": None} == {**json.loads(expected.to_json()), "provenance": None}
+    assert found["provenance"]["options"] == {**texts, "layers": [1, 0], "top": 2}
+    missing = analyze("effect", MODEL, "--before", "a film")
+    assert missing.code == 2 and "missing option '--after'" in missing.err
