@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ssmscope.results import Result
-from ssmscope.show.blocks import Block, Custom, Picture, TokenMaps, TokenScores
+from ssmscope.show.blocks import Block, Custom, TokenMaps
 
 
 def blocks_of(result: Result) -> Iterable[Block]:
@@ -20,15 +20,6 @@ def blocks_of(result: Result) -> Iterable[Block]:
 
 def _whole(result: Any) -> Iterable[Block]:
     yield Custom(html=lambda: _lower(result._repr_html_()))
-
-
-def _heatmap(result: Any) -> Iterable[Block]:
-    if result.of_images:
-        yield from Result.blocks(result)
-        return
-    about = dict(texts=result.texts, layers=result.layers, score=result.score, name=result.score_name)
-    yield TokenScores(html=result._repr_html_, **about)
-    yield Picture(result.figure, result.headline, vector=False, folded=True)
 
 
 def _attention(result: Any) -> Iterable[Block]:
@@ -48,7 +39,6 @@ def _lower(html: str) -> str:
 _OWN: Mapping[str, Callable[[Any], Iterable[Block]]] = {
     "attention": _attention,
     "effect": _whole,
-    "heatmap": _heatmap,
     "prompts": _whole,
     "words": _whole,
 }
