@@ -24,7 +24,9 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.interp.heatmap.views import coloured
 from ssmscope.show import numbers
+from ssmscope.show.html import fragment
 from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
 from ssmscope.show.tokens import ink, shorten, visible, written
 from ssmscope.show.worddiff import html_diff
@@ -90,12 +92,12 @@ class Live:
         self._lock = threading.RLock()
 
     def answer(
-        self, number: int, text: str, edited: str = "", *, score: str = "retention", layer: str = "mean"
+        self, number: int, text: str, edited: str = "", *, score: str = "survival", layer: str = "mean"
     ) -> Answer:
         """Everything about a text, and about its edited version where one is given, by the model of that number.
 
         Args:
-            score: "retention" or "write", of the heatmaps.
+            score: "survival", "retention" or "write", of the heatmaps.
             layer: of the heatmaps: "mean", the average of all layers, or the number of one.
         """
         with self._lock:
@@ -221,7 +223,7 @@ def _signed(change: float) -> str:
 
 def _heatmap(trace: Trace, score: Any, layer: str) -> str:
     options: Any = {"score": score, "layers": [int(layer)] if layer.isdecimal() else layer}  # checked by the analysis
-    return selection_heatmap(None, trace, **options)._repr_html_()
+    return fragment([coloured(selection_heatmap(None, trace, **options))])
 
 
 def _change(model: Model, text: str, edited: str) -> str:

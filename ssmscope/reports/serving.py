@@ -156,7 +156,7 @@ def _lay_out(live: Live, gradio: Any, page: Any) -> None:
         edited = gradio.Textbox(label="Edited text (optional)", lines=3, max_lines=8, elem_id="ssmscope-edited")
     with gradio.Row():
         score = gradio.Radio(
-            list(SCORES), value="retention", label="Score of the heatmap", elem_id="ssmscope-score", scale=1
+            list(SCORES), value="survival", label="Score of the heatmap", elem_id="ssmscope-score", scale=1
         )
         level = gradio.Radio(list(LEVELS), value="block", label="Level of attention", elem_id="ssmscope-level", scale=1)
         button = gradio.Button("Analyze", variant="primary", elem_id="ssmscope-analyze", scale=1)

@@ -203,12 +203,14 @@ class TokenScores(Custom):
         layers: the number of each layer.
         score: what a token's score is, in a word.
         name: the same, as a legend has it.
+        ends: where the colours of all rows begin and end; None where each row has its own range.
     """
 
     texts: Sequence[ScoredText]
     layers: Sequence[int]
     score: str
     name: str
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,6 +169,7 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
         names = [] if row.signed or shade < 0 else [f"v{shade}"]
         names += filter(None, [places.get(at)])
         names += ["special"] * (text.words[at] is None) + ["out"] * (shade < 0)
+        names += ["within"] * (text.span is not None and text.span[0] <= at < text.span[1])
         level = f' data-l="{shade - STEPS}"' if row.signed and shade >= 0 else ""
         title = f' title="{titles[at]}"' if titles else ""
         space = " " if gap else ""
