@@ -22,7 +22,7 @@ from ssmscope.reports.grouping import Found, Group, compared, groups, models, ve
 from ssmscope.reports.page_heatmap import Attended, model_of, packed
 from ssmscope.reports.page_items import Item, Part, flat, items, took
 from ssmscope.reports.record import DONE, FAILED, MISSING, Report
-from ssmscope.show.blocks import TokenMaps, TokenScores
+from ssmscope.show.blocks import TokenMaps, TokenRows
 from ssmscope.show.html import grid, scripts_of, styles_of, stylesheet
 from ssmscope.show.signed import STEPS, signed_style
 from ssmscope.show.table import Table
@@ -85,7 +85,7 @@ def render(report: Report) -> str:
 
 
 def _section(group: Group, own: tuple[Item, ...], links: Mapping[Any, Sequence[Attended]]) -> Section:
-    scores = [(found, part.block) for found, part in _parts(own) if isinstance(part.block, TokenScores)]
+    scores = [(found, part.block) for found, part in _parts(own) if isinstance(part.block, TokenRows)]
     data = packed(scores, links)
     return Section(
         group=group,

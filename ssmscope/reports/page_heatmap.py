@@ -1,4 +1,4 @@
-"""What the page's interactive heatmaps are made of: scores of tokens, packed, and where their attention lies."""
+"""What the page's texts to point at are made of: scores of tokens, packed, and where their attention lies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from ssmscope.reports.grouping import Found
 from ssmscope.results import Result
-from ssmscope.show.blocks import ScoredText, TokenScores
-from ssmscope.show.tokens import bounds, shorten, visible, written
+from ssmscope.show.blocks import TokenRows, TokenText
+from ssmscope.show.token_rows import ends_of, kinds
+from ssmscope.show.tokens import shorten, visible, written
 
 TEXT_TOKENS = 1500
 """How many tokens of a text the page has; the files hold all."""
@@ -40,27 +41,29 @@ Links = Mapping[tuple[str, tuple[str, ...]], Sequence[Attended]]
 """By a model's fingerprint and a text's tokens."""
 
 
-def packed(every: Sequence[tuple[Found, TokenScores]], links: Links) -> list[dict[str, Any]]:
-    """For each view of scored texts its model, variant and texts, as JSON takes them. See `_text` for a text."""
+def packed(every: Sequence[tuple[Found, TokenRows]], links: Links) -> list[dict[str, Any]]:
+    """For each view of coloured texts its model, variant and texts, as JSON takes them. See `_text` for a text."""
     left = BUDGET
     results = []
-    for found, scores in every:
-        texts = []
-        for text in scores.texts:
+    for found, block in every:
+        texts, shown = [], [text for text in block.texts if text.pixels is None]
+        for text in shown:
             size = _size(text)
             if size > left:
                 break
             left -= size
-            texts.append(_text(text, links.get((model_of(found.result), text.tokens), ()), scores.ends))
+            texts.append(_text(text, links.get((model_of(found.result), text.tokens), ())))
         results.append(
             {
                 "model": ", ".join(found.entry.models),
-                "variant": _variant(found, scores.score),
-                "score": scores.score,
-                "scoreName": scores.name,
-                "layers": list(scores.layers),
+                "variant": _variant(found, block.score),
+                "scoreName": block.name,
+                "of": block.of,
+                "marked": block.marked,
+                "scales": [[*ends_of(block, signed), "around" if signed else "upward"] for signed in kinds(block)],
+                "rows": [" · ".join(row.name.splitlines()) for row in shown[0].rows] if shown else [],
                 "texts": texts,
-                "every": len(scores.texts),
+                "every": len(shown),
             }
         )
     return results
@@ -77,37 +80,38 @@ def _variant(found: Found, score: str) -> str:
     return " · ".join([score, *(part for part in rest if part and part != f"score {score}")])
 
 
-def _size(text: ScoredText) -> int:
-    shown = min(len(text), TEXT_TOKENS)
-    return shown * (16 + 6 * (len(text.scores) + 1)) + 300
+def _size(text: TokenText) -> int:
+    shown = min(len(text.tokens), TEXT_TOKENS)
+    return shown * (16 + 6 * len(text.rows)) + 300
 
 
-def _text(text: ScoredText, links: Sequence[Attended], ends: tuple[float, float] | None = None) -> dict[str, Any]:
+def _text(text: TokenText, links: Sequence[Attended]) -> dict[str, Any]:
     """A text for the page: its first tokens as they are written, and their scores as little-endian float32.
 
-    `scores` holds first the mean and then every layer, each of so many numbers as `tokens` has; `low` and `high` are
-    the ends of each row's colours, by default its range over all ordinary tokens of the text, shown or not.
+    `scores` holds row after row, each of so many numbers as `tokens` has. `low` and `high` are where the colours of
+    each row end, `signed` whether they lie around zero, and of each row `out` has the tokens without colour, `kept`
+    those that are underlined, and `against` the strongest against them.
     """
-    shown = min(len(text), TEXT_TOKENS)
+    shown, special = min(len(text.tokens), TEXT_TOKENS), text.special
     every = written(text.tokens, text.words)
-    gaps = "".join("1" if gap else "0" for gap, _ in every[:shown])
-    tokens = [shorten(token, TOKEN) for _, token in every[:shown]]
-    rows = np.concatenate([text.mean[None], text.scores]).astype("<f4")
-    special = text.special
-    plain = rows[:, ~special] if not special.all() else np.zeros((len(rows), 1), np.float32)
+    rows = np.stack([row.scores for row in text.rows]).astype("<f4")
     return {
         "name": name_of([one for one, word in zip(every, text.words) if word is not None] or every),
-        "tokens": tokens,
-        "gaps": gaps,
+        "tokens": [shorten(token, TOKEN) for _, token in every[:shown]],
+        "gaps": "".join("1" if gap else "0" for gap, _ in every[:shown]),
         "special": [at for at in range(shown) if special[at]],
-        "kept": [int(at) for at in text.rationale if at < shown],
+        "kept": [[int(at) for at in row.marked if at < shown] for row in text.rows],
+        "against": [[int(at) for at in row.against if at < shown] for row in text.rows],
+        "out": [[] if row.outside is None else np.flatnonzero(row.outside[:shown]).tolist() for row in text.rows],
         "answer": shorten(visible(text.answer), TOKEN),
         "p": f"{text.probability:.3f}",
-        "length": len(text),
+        "about": visible(text.about),
+        "length": len(text.tokens),
         "scores": base64.b64encode(rows[:, :shown].tobytes()).decode(),
-        "low": plain.min(1).tolist() if ends is None else [ends[0]] * len(rows),
-        "high": plain.max(1).tolist() if ends is None else [ends[1]] * len(rows),
-        "range": [bounds(row, special) for row in rows],
+        "low": [row.ends[0] for row in text.rows],
+        "high": [row.ends[1] for row in text.rows],
+        "signed": [row.signed for row in text.rows],
+        "range": [" · ".join(filter(None, (row.extent, row.remark))) for row in text.rows],
         "attention": [vars(link) for link in links],
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -136,6 +136,7 @@ class TokenRows:
         name: the same, as a legend has it.
         marked: what is underlined, in words.
         around: what negative and positive scores are called.
+        first: whether a terminal shows the first row of each text alone.
     """
 
     texts: Sequence[TokenText]
@@ -144,6 +145,7 @@ class TokenRows:
     name: str
     marked: str
     around: tuple[str, str] = ("against", "for")
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,55 +169,9 @@ class Custom:
     on_request: bool = False
 
 
-class ScoredText(Protocol):
-    """A text of a `TokenScores`: (tokens,) tokens with scores (layers, tokens) and their mean (tokens,)."""
-
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
-    @property
-    def words(self) -> tuple[int | None, ...]:
-        """The word that each token belongs to; None for a special token."""
-
-    @property
-    def special(self) -> np.ndarray: ...
-    @property
-    def scores(self) -> np.ndarray: ...
-    @property
-    def mean(self) -> np.ndarray: ...
-    @property
-    def rationale(self) -> tuple[int, ...]:
-        """The tokens that are marked, the highest first."""
-
-    @property
-    def answer(self) -> str: ...
-    @property
-    def probability(self) -> float: ...
-    def __len__(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenScores(Custom):
-    """Texts whose tokens are scored in several layers. A report shows those of an analysis in one view to point at,
-    in place of the fragments.
-
-    Attributes:
-        texts: the texts.
-        layers: the number of each layer.
-        score: what a token's score is, in a word.
-        name: the same, as a legend has it.
-        ends: where the colours of all rows begin and end; None where each row has its own range.
-    """
-
-    texts: Sequence[ScoredText]
-    layers: Sequence[int]
-    score: str
-    name: str
-    ends: tuple[float, float] | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenMaps(Custom):
-    """Weights between the tokens of texts. In a report the tokens of `TokenScores` of the same model lead to them.
+    """Weights between the tokens of texts. In a report the tokens of `TokenRows` of the same model lead to them.
 
     The fragment holds one element `script` of type application/json, {"texts": [...]}, in the order of `tokens`: for
     each text null or {"length", "queries", "edges", "maps"}, as `ssmscope.interp.attention.page` packs them.

@@ -6,16 +6,33 @@ Needs playwright and Debian's chromium.
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 
+import pandas as pd
 import pytest
 import reported
 
 from ssmscope.reports.page import render
+from ssmscope.results import Result
+from ssmscope.show.blocks import Custom, TokenRows
 
 sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the page in a browser")
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("install chromium to test the page in a browser", allow_module_level=True)
+
+
+@dataclass(frozen=True)
+class Asked(Result, kind="asked-for-test"):
+    """A result with a view that a page has only when it is asked for."""
+
+    figure = None
+
+    def to_frame(self):
+        return pd.DataFrame({"n": [1]})
+
+    def blocks(self):
+        yield Custom(html=lambda: '<section class="asked-for">every token</section>', on_request=True)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +55,7 @@ def files(tmp_path_factory):
     pages = {
         "many": reported.report(reported.entry("heatmap", many)),
         "odd": reported.report(*odd, title="<u>odd</u>"),
+        "asked": reported.report(reported.entry("asked", Asked({"model": "m"}))),
     }
     made = {"real": reported.rendered(), **{name: render(report) for name, report in pages.items()}}
     for name, page in made.items():
@@ -73,7 +91,12 @@ def opened(browser, files):
 
 
 def choose(page, label: str, value: str) -> None:
-    page.locator(".heat .controls label").filter(has_text=label).first.locator("select").select_option(label=value)
+    heat(page).locator(".controls label").filter(has_text=label).first.locator("select").select_option(label=value)
+
+
+def heat(page):
+    """The first analysis whose tokens are pointed at."""
+    return page.locator(".heat").first
 
 
 def first_heatmap(score: str = "retention", model: int = 0):
@@ -88,9 +111,9 @@ class TestHeatmap:
         page = opened("real")
         heatmap = first_heatmap()
         text = heatmap[0]
-        page.locator(".heat .tokens span").nth(2).hover()
-        assert page.locator(".block > .told").inner_text().startswith("“,” position 2")
-        shown = page.locator(".strip li").all_inner_texts()
+        heat(page).locator(".tokens span").nth(2).hover()
+        assert heat(page).locator(".block > .told").inner_text().startswith("“,” position 2")
+        shown = heat(page).locator(".strip li").all_inner_texts()
         rows = [text.mean[2], *text.scores[:, 2]]
         names = ["mean", *(f"layer {layer}" for layer in heatmap.layers)]
         assert len(shown) == len(rows)
@@ -101,11 +124,13 @@ class TestHeatmap:
     def test_colours_are_those_of_the_range_and_the_numbers_readable(self, opened):
         for scheme in ("light", "dark"):
             page = opened("real", color_scheme=scheme)
-            text = first_heatmap()[0]
-            spans = page.locator(".heat .block > .tokens span")
-            ends = {int(text.mean[~text.special].argmin()): "v0", int(text.mean[~text.special].argmax()): "v31"}
-            for at, name in ends.items():
-                assert name in spans.nth(at).get_attribute("class").split()
+            (block,) = [one for one in first_heatmap().blocks() if isinstance(one, TokenRows)]
+            row = block.texts[0].rows[0]
+            spans = heat(page).locator(".block > .tokens span")
+            ends = [int(row.scores[: len(row.scores) - 1].argmin()), int(row.scores[: len(row.scores) - 1].argmax())]
+            for at, shade in enumerate(row.shades().tolist()):
+                names = spans.nth(at).get_attribute("class").split()
+                assert f"v{shade}" in names if shade >= 0 else "special" in names
             for at in ends:
                 ink, paper = spans.nth(at).evaluate(
                     "e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
@@ -114,84 +139,84 @@ class TestHeatmap:
 
     def test_choosing_a_layer_a_score_and_a_model(self, opened):
         page = opened("real")
-        answer = page.locator(".block .answer").first
+        answer = heat(page).locator(".block .answer").first
         for model, name in enumerate(reported.MODELS):
             choose(page, "model", name)
             for score in ("write", "retention"):
                 choose(page, "score", score)
-                for row, layer in enumerate(("mean", "0", "1")):
+                for row, layer in enumerate(("mean", "layer 0", "layer 1")):
                     choose(page, "layer", layer)
                     text = first_heatmap(score, model)[0]
                     values = [text.mean, *text.scores][row]
-                    page.locator(".heat .tokens span").nth(1).hover()
-                    said = page.locator(".block > .told").inner_text()
+                    heat(page).locator(".tokens span").nth(1).hover()
+                    said = heat(page).locator(".block > .told").inner_text()
                     assert float(said.rsplit(" ", 1)[1]) == pytest.approx(float(values[1]), rel=1e-5)
                     assert name in answer.inner_text() and f"· {score} ·" in answer.inner_text()
 
     def test_texts_by_name_and_by_turning(self, opened):
         page = opened("real")
         choose(page, "text", "1. Dull & overlong ; the plot < b > never < / b > starts .")
-        assert page.locator(".block > .tokens span").first.inner_text() == "Dull"
-        page.get_by_role("button", name="next text").click()
-        assert page.locator(".block > .tokens span").first.inner_text() == "It"
-        page.get_by_role("button", name="previous text").click()
-        page.get_by_role("button", name="previous text").click()
-        assert page.locator(".block > .tokens span").first.inner_text() == "A"
-        assert page.get_by_role("button", name="previous text").is_disabled()
+        assert heat(page).locator(".block > .tokens span").first.inner_text() == "Dull"
+        heat(page).get_by_role("button", name="next text").click()
+        assert heat(page).locator(".block > .tokens span").first.inner_text() == "It"
+        heat(page).get_by_role("button", name="previous text").click()
+        heat(page).get_by_role("button", name="previous text").click()
+        assert heat(page).locator(".block > .tokens span").first.inner_text() == "A"
+        assert heat(page).get_by_role("button", name="previous text").is_disabled()
 
     def test_two_beside_one_another(self, opened):
         page = opened("real")
         choose(page, "beside it", f"{reported.MODELS[1]} · write")
-        assert page.locator(".block").count() == 2
-        assert f"{reported.MODELS[1]} · write" in page.locator(".block").nth(1).inner_text()
+        assert heat(page).locator(".block").count() == 2
+        assert f"{reported.MODELS[1]} · write" in heat(page).locator(".block").nth(1).inner_text()
         choose(page, "beside it", "nothing")
-        assert page.locator(".block").count() == 1
+        assert heat(page).locator(".block").count() == 1
 
     def test_a_click_shows_what_a_token_attends_to(self, opened):
         page = opened("real")
-        page.locator(".heat .tokens span").nth(3).click()
-        attended = page.locator(".attended")
+        heat(page).locator(".tokens span").nth(3).click()
+        attended = heat(page).locator(".attended")
         (attention,) = [one.results[0] for one in reported.real().entries if one.verb == "attention"][:1]
-        row = attention.map(0, layer=0)[3]
-        titles = [attended.locator(".tokens span").nth(at).get_attribute("title") for at in range(4)]
-        found = [float(title.split(": ")[1].replace("−", "-")) for title in titles]
-        assert found == pytest.approx(row[:4].tolist(), abs=float(abs(row).max()) / 127)
-        assert attended.locator(".tokens span").nth(4).get_attribute("title") is None
-        attended.locator("select").select_option(index=1)
-        row = attention.map(0, layer=1)[3]
-        title = attended.locator(".tokens span").nth(3).get_attribute("title")
-        assert float(title.split(": ")[1].replace("−", "-")) == pytest.approx(
-            float(row[3]), abs=float(abs(row).max()) / 127
-        )
-        page.locator(".block > .tokens span").nth(3).click()
+        layers = [attention.map(0, layer=layer)[3] for layer in (0, 1)]
+        for index, row in enumerate([sum(map(abs, layers)) / 2, *layers]):  # it opens on the mean |weight|
+            attended.locator("select").select_option(index=index) if index else None
+            titles = [attended.locator(".tokens span").nth(at).get_attribute("title") for at in range(4)]
+            found = [float(title.split(": ")[1].replace("−", "-")) for title in titles]
+            assert found == pytest.approx(row[:4].tolist(), abs=float(abs(row).max()) / 127)
+            assert attended.locator(".tokens span").nth(4).get_attribute("title") is None
+            strongest = attended.locator(".told").inner_text().removeprefix("strongest: ").split(", “")[0]
+            assert float(strongest.rsplit(" ", 1)[1].replace("−", "-")) == pytest.approx(
+                row[abs(row).argmax()], rel=5e-3
+            )
+        heat(page).locator(".block > .tokens span").nth(3).click()
         assert attended.is_hidden()
 
     def test_a_text_without_attention_says_so(self, opened):
         page = opened("real")
         choose(page, "text", "3. A waste of a fine cast .")
-        page.locator(".block > .tokens span").nth(1).click()
-        assert "no attention maps" in page.locator(".attended").inner_text()
+        heat(page).locator(".block > .tokens span").nth(1).click()
+        assert "no attention maps" in heat(page).locator(".attended").inner_text()
 
     def test_by_keys_alone(self, opened):
         page = opened("real")
-        tokens = page.locator(".heat .block > .tokens span")
+        tokens = heat(page).locator(".block > .tokens span")
         assert tokens.evaluate_all("all => all.filter((one) => one.tabIndex === 0).length") == 1
-        page.locator(".heat .controls label").filter(has_text="layer").locator("select").focus()
+        heat(page).locator(".controls label").filter(has_text="layer").locator("select").focus()
         page.keyboard.press("Tab")
         focused = "document.activeElement.dataset.i"
         start = int(page.evaluate(focused))
         page.keyboard.press("ArrowRight")
         assert int(page.evaluate(focused)) == start + 1
-        assert f"position {start + 1} " in page.locator(".block > .told").inner_text() + " "
+        assert f"position {start + 1} " in heat(page).locator(".block > .told").inner_text() + " "
         page.keyboard.press("Home")
         page.keyboard.press("ArrowLeft")
         assert page.evaluate(focused) == "0"
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         page.keyboard.press("Enter")
-        assert page.locator(".attended").is_visible()
+        assert heat(page).locator(".attended").is_visible()
         assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
         page.keyboard.press("Escape")
-        assert page.locator(".attended").is_hidden()
+        assert heat(page).locator(".attended").is_hidden()
         page.keyboard.press("End")
         assert int(page.evaluate(focused)) == tokens.count() - 1
 
@@ -242,11 +267,27 @@ class TestPage:
             taken = "navigator.clipboard.readText()" if allowed else "getSelection().toString()"
             assert page.evaluate(taken) == wanted
 
-    def test_views_of_many_tokens_come_when_they_are_asked_for(self, opened):
+    def test_explanations_are_pointed_at_like_heatmaps(self, opened):
         page = opened("real")
-        assert not page.locator(".ssmscope-explain").count()
+        own = page.locator(".heat").nth(1)
+        entries = [one for one in reported.real().entries if one.verb == "explain"]
+        text = entries[0].results[0][0]
+        tokens = own.locator(".block > .tokens span")
+        end = max(abs(text.attributions[0].scores[~text.special]))
+        for at, score in enumerate(text.attributions[0].scores.tolist()):
+            level = max(-16, min(16, score / end * 16))
+            assert abs(int(tokens.nth(at).get_attribute("data-l")) - level) <= 0.51
+        own.locator(".controls label").filter(has_text="method").locator("select").select_option(label="self-retention")
+        assert tokens.first.get_attribute("data-l") is None and "v" in tokens.first.get_attribute("class")
+        tokens.first.hover()
+        shown = own.locator(".strip li").all_inner_texts()
+        assert [line.split("\n")[0].strip() for line in shown] == ["ig", "self-retention"]
+
+    def test_views_of_many_tokens_come_when_they_are_asked_for(self, opened):
+        page = opened("asked")
+        assert not page.locator(".asked-for").count()
         page.locator("details.on-request").first.locator("summary").click()
-        page.locator("details.on-request").first.locator("section").first.wait_for()
+        page.locator("details.on-request .asked-for").first.wait_for()
         assert not page.locator("details.on-request").first.locator("template").count()
 
     def test_attention_maps_of_the_page_live(self, opened):

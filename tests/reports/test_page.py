@@ -24,7 +24,7 @@ from ssmscope.reports import page_heatmap
 from ssmscope.reports.grouping import Found, compared, groups, unique, verdict
 from ssmscope.reports.page import render
 from ssmscope.results import Result
-from ssmscope.show.blocks import Custom, Picture, Prose, TokenMaps
+from ssmscope.show.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
 from ssmscope.show.table import Cell, Line, folded, table
 from ssmscope.show.tokens import visible, written
 
@@ -382,27 +382,39 @@ def unsplit(text: str) -> str:
 
 class TestHeatmaps:
     def test_scores_come_back_exactly(self, page):
-        report = reported.real()
-        results = [
-            found.result for group in groups(report) for found in group.found() if found.result.kind == "heatmap"
-        ]
+        results = [found.result for group in groups(reported.real()) for found in group.found()]
+        results = [result for result in results if result.kind in ("heatmap", "explain")]
         islands = page.islands()
-        assert len(islands) == len(results) == 4
+        assert len(islands) == len(results) == 6
         for island, result in zip(islands, results):
-            assert island["score"] == result.score and island["layers"] == list(result.layers)
-            for shown, text in zip(island["texts"], result, strict=True):
-                rows = np.frombuffer(base64.b64decode(shown["scores"]), "<f4").reshape(1 + len(result.layers), -1)
-                assert np.array_equal(rows, np.concatenate([text.mean[None], text.scores]))
-                plain_scores = rows[:, ~text.special]
-                assert shown["low"] == plain_scores.min(1).tolist() and shown["high"] == plain_scores.max(1).tolist()
-                assert shown["special"] == np.flatnonzero(text.special).tolist()
-                assert shown["kept"] == list(text.rationale)
-                pairs = written(text.tokens, text.words)
+            (block,) = [block for block in result.blocks() if isinstance(block, TokenRows)]
+            assert island["rows"] == [row.name for row in block.texts[0].rows] and island["of"] == block.of
+            if result.kind == "heatmap":
+                assert island["rows"] == ["mean", *(f"layer {layer}" for layer in result.layers)]
+            for shown, text, own in zip(island["texts"], block.texts, result, strict=True):
+                rows = np.frombuffer(base64.b64decode(shown["scores"]), "<f4").reshape(len(text.rows), -1)
+                wanted = [row.scores for row in text.rows]
+                assert np.array_equal(rows, np.stack(wanted)) and shown["kept"] == [
+                    list(row.marked) for row in text.rows
+                ]
+                if result.kind == "heatmap":
+                    assert np.array_equal(rows, np.concatenate([own.mean[None], own.scores]))
+                    for at, flat in enumerate(own.flat):
+                        own_scores = rows[at, ~own.special].astype(np.float64)
+                        found = (shown["low"][at], shown["high"][at])
+                        assert found == (own_scores.min(), own_scores.max()) or flat and found[0] == found[1]
+                    assert shown["kept"][0] == list(own.rationale)
+                else:
+                    assert np.array_equal(rows, np.stack([each.scores for each in own.attributions]))
+                    assert shown["signed"] == [True, False] and shown["low"][0] == -shown["high"][0]
+                assert shown["special"] == np.flatnonzero(own.special).tolist()
+                pairs = written(own.tokens, own.words)
                 assert [(gap == "1", token) for gap, token in zip(shown["gaps"], shown["tokens"])] == pairs
 
     def test_models_and_variants_are_told_apart(self, page):
         told = [(island["model"], island["variant"]) for island in page.islands()]
-        assert told == [(model, score) for model in reported.MODELS for score in ("retention", "write")]
+        variants = [(model, score) for model in reported.MODELS for score in ("retention", "write")]
+        assert told == [*variants, *((model, "score") for model in reported.MODELS)]
 
     def test_tokens_lead_to_the_attention_of_their_model_and_text(self, page):
         at = [
@@ -413,7 +425,7 @@ class TestHeatmaps:
         for island in page.islands():
             own = parts[reported.MODELS.index(island["model"])]
             linked = [[(link["anchor"], link["text"]) for link in text["attention"]] for text in island["texts"]]
-            assert linked == [[(own, 0)], [(own, 1)], [], []]
+            assert linked == [[(own, 0)], [(own, 1)], [], []][: len(linked)]
 
     def test_another_model_of_the_same_name_is_no_link(self):
         entries = [entry for entry in reported.real().entries if entry.models == reported.MODELS[:1]]

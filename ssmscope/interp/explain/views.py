@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
 from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.show.numbers import number
-from ssmscope.show.table import Cell, Line, bare, plain
+from ssmscope.show.table import Cell, Line, plain
 from ssmscope.show.token_figure import draw_rows
 from ssmscope.show.tokens import named, shorten, visible
 
@@ -66,17 +65,17 @@ def doubt(each: Attribution) -> str:
     return f"misses {each.delta:.1%}" if each.delta < 10 else f"misses {each.delta:.0f}×"
 
 
-def _convergence(each: Attribution) -> str:
-    of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
-    said = doubt(each)
-    return said + of * ("%" in said or "×" in said) if said else "yes" if each.converged else ""
-
-
 def baselines(result: Explanation) -> list[str]:
-    """Per method with a baseline, what it compares every text with, and what has to be said of that."""
+    """Per method with a baseline, what it compares every text with, and what has to be said of that; and how many
+    gradients methods took."""
     found: dict[str, None] = {}
     for each in (each for text in result for each in text.attributions if each.baseline):
         found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
+    for method in result.methods:
+        every = [each.steps for text in result for each in text.attributions if each.method == method and each.steps]
+        if every:
+            most = f" to {max(every):,}" if max(every) > min(every) else ""
+            found[f"{method} took {min(every):,}{most} gradients a text."] = None
     return list(found)
 
 
@@ -95,9 +94,9 @@ def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
                 cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]))
             if label:
                 cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
-            elif any(one.steps is not None for one in text.attributions):
-                cells["gradients"] = Cell() if each.steps is None else bare(Estimate(each.steps, math.nan, math.nan), 0)
-                cells["convergence"] = Cell(text=_convergence(each))
+            elif said := doubt(each):
+                of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
+                cells["error"] = Cell(text=said + of * (said[-1] in "%×"))
             yield Line((label, str(at), each.method) if label else (str(at), each.method), cells)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from ssmscope.interp.heatmap.words import half_life
 from ssmscope.results import TABLE_ROWS
-from ssmscope.show import token_rows
-from ssmscope.show.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenScores, TokenText
+from ssmscope.show.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenText
 from ssmscope.show.table import ROWS, Cell, Line, table
 from ssmscope.show.token_figure import draw_rows
 from ssmscope.show.tokens import bounds
@@ -31,37 +30,25 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
     """The verdict, the coloured texts with their picture, what stands out row by row, and notes."""
     yield Prose(result.headline, "title")
     yield Prose(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
-    yield coloured(result)
+    yield rows(result)
     yield Picture(result.figure, result.headline, vector=False, folded=not result.of_images)
     if not result.of_images:
         yield replace(table(("text", "of"), list(strongest(result)), most=ROWS), brief=TABLE_ROWS)
     yield from (Prose(line, "note") for line in notes(result))
 
 
-def coloured(result: SelectionHeatmap) -> TokenScores:
-    """The coloured texts: in a terminal layer by layer where that was asked for, in a page always."""
-    return TokenScores(
-        terminal=lambda colours: token_rows.terminal(rows(result, every=result.by_layer), colours),
-        html=lambda: token_rows.html(rows(result)),
-        style=token_rows.style(),
-        texts=result.texts,
-        layers=result.layers,
-        score=result.score,
-        name=result.score_name,
-        ends=scale(result) if result.shared else None,
-    )
-
-
-def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
-    """Every text with a row for the average and, with `every`, for each layer and head."""
+def rows(result: SelectionHeatmap) -> TokenRows:
+    """Every text with a row for the average, for each layer and each head; a terminal has the others than the first
+    where they were asked for."""
     shared = scale(result) if result.shared else None
     of_heads = _ends(result, [heads for text in result if (heads := _heads(text)) is not None])
     return TokenRows(
-        texts=tuple(_text(text, result, shared, of_heads, every) for text in result),
+        texts=tuple(_text(text, result, shared, of_heads) for text in result),
         of="layer",
         score=result.score if result.contrast is None else f"{result.score}, z",
         name=result.score_name,
         marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
+        first=not result.by_layer,
     )
 
 
@@ -90,7 +77,6 @@ def _text(
     result: SelectionHeatmap,
     shared: tuple[float, float] | None,
     of_heads: tuple[float, float],
-    every: bool,
 ) -> TokenText:
     outside = text.special.copy()
     if result.at is not None:
@@ -117,10 +103,10 @@ def _text(
     flat = text.flat or (False,) * (1 + len(result.layers))
     standing = text.standing or ((),) * len(result.layers)
     made = [row(result.layers_name if single else "mean", text.mean, flat[0], text.rationale, shared)]
-    if every and not single:
+    if not single:
         each = zip(result.layers, text.scores, flat[1:], standing, strict=True)
         made += [row(f"layer {number}", scores, noise, marked, shared) for number, scores, noise, marked in each]
-    if every and text.heads is not None:
+    if text.heads is not None:
         for head, scores in zip(result.heads, text.heads, strict=True):
             name = f"layer {head.layer} head {head.head}\nselectivity {head.selectivity:.2f}"
             made.append(row(name, scores, False, (), of_heads if result.shared else None))

@@ -95,7 +95,7 @@
       return button;
     };
     const before = turn("previous text", -1), next = turn("next text", 1);
-    const layer = choice("layer", [], 0, (at) => { state.layer = at; fit(); });
+    const layer = choice(heads[0].of, [], 0, (at) => { state.layer = at; fit(); });
 
     function offer({select, holder}, names, chosen) {
       const wanted = JSON.stringify(names);
@@ -111,10 +111,10 @@
     function fit() {
       const head = heads[state.first];
       state.text = Math.max(0, Math.min(state.text, head.texts.length - 1));
-      state.layer = Math.min(state.layer, head.layers.length);
+      state.layer = Math.min(state.layer, head.rows.length - 1);
       offer(variant, variantsOf(head.model).map(([at, one]) => [at, one.variant]), state.first);
       offer(text, head.texts.map((one, at) => [at, `${at}. ${one.name}`]), state.text);
-      offer(layer, [[0, "mean"], ...head.layers.map((name, at) => [at + 1, `${name}`])], state.layer);
+      offer(layer, head.rows.map((name, at) => [at, name]), state.layer);
       model.select.value = models.indexOf(head.model);
       before.hidden = next.hidden = head.texts.length < 2;
       before.disabled = state.text === 0;
@@ -130,8 +130,9 @@
   function legend(head) {
     return make("p", {className: "legend"},
       make("span", {textContent: head.scoreName}),
-      make("span", {className: "scale upward"}, "lowest ", make("i"), " highest of the text"),
-      make("span", {}, make("b", {className: "kept", textContent: "underlined"}), " rationale"),
+      ...head.scales.map(([low, high, kind]) =>
+        make("span", {className: `scale ${kind}`}, `${low} `, make("i"), ` ${high}`)),
+      make("span", {}, make("b", {className: "kept", textContent: "underlined"}), ` ${head.marked}`),
       make("span", {}, make("span", {className: "special", textContent: "slanted"}), " special tokens"),
       make("span", {className: "hint", textContent: "point at a token or move with the arrow keys for its scores; "
         + "click or press Enter for what it attends to, Escape to let go"}));
@@ -144,24 +145,30 @@
       holder.append(make("p", {className: "note", textContent: `${result.model} has no text ${index} here.`}));
       return holder;
     }
-    const row = Math.min(layer, result.layers.length), count = text.tokens.length;
-    const scores = floats(text.scores), names = ["mean", ...result.layers.map((name) => `layer ${name}`)];
-    const special = new Set(text.special), rank = new Map(text.kept.map((at, place) => [at, place + 1]));
-    const shade = (of, at) => {
-      const span = text.high[of] - text.low[of];
-      return span > 0 ? Math.round((scores[of * count + at] - text.low[of]) / span * (shades - 1)) : shades >> 1;
+    const row = Math.min(layer, result.rows.length - 1), count = text.tokens.length, names = result.rows;
+    const scores = floats(text.scores), special = new Set(text.special), out = text.out.map((each) => new Set(each));
+    const rank = new Map(text.kept[row].map((at, place) => [at, place + 1])), against = new Set(text.against[row]);
+    // The colour of a token in a row: a class, or of a row around zero its level.
+    const dress = (element, of, at) => {
+      if (out[of].has(at)) return element.classList.add("special");
+      const low = text.low[of], span = text.high[of] - low, most = text.signed[of] ? 2 * steps : shades - 1;
+      const unit = Math.max(0, Math.min(1, span > 0 ? (scores[of * count + at] - low) / span : 0.5));
+      if (text.signed[of]) element.dataset.l = Math.round(unit * most) - steps;
+      else element.classList.add(`v${Math.round(unit * most)}`);
     };
     holder.append(make("p", {className: "answer"},
       make("b", {textContent: result.model, dir: "auto"}), ` · ${result.variant} · answer `,
       make("b", {textContent: `“${text.answer}”`, dir: "auto"}), ` p = ${text.p}`,
-      make("span", {textContent: `${names[row]}: ${text.range[row]}`})));
+      make("span", {textContent: `${names[row]}: ${text.range[row]}`}), make("span", {textContent: text.about})));
     const tokens = make("p", {className: "tokens", dir: "auto", role: "group",
       ariaLabel: `tokens of text ${index}`});
     const spans = text.tokens.map((token, at) => {
       if (text.gaps[at] === "1") tokens.append(" ");
-      const kept = rank.has(at) ? " kept" : "";
-      const span = make("span", {className: (special.has(at) ? "special" : `v${shade(row, at)}`) + kept,
-        textContent: token, tabIndex: at ? -1 : 0, role: "button", dataset: {i: at}});
+      const span = make("span", {textContent: token, tabIndex: at ? -1 : 0, role: "button", dataset: {i: at}});
+      span.classList.toggle("kept", rank.has(at));
+      span.classList.toggle("against", against.has(at));
+      span.classList.toggle("special", special.has(at));
+      dress(span, row, at);
       span.setAttribute("aria-pressed", "false");
       tokens.append(span, make("wbr"));
       return span;
@@ -182,13 +189,16 @@
       spans[at].classList.add("at");
       from.tabIndex = -1;
       spans[at].tabIndex = 0;
-      const place = rank.has(at) ? ` · rationale, rank ${rank.get(at)}` : "";
+      const place = rank.has(at) ? ` · underlined, rank ${rank.get(at)}` : "";
       const kind = special.has(at) ? " · special token" : "";
       told.replaceChildren(make("b", {textContent: `“${text.tokens[at]}”`, dir: "auto"}),
         ` position ${at}${place}${kind} · ${names[row]} ${number(scores[row * count + at])}`);
-      strip.replaceChildren(...names.map((name, of) => make("li",
-        {className: (special.has(at) ? "" : `v${shade(of, at)}`) + (of === row ? " now" : "")},
-        make("small", {textContent: name}), number(scores[of * count + at]))));
+      strip.replaceChildren(...names.map((name, of) => {
+        const cell = make("li", {}, make("small", {textContent: name}), number(scores[of * count + at]));
+        cell.classList.toggle("now", of === row);
+        dress(cell, of, at);
+        return cell;
+      }));
     }
 
     function pin(i) {
@@ -215,7 +225,7 @@
       found.forEach(([link, {maps}], f) => maps.forEach((map, m) => select.append(
         make("option", {value: `${f} ${m}`, textContent: `${link.label} · ${map.name}`}))));
       // The map of the layer that is shown comes first, where there is one.
-      const wanted = row ? `layer ${result.layers[row - 1]}` : "";
+      const wanted = names[row];
       const same = [...select.options].find((option) => option.textContent.endsWith(` · ${wanted}`));
       if (same) select.value = same.value;
       const shown = make("div");
@@ -239,20 +249,22 @@
       const begin = queries.slice(0, line).reduce((sum, query) => sum + cellOf[query] + 1, 0);
       const packed = new Int8Array(bytes(map.rows).buffer), scale = floats(map.scale)[line];
       const weight = (s) => packed[begin + cellOf[s]] * scale / 127;
-      const flow = make("p", {className: "tokens", dir: "auto"}), list = [];
+      const flow = make("p", {className: "tokens", dir: "auto"});
       text.tokens.forEach((token, s) => {
         if (text.gaps[s] === "1") flow.append(" ");
         const seen = cellOf[s] <= cellOf[i], span = make("span", {textContent: token});
         if (seen) {
           span.dataset.l = scale > 0 ? Math.round(weight(s) / scale * steps) : 0;
           span.title = `position ${s}: ${brief(weight(s))}`;
-          list.push([s, weight(s)]);
         } else span.className = "after";
         if (s === i) span.classList.add("pinned");
         flow.append(span, make("wbr"));
       });
-      const strongest = list.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 6);
-      if (map.sink) strongest.unshift(["state", floats(map.sink)[line]]);
+      const each = 4 * (queries.length ? bytes(map.keys).length / queries.length / 4 : 0);
+      const keys = new Int32Array(bytes(map.keys).buffer, each * line, each / 4);
+      const exact = new Float32Array(bytes(map.weights).buffer, each * line, each / 4);
+      const place = (key) => key < 0 ? "state" : edges ? edges[key] : key;
+      const strongest = [...keys].map((key, at) => [place(key), exact[at], key]).filter(([, , key]) => key > -2);
       const said = strongest.flatMap(([s, value], place) => [place ? ", " : "",
         make("bdi", {textContent: s === "state" ? "the state before the text" : `“${text.tokens[s]}”`}),
         ` ${s === "state" ? "" : `(${s}) `}${brief(value)}`]);
@@ -288,7 +300,7 @@
       else return;
       event.preventDefault();
     });
-    if (text.kept.length) show(text.kept[0]);
+    if (text.kept[row].length) show(text.kept[row][0]);
     return holder;
   }
 })();
