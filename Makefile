@@ -7,9 +7,11 @@ PARTS ?= 10
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# One thread a test worker: more of them fight for the cores. Bytecode is kept even where the environment forbids it: a
-# run starts many processes, and every worker would rewrite the asserts of all tests.
-THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
+# Bytecode is kept even where the environment forbids it: every process would compile what it imports, and every test
+# worker rewrite the asserts of all tests.
+export PYTHONDONTWRITEBYTECODE =
+# One thread a test worker: more of them fight for the cores.
+THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Nothing of transformers is in these.
 SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/test_bootstrap.py \
     tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
@@ -56,17 +58,17 @@ docs: $(VENV)/.dev
 	$(THREADS) $(VENV)/bin/mkdocs build --strict
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev,attacks,ray]"
-	$(VENV)/bin/pip install --quiet --no-deps $(PROMPTBENCH)
+	$(PYTHON) tools/install.py $(VENV) --quiet -c constraints.txt -e ".[dev,attacks,ray]"
+	$(PYTHON) tools/install.py $(VENV) --quiet --no-deps $(PROMPTBENCH)
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e .
+	$(PYTHON) tools/install.py $(VENV) --quiet -c constraints.txt -e .
 	touch $@
 
 $(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
 	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
-	$(VENV)-transformers5/bin/pip install --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
+	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
 	touch $@
 
 %/bin/python:
