@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -263,12 +263,15 @@ class Model:
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
         keep_inputs: bool | Sequence[int] = True,
+        visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
         The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), or that of the layers
         with these numbers, and a layer's other terms are recomputed from it when `trace.layers[i]` is asked for;
-        without, the trace has no layers, and a long text costs the memory of one layer.
+        without, the trace has no layers, and a long text costs the memory of one layer. `visit` is called as the model
+        runs, with a layer's number, the rows that run together, and the layer's terms on them: what it takes from these
+        need not be recomputed.
 
         Raises:
             InputError: as `encode`, and for a layer that the model does not have.
@@ -290,6 +293,8 @@ class Model:
 
             def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
                 kept = layer.joined([s.retention for s in scans if s.retention is not None])
+                if visit is not None:
+                    visit(index, chosen, layer)  # noqa: B023
                 retained[index, chosen, :width] = kept.masked_fill(~part.mask, torch.nan).to(retained.dtype)  # noqa: B023
                 if index in wanted:
                     u = inputs[index]

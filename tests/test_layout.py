@@ -14,7 +14,8 @@ from ssmscope import register
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
+READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
+READ |= {"mixers"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -39,7 +40,8 @@ MAY_IMPORT = {
     "matrices": {"errors", "scans"},
     "ssm": {"errors", "scans", "matrices"},
     "frozen": {"errors", "scans", "matrices", "ssm"},
-    "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
+    "survival": {"errors", "scans", "matrices", "ssm"},
+    "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
     "mixers": READ - {"mixers", "fingerprint"},
     "model": READ | {"encoding"},

@@ -58,7 +58,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
         D=at_least_float32(mixer.D),
     )
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+    reach = mixer.conv_kernel_size
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=reach)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
