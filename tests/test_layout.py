@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
+READ |= {"batching"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -32,6 +33,7 @@ MAY_IMPORT = {
     "reads": CORE | FILES | {"signature", "inputs", "tasks"},
     "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
     "results": {"errors", "writing", "register", "show"},
+    "batching": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
     "tasks": {"errors", *FILES},

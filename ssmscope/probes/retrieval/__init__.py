@@ -49,7 +49,7 @@ def retrieval(
     ] = "generated",
     template: Annotated[str, "A prompt with {context} and {question} in it."] = "{context} {question}",
     spaced: Annotated[bool, "A space before the facts' full stops and question marks."] = True,
-    split: Annotated[Literal["train", "validation", "test"], "Of the stories."] = "test",
+    split: Annotated[Literal["test", "validation", "train"], "Of the stories."] = "test",
     piece: Piece = 2048,
     seed: Seed = 0,
     progress: Progress = True,
