@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
-READ |= {"batching"}
+READ |= {"batching", "progress"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
     "results": {"errors", "writing", "register", "show"},
     "batching": set(),
+    "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
     "tasks": {"errors", *FILES},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,12 +115,3 @@ def own_names(models: Sequence[Model]) -> tuple[str, ...]:
             name = f"{model.name} ({number})"
         names.append(name)
     return tuple(names)
-
-
-def stderr_lines(shown: bool) -> Callable[[str], None] | None:
-    """Prints lines on stderr; None where nothing is to be shown."""
-    if not shown:
-        return None
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print

@@ -96,12 +96,13 @@ def fidelity_auc(
     import numpy as np
 
     from ssmscope.batching import by_length, tokens_at_once
-    from ssmscope.interp.fidelity.measure import Measured, circular_notes, progress_bar, summarised, tied_share
+    from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
     from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
     from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import marked_share
+    from ssmscope.progress import progress_bar
     from ssmscope.results import record_provenance
 
     check_classifier(model, data, "fidelity")
