@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ssm
+from ssmscope.batching import by_length
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
@@ -22,8 +23,6 @@ from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
 """What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
-
-TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
 
 
 class Run(NamedTuple):
@@ -98,6 +97,11 @@ class Model:
     def num_layers(self) -> int:
         """The number of state-space layers."""
         return len(self.mixers)
+
+    @property
+    def width(self) -> int:
+        """Of the embeddings of its tokens."""
+        return self.module.get_input_embeddings().weight.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -287,7 +291,7 @@ class Model:
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
         inputs: list[Tensor | None] = [None] * len(found)
         logits: Tensor | None = None
-        for chosen in _by_length(batch.lengths):
+        for chosen in map(sorted, by_length(batch.lengths)):
             part = batch.rows(chosen)
             width = part.input_ids.shape[1]
 
@@ -466,14 +470,3 @@ def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Seque
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     return model.trace(texts, keep_inputs=keep_inputs)
-
-
-def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows in batches of alike length, each of at most `TOKENS_AT_ONCE` tokens, padding included."""
-    chosen: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda r: lengths[r]):
-        if chosen and lengths[row] * (len(chosen) + 1) > TOKENS_AT_ONCE:
-            yield sorted(chosen)
-            chosen = []
-        chosen.append(row)
-    yield sorted(chosen)

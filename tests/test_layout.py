@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"mixers"}
+READ |= {"mixers", "batching", "progress"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -33,6 +33,8 @@ MAY_IMPORT = {
     "reads": CORE | FILES | {"signature", "inputs", "tasks"},
     "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
     "results": {"errors", "writing", "register", "show"},
+    "batching": set(),
+    "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
     "tasks": {"errors", *FILES},
