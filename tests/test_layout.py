@@ -14,7 +14,19 @@ from ssmscope import register
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
+READ = {
+    "errors",
+    "intercept",
+    "affine",
+    "fingerprint",
+    "scans",
+    "matrices",
+    "ssm",
+    "frozen",
+    "trace",
+    "mixers",
+    "edits",
+}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -41,7 +53,8 @@ MAY_IMPORT = {
     "frozen": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
     "encoding": {"errors"},
-    "mixers": READ - {"mixers", "fingerprint"},
+    "mixers": READ - {"mixers", "fingerprint", "edits"},
+    "edits": READ - {"fingerprint", "edits"},
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
