@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"mixers", "batching", "progress"}
+READ |= {"mixers", "batching", "progress", "edits"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "survival": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
-    "mixers": READ - {"mixers", "fingerprint"},
+    "mixers": READ - {"mixers", "fingerprint", "edits"},
+    "edits": READ - {"fingerprint", "edits"},
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},

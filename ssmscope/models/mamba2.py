@@ -13,6 +13,7 @@ from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, MambaRMSNormGated
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -42,7 +43,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     """
     mask = as_mask(mask)
     z, conv_input, step = mixer.in_proj(u).split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
     xBC = at_least_float32(hide_padding(xBC, mask))
