@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope import batching
-from ssmscope.batching import by_length
+from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.meter import Meter
@@ -210,7 +210,7 @@ class _Function(nn.Module):
         objective, text = self._given
         if torch.is_grad_enabled() and embeddings.requires_grad:
             return objective(embeddings, [text] * len(embeddings))
-        parts = embeddings.split(max(1, TOKENS_AT_ONCE // embeddings.shape[1]))
+        parts = embeddings.split(max(1, tokens_at_once(embeddings.device) // embeddings.shape[1]))
         return torch.cat([objective(part, [text] * len(part)) for part in parts])
 
 

@@ -12,7 +12,8 @@ import torch
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.methods import CAPTUM, METHODS, NAMES, method
+from ssmscope.interp.methods import METHODS, NAMES, method
+from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.from_captum import attributed
 from ssmscope.interp.objective import objective
 from ssmscope.tasks.text import text_data

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.signature import REPEATED, Metavar, OneOf
 
 if TYPE_CHECKING:
@@ -57,21 +58,6 @@ METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
 )
 """Every method of ours by name; captum's are found by theirs."""
 
-CAPTUM = (
-    "DeepLift",
-    "FeatureAblation",
-    "GradientShap",
-    "InputXGradient",
-    "IntegratedGradients",
-    "KernelShap",
-    "Lime",
-    "NoiseTunnel",
-    "Occlusion",
-    "Saliency",
-    "ShapleyValueSampling",
-    "ShapleyValues",
-)
-"""captum's attributions of inputs that can be asked of any function."""
 OF_CAPTUM = "captum:"
 NAMES = (*METHODS, *(f"{OF_CAPTUM}{each}" for each in CAPTUM))
 """Every method by name, captum's too."""

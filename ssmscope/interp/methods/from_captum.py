@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ssmscope.batching import tokens_at_once
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, ordinary
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods import CAPTUM
+from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.interp.methods.checks import drawn_from
 from ssmscope.mixers import weights_constant
-from ssmscope.model import TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
@@ -154,7 +154,7 @@ def _arguments(method: Any, inputs: Tensor, zero: Tensor, options: dict[str, Any
         set() if inner is None else set(inspect.signature(type(inner).__init__).parameters)
     )
     takes = known | (set() if inner is None else set(inspect.signature(inner.attribute).parameters))
-    length, most = inputs.shape[1], max(1, TOKENS_AT_ONCE // inputs.shape[1])
+    length, most = inputs.shape[1], max(1, tokens_at_once(inputs.device) // inputs.shape[1])
     given = {name: value for name, value in options.items() if name in takes or name not in built}
     if "baselines" in takes:
         given["baselines"] = zero
