@@ -51,6 +51,7 @@ METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
         "occlusion": "occlusion:occlusion",
         "attention-rollout": "attention:attention_rollout",
         "attention-gradient": "attention:attention_gradient",
+        "survival": "selection:survival",
         "self-retention": "selection:self_retention",
         "self-write": "selection:self_write",
         "random": "random:random",
