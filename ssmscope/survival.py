@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.scans import delta
+from ssmscope.scans import delta as delta_rule
+from ssmscope.scans import native
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.ssm import DeltaRecurrence, Recurrence
 
@@ -49,12 +50,12 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
     if recurrence.one_decay_per_head:
         kept = _sums_from_end(recurrence.log_decay().squeeze(-1)).clamp_(min=smallest_exponent(written.dtype))
         return written * kept.exp().to(written) * _by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written)
-    squared = rearrange(recurrence.b.square(), "b t g n -> b t g n 1")
+    if _compiled(recurrence):
+        return native.keys(recurrence.b, recurrence.delta, recurrence.A, to_end=True).sqrt_().mul_(written)
     reached = written.shape[1]
-    for part, exponents in _exponents_left(recurrence):  # Σ_n exp(2 Σ log a)[n] b[n]², as a matrix product
-        kept = exponents.mul_(2).clamp_(min=smallest_exponent(written.dtype)).exp_()
-        kept = rearrange(kept, "b t (g h) n -> b t g h n", g=squared.shape[2])
-        written[:, part] *= rearrange(kept @ squared[:, part], "b t g h 1 -> b t (g h)").sqrt_()
+    for part, exponents in _exponents_left(recurrence):
+        keys = exponents.clamp_(min=smallest_exponent(written.dtype)).exp_() * _by_head(recurrence.b[:, part], written)
+        written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
         reached = part.start
     written[:, :reached] = 0
     return written
@@ -181,7 +182,7 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 def _clock(recurrence: Recurrence) -> Tensor:
     """What adds up between two positions and gives the log-decay of every state, (batch, length, heads, state or 1)."""
-    if recurrence.delta is not None and recurrence.A is not None and not recurrence.expected:
+    if _timed(recurrence) and recurrence.delta is not None:
         return recurrence.delta.unsqueeze(-1)
     return recurrence.log_decay()
 
@@ -201,16 +202,35 @@ def _gathered(t: Tensor, at: Tensor) -> Tensor:
 
 def _masses(recurrence: Recurrence, written: Tensor, sums: Tensor) -> Tensor:
     """Σ_heads ‖R_s‖ for sums of `_clock`, (batch, length)."""
-    batch, length, heads = written.shape
-    timed = recurrence.delta is not None and recurrence.A is not None and not recurrence.expected
+    return (written * _key_norms(recurrence, sums)).sum(-1)
+
+
+def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:
+    """‖k_s‖ of keys that have decayed by sums of `_clock`."""
+    batch, length, heads = sums.shape[:3]
+    if _compiled(recurrence):
+        return native.keys(recurrence.b, sums.squeeze(-1), recurrence.A, to_end=False).sqrt_()
     step = max(1, AT_ONCE // max(1, batch * heads * recurrence.shape[-1]))
     found = []
     for start in range(0, length, step):
         part = slice(start, start + step)
-        log_a = sums[:, part] * recurrence.A if timed else sums[:, part]
-        keys = log_a.exp() * _by_head(recurrence.b[:, part], written[:, part])
-        found.append((written[:, part] * torch.linalg.vector_norm(keys, dim=-1)).sum(-1))
+        log_a = sums[:, part] * recurrence.A if _timed(recurrence) else sums[:, part]
+        keys = log_a.exp() * _by_head(recurrence.b[:, part], sums)
+        found.append(torch.linalg.vector_norm(keys, dim=-1))
     return torch.cat(found, dim=1)
+
+
+def _timed(recurrence: Recurrence) -> bool:
+    """Whether log-decays are Δ A, so that sums of Δ are enough."""
+    return recurrence.delta is not None and recurrence.A is not None and not recurrence.expected
+
+
+def _compiled(recurrence: Recurrence) -> bool:
+    """Whether the lengths of keys come from the C kernel: Mamba-1's case in float32 on a CPU."""
+    r = recurrence
+    if not _timed(r) or r.one_decay_per_head or r.delta is None or r.A is None:
+        return False
+    return native.applicable(r.x, r.b, r.c, r.b, r.delta, r.A)
 
 
 def _by_head(t: Tensor, like: Tensor) -> Tensor:
@@ -232,8 +252,8 @@ def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     batch, length, heads, _, state = recurrence.shape
     step = max(1, AT_ONCE // max(1, batch * heads * state))
     floor = smallest_exponent(recurrence.x.dtype)
-    timed = recurrence.delta is not None and recurrence.A is not None and not recurrence.expected
-    clock = _sums_from_end(recurrence.delta).to(recurrence.delta) if timed and recurrence.delta is not None else None
+    delta = recurrence.delta if _timed(recurrence) else None
+    clock = None if delta is None else _sums_from_end(delta).to(delta)
     carried: Tensor | None = None
     for stop in range(length, 0, -step):
         part = slice(max(stop - step, 0), stop)
@@ -257,7 +277,7 @@ def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         b = recurrence.by_head()[0]
-        yield from delta.keys_left(recurrence.log_a.squeeze(-1), recurrence.beta, b)
+        yield from delta_rule.keys_left(recurrence.log_a.squeeze(-1), recurrence.beta, b)
         return
     floor = smallest_exponent(recurrence.x.dtype)
     for part, exponents in _exponents_left(recurrence):
