@@ -583,12 +583,14 @@ class TestInfluence:
         contexts = {0.9: 37.0, 0.5: 3.0}
         reach = SimpleNamespace(
             place="output",
-            decay=SimpleNamespace(rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0), defined=True),
+            decay=SimpleNamespace(rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0), defined=True, straight=True),
             recent=lambda tokens: shares[tokens],
-            effective_context=lambda share: contexts[share],
+            effective_context=lambda share, within=False: contexts[share] - 7 * within,
         )
-        result = Stand("influence", output=reach, recent=8, unit="tokens")
+        result = Stand("influence", output=reach, recent=8, unit="tokens", lengths=np.array([50, 60, 70]))
         assert said(result) == "decay length 81, 90 % of it within 37 tokens"
+        reach.decay.straight, contexts[0.5] = False, 10.0
+        assert said(result) == "half of it in the last 3 of 60 tokens, 90 % in the last 30"
         table = beside(result)
         assert table.heads == ("model", "of")
         assert table.columns == ("rate λ", "decay length", "share of the last 8", "90 % held within")
