@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -152,6 +153,10 @@ def fast_scan(
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
+    if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
+        raise InputError(
+            "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
+        )
     with ExitStack() as around:
         around.enter_context(watched(before=[(part, _without_cache) for part in caching]))
         for reader in dict.fromkeys(map(reader_of, found)):
@@ -213,17 +218,57 @@ def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **k
 def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
     u = args[0] if args else kwargs["hidden_states"]
     if (args[1] if len(args) > 1 else kwargs.get("cache_params")) is not None or kwargs.get("state") is not None:
+        if id(mixer) in _computed_by.get():
+            raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader = reader_of(mixer)
-    layer = reader.quantities(mixer, u, mask if mask is not None else kwargs.get("attention_mask"), state)
-    if _constant.get():
-        layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
+    reader, mask = reader_of(mixer), mask if mask is not None else kwargs.get("attention_mask")
+    instead = _computed_by.get().get(id(mixer))
+    if instead is not None:
+        result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
+        return reader.returned(result) if hasattr(reader, "returned") else result
+    layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
     return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
+
+
+def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
+    """A mixer's terms, without gradients by its weights within `weights_constant`."""
+    layer = reader_of(mixer).quantities(mixer, u, mask, state)
+    if _constant.get():
+        layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
+    return layer
+
+
+Compute = Callable[..., Tensor]
+"""A mixer's output, from (mixer, u, mask, state, retention, visit, whether its forward pass is its own)."""
+
+_computed_by: ContextVar[Mapping[int, Compute]] = ContextVar("computed by", default=MappingProxyType({}))
+_entering: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("entering", default=MappingProxyType({}))
+
+
+@contextmanager
+def computed_by(instead: Mapping[int, Compute], entering: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Within the context, and in this thread alone, `fast_scan` computes mixers (by their id) with these functions, and
+    what their convolutions read is changed by `entering`."""
+    tokens = (
+        _computed_by.set(MappingProxyType({**_computed_by.get(), **instead})),
+        _entering.set(MappingProxyType({**_entering.get(), **entering})),
+    )
+    try:
+        yield
+    finally:
+        _computed_by.reset(tokens[0])
+        _entering.reset(tokens[1])
+
+
+def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:
+    """What a mixer's convolution reads, as it was computed or as a run changes it."""
+    change = _entering.get().get(id(mixer))
+    return conv_input if change is None else change(conv_input)
 
 
 def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:

@@ -14,7 +14,8 @@ from ssmscope import register
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
+READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
+READ |= {"mixers", "batching", "progress", "edits"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -32,6 +33,8 @@ MAY_IMPORT = {
     "reads": CORE | FILES | {"signature", "inputs", "tasks"},
     "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
     "results": {"errors", "writing", "register", "show"},
+    "batching": set(),
+    "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
     "tasks": {"errors", *FILES},
@@ -39,9 +42,11 @@ MAY_IMPORT = {
     "matrices": {"errors", "scans"},
     "ssm": {"errors", "scans", "matrices"},
     "frozen": {"errors", "scans", "matrices", "ssm"},
-    "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
+    "survival": {"errors", "scans", "matrices", "ssm"},
+    "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
-    "mixers": READ - {"mixers", "fingerprint"},
+    "mixers": READ - {"mixers", "fingerprint", "edits"},
+    "edits": READ - {"fingerprint", "edits"},
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},

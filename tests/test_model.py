@@ -191,7 +191,7 @@ class TestPixels:
             own = pixel_model.module(input_values=IMAGES / 255).logits
         torch.testing.assert_close(pixel_model.logits(batch), own, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pixel_model.run(batch).logits, own, rtol=1e-4, atol=1e-4)
-        monkeypatch.setattr("ssmscope.model.TOKENS_AT_ONCE", 8)  # every image on its own
+        monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)  # every image on its own
         trace = pixel_model.trace(values=IMAGES)
         torch.testing.assert_close(trace.logits, own, rtol=1e-4, atol=1e-4)
         assert trace.retention.shape == (2, 2, 7) and trace.layers[1].u.shape == (2, 7, 8)

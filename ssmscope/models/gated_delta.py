@@ -19,6 +19,7 @@ from torch.nn.functional import silu, softplus
 
 from ssmscope.affine import innermost
 from ssmscope.frozen import Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -55,7 +56,7 @@ def terms(
 ) -> LayerTrace:
     """The layer's terms from its input `u` (batch, length, width) and projections. At padding nothing is exchanged."""
     mask = as_mask(mask)
-    conv_input = hide_padding(projected.qkv, mask)
+    conv_input = entering(mixer, hide_padding(projected.qkv, mask))
     tail = state.conv if state is not None else None
     convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail)
     convolved = at_least_float32(hide_padding(convolved, mask))
@@ -70,7 +71,8 @@ def terms(
         log_a=log_a.unsqueeze(-1),
         beta=at_least_float32(projected.beta),
     )
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=projected.z)
+    around = {"conv_input": conv_input, "conv_tail": tail, "z": projected.z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
 def _unit(t: Tensor) -> Tensor:

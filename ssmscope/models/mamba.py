@@ -13,6 +13,7 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMi
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
@@ -40,7 +41,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     """
     mask = as_mask(mask)
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     x = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
     x = hide_padding(mixer.act(x), mask)
@@ -59,7 +60,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         A=-at_least_float32(mixer.A_log).exp(),
         D=at_least_float32(mixer.D),
     )
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+    reach = mixer.conv_kernel_size
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=reach)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -54,7 +55,7 @@ def terms(
     limits[1]."""
     mask = as_mask(mask)
     z, conv_input, step = projected.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
     xBC = at_least_float32(hide_padding(xBC, mask))
@@ -70,7 +71,8 @@ def terms(
         A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
         D=at_least_float32(mixer.D),
     )
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+    reach = mixer.conv_kernel_size
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=reach)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

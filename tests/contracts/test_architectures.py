@@ -194,7 +194,7 @@ def test_retention_is_the_mean_decay(model):
 
 def test_a_trace_does_not_depend_on_its_batch(model, monkeypatch):
     together = model.trace(ids=TEXTS)
-    monkeypatch.setattr("ssmscope.model.TOKENS_AT_ONCE", 8)  # every text on its own
+    monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)  # every text on its own
     apart = model.trace(ids=TEXTS)
     torch.testing.assert_close(together.retention, apart.retention, equal_nan=True, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(together.logits, apart.logits, rtol=1e-4, atol=1e-4)
