@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from ssmscope.errors import InputError, did_you_mean, ran_out_of_memory
 from ssmscope.inputs import check_arguments
 from ssmscope.options import whole
+from ssmscope.shipped import demos
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +62,16 @@ class Verbs(TyperGroup):
 
 # ---- options that several verbs have
 
-MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.")]
+
+def shipped(incomplete: str) -> list[str]:
+    """The shipped models whose name begins like this, for a shell that completes a line."""
+    return [name for name in demos() if name.startswith(incomplete)]
+
+
+MODEL = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.", autocompletion=shipped),
+]
 OUT = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write VERB.json, .csv, .png and .html there.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 TOKENIZER = Annotated[

@@ -581,3 +581,19 @@ class TestFaults:
 
     def test_a_value_error_of_ours_is_told_from_a_users(self) -> None:
         assert issubclass(errors.InputError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("analyze heat", ["heatmap"]),
+        ("analyze heatmap --sc", ["--score"]),
+        ("analyze heatmap demo/sst2-bal", ["demo/sst2-baleen-b", "demo/sst2-baleen-e"]),
+    ],
+)
+def test_a_shell_completes_verbs_options_and_models(line, words):
+    asks = {"_ANALYZE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "ssmscope"], env={**os.environ, **asks}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == words

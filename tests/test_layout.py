@@ -50,7 +50,8 @@ MAY_IMPORT = {
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
-    "models": CORE - {"models"} | {"reading"},
+    "shipped": set(),
+    "models": CORE - {"models"} | {"reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
@@ -59,18 +60,20 @@ MAY_IMPORT = {
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "show", "interp"},
-    "training": CORE | FILES | {"results", "bootstrap", "tasks"},
+    "training": CORE | FILES | {"shipped", "results", "bootstrap", "tasks"},
     "reports": CORE
     | FILES
+    | {"shipped"}
     | ROOMS
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "training", "show"},
     "inputs": {"errors", *FILES},
     "options": {"errors", "inputs", *FILES},
-    "command": CORE | FILES | {"results", "tasks", "inputs", "options"},
+    "command": CORE | FILES | {"shipped", "results", "tasks", "inputs", "options"},
     "cli": CORE
     | FILES
+    | {"shipped"}
     | ROOMS
     | DECLARED
     | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command", "register"},

@@ -25,6 +25,9 @@ from ssmscope.cli import verbs
 
 verbs.add_to(app)
 
+COMPLETION = "_ANALYZE_COMPLETE"
+"""The variable of the environment in which a shell asks to complete a line, which click names after the program."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
@@ -36,6 +39,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if COMPLETION in os.environ:  # the shell asks for the next word
+        app(prog_name="analyze")
     # A refusal is one line: what libraries have to say while they load would bury it.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.warnoptions:

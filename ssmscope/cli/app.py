@@ -12,7 +12,7 @@ from ssmscope.command import Verbs
 app = typer.Typer(
     cls=Verbs,
     help="Interpret and probe trained state-space models: Mamba, Mamba-2, Falcon-Mamba, Baleen and their kin.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -88,8 +88,7 @@ def _next_step(out: Path, record: Mapping[str, Any]) -> str:
 @app.command()
 def models(json: JSON = False) -> None:
     """The shipped models with their accuracy, and what can be loaded."""
-    from ssmscope.models.fields import readable_types
-    from ssmscope.models.load import demos
+    from ssmscope.shipped import demos, readable_types
 
     records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
     if json:

@@ -13,7 +13,7 @@ import typer
 
 from ssmscope import register
 from ssmscope.analysis import Analysis, Call
-from ssmscope.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console
+from ssmscope.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
 from ssmscope.inputs import check_writable
 from ssmscope.signature import Option
 
@@ -22,7 +22,12 @@ PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
 
 OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.")]
 MODELS = Annotated[
-    list[str], typer.Argument(metavar="MODEL…", help="One or several: demo/NAME, a directory, a file, or a hub id.")
+    list[str],
+    typer.Argument(
+        metavar="MODEL…",
+        help="One or several: demo/NAME, a directory, a file, or a hub id.",
+        autocompletion=shipped,
+    ),
 ]
 
 

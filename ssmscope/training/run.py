@@ -349,7 +349,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
 
 def _commands_before(source: str | Path | None) -> list[str]:
     """The commands that made the model that a run starts from, where its directory has our record of them."""
-    from ssmscope.models.load import demos
+    from ssmscope.shipped import demos
     from ssmscope.training.checkpoint import read_json
     from ssmscope.training.plan import FINISHED
 
