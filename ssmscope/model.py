@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssmscope import ssm
 from ssmscope.batching import by_length
+from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
@@ -129,17 +130,20 @@ class Model:
         return versions(stored_weights(self.module), adapters(self.module))
 
     @property
-    def source(self) -> dict[str, str]:
-        """Where a result comes from: model, architecture, fingerprint, dtype, device."""
+    def source(self) -> dict[str, Any]:
+        """Where a result comes from: model, architecture, fingerprint, dtype, device; and the edits of its runs, within
+        `edited`."""
         return self._source(self.fingerprint)
 
-    def _source(self, fingerprint: str) -> dict[str, str]:
+    def _source(self, fingerprint: str) -> dict[str, Any]:
+        edits = [edit.describe() for edit in edits_of(self.module)]
         return {
             "model": self.name,
             "architecture": self.architecture,
             "fingerprint": fingerprint,
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
+            **({"edits": edits} if edits else {}),
         }
 
     def encode(
@@ -216,15 +220,23 @@ class Model:
         ):
             yield
 
-    def run(self, batch: Batch, states: Sequence[LayerState] | None = None, *, last_only: bool = False) -> Run:
+    def run(
+        self,
+        batch: Batch,
+        states: Sequence[LayerState] | None = None,
+        *,
+        last_only: bool = False,
+        edits: Edit | Sequence[Edit] = (),
+    ) -> Run:
         """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
 
         A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a
         padded batch every row continues from its own last real position. With `last_only` a language model's logits
-        are those at each text's last position.
+        are those at each text's last position. `edits` change what its layers compute, see `ssmscope.edits`.
 
         Raises:
-            InputError: for states of a model in which more than the state-space layers looks back, as attention does.
+            InputError: for states of a model in which more than the state-space layers looks back, as attention does;
+                and as `edited`.
         """
         after: list[LayerState] = []
 
@@ -232,8 +244,12 @@ class Model:
             mixer = self.mixers[index]
             after.append(reader_of(mixer).state_after(mixer, layer, scans))
 
-        with torch.no_grad(), self.running(mask=batch.mask, states=states, visit=keep):
-            logits = self.forward(batch, last_only=last_only)
+        with ExitStack() as around:
+            if edits:
+                around.enter_context(edited(self, edits))
+            around.enter_context(self.running(mask=batch.mask, states=states, visit=keep))
+            with torch.no_grad():
+                logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
     @property
@@ -267,15 +283,20 @@ class Model:
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
         keep_inputs: bool | Sequence[int] = True,
+        visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
         The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), or that of the layers
         with these numbers, and a layer's other terms are recomputed from it when `trace.layers[i]` is asked for;
-        without, the trace has no layers, and a long text costs the memory of one layer.
+        without, the trace has no layers, and a long text costs the memory of one layer. `visit` is called as the model
+        runs, with a layer's number, the rows that run together, and the layer's terms on them: what it takes from these
+        need not be recomputed.
+
+        Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
         Raises:
-            InputError: as `encode`, and for a layer that the model does not have.
+            InputError: as `encode`, for a layer that the model does not have, and for a run whose states are edited.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
         rows, length = batch.input_ids.shape
@@ -284,7 +305,11 @@ class Model:
         absent = sorted(set(wanted) - set(range(len(found))))
         if absent:
             raise InputError(f"there is no layer {absent[0]}; {self.name} has the layers 0 to {len(found) - 1}")
-        weights = self._versions()
+        weights, edits = self._versions(), edits_of(self.module)
+        if any(edit.place == "state" for edit in edits):
+            raise InputError(
+                "a run whose states are edited is in pieces and has no trace; edit other places, or run it"
+            )
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
         inputs: list[Tensor | None] = [None] * len(found)
         logits: Tensor | None = None
@@ -294,6 +319,8 @@ class Model:
 
             def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
                 kept = layer.joined([s.retention for s in scans if s.retention is not None])
+                if visit is not None:
+                    visit(index, chosen, layer)  # noqa: B023
                 retained[index, chosen, :width] = kept.masked_fill(~part.mask, torch.nan).to(retained.dtype)  # noqa: B023
                 if index in wanted:
                     u = inputs[index]
@@ -316,7 +343,7 @@ class Model:
                 raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
             self._check_unchanged(index, weights)
             with torch.no_grad(), evaluating(self.module):
-                return detached(reader_of(found[index]).quantities(found[index], u, batch.mask))
+                return detached(again(self, edits, index, u, batch.mask))
 
         def freeze(index: int) -> FrozenLayer:
             layer = recompute(index)

@@ -14,8 +14,8 @@ from ssmscope import register
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "frozen", "trace", "mixers"}
-READ |= {"batching", "progress"}
+READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
+READ |= {"mixers", "batching", "progress", "edits"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -42,9 +42,11 @@ MAY_IMPORT = {
     "matrices": {"errors", "scans"},
     "ssm": {"errors", "scans", "matrices"},
     "frozen": {"errors", "scans", "matrices", "ssm"},
-    "trace": {"errors", "scans", "matrices", "ssm", "frozen"},
+    "survival": {"errors", "scans", "matrices", "ssm"},
+    "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
-    "mixers": READ - {"mixers", "fingerprint"},
+    "mixers": READ - {"mixers", "fingerprint", "edits"},
+    "edits": READ - {"fingerprint", "edits"},
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},

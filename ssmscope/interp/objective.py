@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope import batching
-from ssmscope.batching import by_length
+from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.meter import Meter
@@ -134,6 +134,11 @@ class Objective:
             (found,) = torch.autograd.grad(self(inputs, texts).sum(), inputs)
         return found
 
+    def function(self, text: int = 0) -> nn.Module:
+        """f of one text alone, as a function of (runs, length, width) embeddings that gives (runs,): captum's
+        `forward_func`, for its attributions and its metrics. What else it is called with is taken no notice of."""
+        return _Function(self, text)
+
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
         """The places of `texts` in batches of runs of alike length that suit the device.
 
@@ -192,6 +197,21 @@ class Objective:
         lengths = torch.tensor([len(row) for row in rows], device=embeddings.device)
         padded = pad_sequence(rows, batch_first=True)
         return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
+
+
+class _Function(nn.Module):
+    """See `Objective.function`. The model is no part of this module, so nothing that is hooked on it stays there."""
+
+    def __init__(self, objective: Objective, text: int) -> None:
+        super().__init__()
+        self._given = objective, text
+
+    def forward(self, embeddings: Tensor, *_: Any) -> Tensor:
+        objective, text = self._given
+        if torch.is_grad_enabled() and embeddings.requires_grad:
+            return objective(embeddings, [text] * len(embeddings))
+        parts = embeddings.split(max(1, tokens_at_once(embeddings.device) // embeddings.shape[1]))
+        return torch.cat([objective(part, [text] * len(part)) for part in parts])
 
 
 def _precise(logits: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch.nn.functional import normalize, rms_norm, silu, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
     ReadMixer,
@@ -83,7 +84,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     """
     assert isinstance(mixer, DeltaMixer)
     mask = as_mask(mask)
-    conv_input = hide_padding(mixer.qkv_proj(u), mask)
+    conv_input = entering(mixer, hide_padding(mixer.qkv_proj(u), mask))
     tail = state.conv if state is not None else None
     convolved = hide_padding(silu(causal_convolution(conv_input, *convolution(mixer, conv_input), tail)), mask)
     q, k, v = (
@@ -99,7 +100,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         x=v, b=normalize(k, dim=-1), c=normalize(q, dim=-1), log_a=log_a.unsqueeze(-1), beta=beta
     )
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=mixer.taps)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

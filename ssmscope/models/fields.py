@@ -62,9 +62,9 @@ def number(value: Any) -> float:
 
 def readable_types() -> list[str]:
     """The transformers model types with layers that can be read."""
-    from ssmscope.models import architectures
+    from ssmscope.models import model_types
 
-    return sorted({"ssm-classifier", *(kind for a in architectures().values() for kind in a.MODEL_TYPES)})
+    return sorted({"ssm-classifier", *model_types()})
 
 
 SIGNED = ("spectral_abscissa",)

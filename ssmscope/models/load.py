@@ -299,7 +299,7 @@ def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.
     try:
         config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
         for part in (config, getattr(config, "backbone", None)):
-            if part is not None and hasattr(part, "time_step_limit"):
+            if getattr(part, "time_step_limit", None) is not None:
                 part.time_step_limit = tuple(map(number, part.time_step_limit))
     except InputError:
         raise

@@ -13,7 +13,7 @@ from ssmscope.reports.grouping import Group
 from ssmscope.reports.record import Entry
 from ssmscope.reports.transition import blocks_of
 from ssmscope.results import REPORT_ROWS, Result
-from ssmscope.show.blocks import Block, Custom, Picture, TokenScores
+from ssmscope.show.blocks import Block, Custom, Picture, TokenRows, TokenScores
 from ssmscope.show.html import block_html, grid, image_html
 from ssmscope.show.table import Table
 from ssmscope.show.tokens import shorten, visible
@@ -94,6 +94,9 @@ def _part(block: Block, anchor: str, headline: str) -> Part:
         return Part(block, anchor, grid(shown, block.title or headline), summary, len(shown.rows) <= OPEN_ROWS)
     if isinstance(block, Picture):
         return Part(block, anchor, image_html(block), "As a picture" if block.folded else "")
+    if isinstance(block, TokenRows):
+        inner = block_html(block)
+        return Part(block, anchor, inner, "Token by token" if inner else "", on_request=bool(inner))
     if isinstance(block, Custom):
         inner = block_html(block)
         own = Markup('<div class="part" id="{}">{}</div>').format(anchor, inner) if inner else inner

@@ -22,14 +22,6 @@ def _whole(result: Any) -> Iterable[Block]:
     yield Custom(html=lambda: _lower(result._repr_html_()))
 
 
-def _on_request(result: Any) -> Iterable[Block]:
-    if getattr(result, "of_images", False):
-        yield from Result.blocks(result)
-        return
-    yield Picture(result.figure, result.headline, vector=False)
-    yield Custom(html=result._repr_html_, on_request=True)
-
-
 def _heatmap(result: Any) -> Iterable[Block]:
     if result.of_images:
         yield from Result.blocks(result)
@@ -56,7 +48,6 @@ def _lower(html: str) -> str:
 _OWN: Mapping[str, Callable[[Any], Iterable[Block]]] = {
     "attention": _attention,
     "effect": _whole,
-    "explain": _on_request,
     "heatmap": _heatmap,
     "prompts": _whole,
     "words": _whole,

@@ -53,6 +53,22 @@ def scan(
     return y, final, kept
 
 
+def keys(b: Tensor, elapsed: Tensor, A: Tensor, *, to_end: bool) -> Tensor:
+    """Σ_n (exp(elapsed_t[d] A[d, n]) b_t[n])², (batch, length, heads), of terms that are `applicable`.
+
+    Args:
+        elapsed: a time for each position, or with `to_end` a step, which are summed from the next one to the last.
+
+    Raises:
+        MemoryError: when there is none left for the work.
+    """
+    b, A = b.contiguous(), A.contiguous()
+    squares = elapsed.new_empty(elapsed.shape)
+    if _loaded().ssm_keys(_shape(elapsed, b, False), _view(elapsed), *map(_address, (A, b, squares)), to_end):
+        raise MemoryError("no memory left for the keys of the selective scan")
+    return squares
+
+
 class _Shape(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int64) for n in ("batch", "length", "channels", "states")] + [
         (n, ctypes.c_int) for n in ("threads", "expected")
@@ -125,6 +141,7 @@ def _declare(library: ctypes.CDLL) -> None:
     shape, view, numbers = ctypes.POINTER(_Shape), ctypes.POINTER(_View), ctypes.c_void_p
     library.ssm_starts_size.argtypes, library.ssm_starts_size.restype = [shape], ctypes.c_int64
     library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 8]
+    library.ssm_keys.argtypes = [shape, view, *[numbers] * 3, ctypes.c_int]
     library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 4, view, *[numbers] * 7]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ssmscope.show.blocks import Block, Custom, Picture, Prose
+from ssmscope.show import token_rows
+from ssmscope.show.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.show.table import BEST, WORST, Cell, Table
 from ssmscope.show.tokens import visible
 
@@ -35,6 +36,8 @@ def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType
             yield Text(visible(block.text), style=STYLES[block.kind])
         elif isinstance(block, Table):
             yield from grid(block.head(block.brief), console)
+        elif isinstance(block, TokenRows):
+            yield from token_rows.terminal(block, colours)
         elif block.terminal is not None:
             yield from block.terminal(colours)
         before = block

@@ -49,7 +49,7 @@ READ = [name for name in EXAMPLES if name not in HYBRIDS]
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_of_attention_are_refused(name):
-    with exact(name) as of, pytest.raises(InputError, match="lrp has no rule for BambaForCausalLM"):
+    with exact(name) as of, pytest.raises(InputError, match="lrp has no rule for"):
         lrp(of)
 
 

@@ -44,7 +44,7 @@ def fidelity_auc(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    methods: Methods = ("lrp", "gradxinput", "survival"),
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",

@@ -39,7 +39,7 @@ def plausibility(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    methods: Methods = ("lrp", "gradxinput", "survival"),
     top: Annotated[
         float | None,
         "How many tokens a rationale has, or which share of them; else the mean share that people marked.",

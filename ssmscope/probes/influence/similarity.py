@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssmscope.batching import by_length
 from ssmscope.bootstrap import Estimate, resampled_means
+from ssmscope.edits import blocks_of
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.intercept import After, watched
@@ -108,19 +109,6 @@ def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts len
     return (above / below).where((n > 1) & (below > 0), torch.nan)
 
 
-def blocks_of(model: Model) -> list[nn.Module]:
-    """What holds each mixer and its place in the residual stream: the innermost numbered module that it is in, or is;
-    the mixer itself in a model of one layer that has none."""
-    named = dict(model.module.named_modules())
-    names = {id(module): name for name, module in named.items()}
-    found = []
-    for mixer in model.mixers:
-        parts = names[id(mixer)].split(".")
-        numbered = [at for at, part in enumerate(parts) if part.isdigit()]
-        found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
-    return found
-
-
 Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
 
 
@@ -138,7 +126,7 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> Non
             embeddings = model.embed(part)
             show(("stream", 0), embeddings)
             with (
-                _outputs_shown(blocks_of(model), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
+                _outputs_shown(blocks_of(model.module), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
                 _outputs_shown(model.mixers, lambda index, x: show(("mixer", index), x)),  # noqa: B023
             ):
                 found = hidden(model, embeddings, mask)
