@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope import register
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.inputs import check_writable
 from ssmscope.reads import Input
 from ssmscope.signature import Option, options_of
+from ssmscope.writing import check_writable
 
 if TYPE_CHECKING:
     from ssmscope.results import Result

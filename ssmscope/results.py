@@ -8,7 +8,6 @@ A result is a frozen dataclass that names its kind and owns its views:
         influence: np.ndarray
 
         def to_frame(self): ...
-        def figure(self): ...
 
 Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these, annotated with types
 that exist at run time. Importing this module is quick: pandas, matplotlib and rich are imported by the views
@@ -107,9 +106,16 @@ class Result(ABC):
     def to_frame(self) -> DataFrame:
         """All numbers as one tidy table: a row per observation, a column per variable."""
 
-    @abstractmethod
     def figure(self) -> Figure:
-        """The picture, made without pyplot: nothing is registered globally and no display is needed."""
+        """The picture, made without pyplot: nothing is registered globally and no display is needed. By default what
+        `draw` gives in the module `figure` beside the class' own."""
+        beside = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.figure")
+        return beside.draw(self)
+
+    @property
+    def model_name(self) -> str:
+        """The model, or the models, that it is of."""
+        return str(self.provenance.get("model", "a model"))
 
     @property
     def headline(self) -> str:
@@ -120,8 +126,7 @@ class Result(ABC):
     def verdict(self, at: int = 0) -> str:
         """What the result says of a model, by its number among those that it is of: one line of numbers with their
         intervals, without the model's name. By default the headline without the model."""
-        model = str(self.provenance.get("model", "a model"))
-        for before in (f" of {model}: ", f" on {model}: "):
+        for before in (f" of {self.model_name}: ", f" on {self.model_name}: "):
             if before in self.headline:
                 return self.headline.split(before, 1)[1]
         return self.headline
@@ -159,12 +164,19 @@ class Result(ABC):
     def blocks(self) -> Iterable[Block]:
         """What is shown of the result, in a terminal, a notebook and a page alike: by default its picture and the
         beginning of its table."""
-        from ssmscope.show.blocks import Picture, Prose
         from ssmscope.show.table import folded
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline, vector=self.vector)
+        yield from self.opening()
         yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
+
+    def opening(self, *said: str, notes: Iterable[str] = ()) -> Iterable[Block]:
+        """The blocks that come first: the title, what is said of the whole, notes, and the picture."""
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield from map(Prose, said)
+        yield from (Prose(f"Note: {note}.", "note") for note in notes)
+        yield Picture(self.figure, self.headline, vector=self.vector)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         """The terminal view: what `rich.print` and the command line show."""
@@ -284,10 +296,14 @@ def save_together(results: Mapping[str, Result], directory: str | os.PathLike[st
 
 
 def record_provenance(
-    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None
+    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
-    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it
-    when."""
+    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it when; of
+    labelled `data` also their origin."""
+    origin = {}
+    if data is not None:
+        about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+        origin = {"data": about}
     return {
         **source,
         "options": dict(options),
@@ -298,6 +314,7 @@ def record_provenance(
             "transformers": _version("transformers"),
         },
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **origin,
     }
 
 

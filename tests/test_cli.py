@@ -20,6 +20,7 @@ import pytest
 import typer
 
 from ssmscope import cli, errors, register
+from ssmscope.signature import options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "a good film with bad acting , but great music .".split()
@@ -504,13 +505,14 @@ class TestTrain:
     def test_options_are_those_of_the_function(self) -> None:
         from ssmscope.training import train_model
 
-        ours = inspect.signature(cli.train).parameters
+        train = next(each.callback for each in cli.app.registered_commands if each.callback.__name__ == "train")
+        ours, declared = inspect.signature(train).parameters, options_of(train_model, without=("command",))
         theirs = inspect.signature(train_model).parameters
         assert set(ours) - set(theirs) == {"json"} and set(theirs) - set(ours) == {"command"}
         asked_for = {name for name in ours if ours[name].default is inspect.Parameter.empty}
         assert asked_for == {"architecture", "data"} and ours["out"].default is None  # then it is runs/NAME-ARCH
-        for name in set(ours) & set(theirs) - {"out"}:
-            assert ours[name].default == theirs[name].default, name
+        for name, option in declared.items():
+            assert option.read(ours[name].default) == theirs[name].default, name
         described = [typing.get_args(ours[name].annotation)[1].help for name in theirs if name in ours]
         assert all(described)
 
@@ -519,10 +521,12 @@ class TestTrain:
         assert "did you mean 'mamba2'" in refusal("train", "mmaba2", "--data", reviews, "--out", out)
         assert "sst2" in refusal("train", "mamba", "--data", "sst3", "--out", out)
         assert "missing option '--data'" in refusal("train", "mamba", "--out", out)
-        assert "'--width': 'wide' is no whole number" in refusal(
+        assert "width is 'wide'; allowed is a whole number" in refusal(
             "train", "mamba", "--data", reviews, "--out", out, "--width", "wide"
         )
-        assert "'--beta': 'x' is no number" in refusal("train", "mamba", "--data", "d", "--out", out, "--beta", "x")
+        assert "beta is 'x'; allowed is a number" in refusal(
+            "train", "mamba", "--data", "d", "--out", out, "--beta", "x"
+        )
         assert "is a file" in refusal("train", "mamba", "--data", reviews, "--out", reviews)
         assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--learning-rate", "-1")
 

@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "limits": {"errors"},
     "register": {"errors"},
     "signature": {"errors"},
-    "reads": CORE | FILES | {"signature", "inputs", "tasks"},
-    "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
+    "reads": CORE | FILES | {"signature", "tasks"},
+    "analysis": CORE | FILES | {"register", "signature", "reads", "results"},
     "results": {"errors", "writing", "register", "show"},
     "batching": set(),
     "progress": set(),
@@ -68,15 +68,11 @@ MAY_IMPORT = {
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "training", "show"},
-    "inputs": {"errors", *FILES},
-    "options": {"errors", "inputs", *FILES},
-    "command": CORE | FILES | {"shipped", "results", "tasks", "inputs", "options"},
     "cli": CORE
     | FILES
-    | {"shipped"}
     | ROOMS
     | DECLARED
-    | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command", "register"},
+    | {"shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
 }
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
@@ -165,7 +161,7 @@ def test_transformers_is_not_imported_below_models(name: str) -> None:
 
 
 QUICK = [
-    *("__init__", "analysis", "cli", "command", "errors", "inputs", "options", "reading", "reads", "register"),
+    *("__init__", "analysis", "cli", "errors", "reading", "reads", "register"),
     *("results", "signature", "tasks", "tasks.text", "training", "writing"),
     *(name for name in MODULES if name.startswith("cli.")),
     *(module.removeprefix("ssmscope.") for module in register.packages().values()),

@@ -1,11 +1,12 @@
-"""The verbs of analyses, made from what the analyses declare."""
+"""Verbs made from what is declared: those of analyses from their register, others from a function and its options."""
 
 from __future__ import annotations
 
 import inspect
 import shlex
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,9 @@ import typer
 
 from ssmscope import register
 from ssmscope.analysis import Analysis, Call
-from ssmscope.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
-from ssmscope.inputs import check_writable
-from ssmscope.signature import Option
+from ssmscope.cli.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
+from ssmscope.signature import Option, options_of
+from ssmscope.writing import check_writable
 
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
 """Under which heading of the help the analyses of a room stand."""
@@ -85,11 +86,40 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             inspect.Parameter("tokenizer", keyword, annotation=TOKENIZER, default=None),
             inspect.Parameter("device", keyword, annotation=DEVICE, default="cpu"),
         ]
-    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    answer.__annotations__ = {each.name: each.annotation for each in parameters}
     answer.__doc__ = help_of(analysis)
     answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
     answer.analysis = analysis  # type: ignore[attr-defined]
+    return _signed(answer, parameters)
+
+
+def declared(function: Callable[..., None], more: Mapping[str, Option] | None = None) -> Callable[..., None]:
+    """A verb that is no analysis, as typer reads it. Its keyword-only options are declared as those of an analysis are;
+    `more` stand in place of its `**options`. What typer's own marks describe is left to typer."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    options: dict[str, Option] = {}
+    parameters: list[inspect.Parameter] = []
+    typers = [name for name, hint in hints.items() if not isinstance(getattr(hint, "__metadata__", ("",))[0], str)]
+    own = options_of(function, without=typers)
+    for each in inspect.signature(function).parameters.values():
+        if each.name in typers:
+            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
+        else:
+            found = {each.name: own[each.name]} if each.name in own else dict(more or {})
+            options |= found
+            parameters += map(parameter, found.values())
+
+    def answer(**given: Any) -> None:
+        for name, option in options.items():
+            given[name] = option.read(None if given[name] in ([], ()) else given[name])
+        function(**given)
+
+    answer.__name__, answer.__doc__ = function.__name__, function.__doc__
+    return _signed(answer, parameters)
+
+
+def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    answer.__annotations__ = {each.name: each.annotation for each in parameters}
     return answer
 
 
