@@ -601,3 +601,36 @@ def test_a_shell_completes_verbs_options_and_models(line, words):
         [sys.executable, "-m", "ssmscope"], env={**os.environ, **asks}, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == words
+
+
+class TestFormats:
+    def test_what_is_asked_for_is_written_and_the_result_always(self, analyze, tmp_path):
+        given = (
+            "stability",
+            "demo/sst2-mamba2",
+            "--length",
+            "9",
+            "--out",
+            str(tmp_path),
+            "--formats",
+            "svg,pdf,tex,md",
+        )
+        answer = analyze(*given)
+        assert answer.code == 0
+        written = {file.suffix: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+        assert set(written) == {".json", ".svg", ".pdf", ".tex", ".md"}
+        assert b"<svg" in written[".svg"] and written[".pdf"].startswith(b"%PDF")
+        assert b"\\toprule" in written[".tex"] and written[".md"].startswith(b"| ")
+        assert all(str(tmp_path / f"stability{suffix}") in answer.out for suffix in written)
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            (["--formats", "png,jpg", "--out", "OUT"], "unknown format 'jpg'; allowed are json, csv, png, html, svg"),
+            (["--formats", "png"], "--formats says what is written: give --out DIR too"),
+        ],
+    )
+    def test_what_is_refused(self, analyze, tmp_path, given, says):
+        out = tmp_path / "out"
+        answer = analyze("stability", "demo/sst2-mamba2", *(str(out) if each == "OUT" else each for each in given))
+        assert answer.code == 2 and says in answer.err and answer.err.count("\n") == 1 and not out.exists()

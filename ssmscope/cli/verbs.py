@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +15,17 @@ import typer
 from ssmscope import register
 from ssmscope.analysis import Analysis, Call
 from ssmscope.cli.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
+from ssmscope.errors import InputError
 from ssmscope.signature import Option, options_of
 from ssmscope.writing import check_writable
 
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
 """Under which heading of the help the analyses of a room stand."""
 
+FORMATS = Annotated[
+    str | None,
+    typer.Option("--formats", metavar="A,B,…", help="Those of csv, png, html, svg, pdf, tex, md; json always."),
+]
 OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.")]
 MODELS = Annotated[
     list[str],
@@ -61,11 +66,14 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     """The function that answers an analysis' verb, with the signature that typer reads."""
 
     def answer(**given: Any) -> None:
-        out, json = given.pop("out"), given.pop("json")
+        out, json, formats = given.pop("out"), given.pop("json"), given.pop("formats", None)
         call = _call(analysis, given)
         check_writable(out)
-        results = call.run(out)
-        _print(results, out, json, analysis)
+        chosen = None if formats is None else [each.strip() for each in formats.split(",")]
+        if chosen is not None and out is None:
+            raise InputError("--formats says what is written: give --out DIR too")
+        results = call.run(out, chosen)
+        _print(results, out, json, analysis, chosen)
         if analysis.writes and not json:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
@@ -81,6 +89,8 @@ def verb(analysis: Analysis) -> Callable[..., None]:
         inspect.Parameter("out", keyword, annotation=out, default=inspect.Parameter.empty if analysis.writes else None),
         inspect.Parameter("json", keyword, annotation=JSON, default=False),
     ]
+    if not analysis.writes:
+        parameters.append(inspect.Parameter("formats", keyword, annotation=FORMATS, default=None))
     if analysis.loads:
         parameters += [
             inspect.Parameter("tokenizer", keyword, annotation=TOKENIZER, default=None),
@@ -155,11 +165,14 @@ def _group_help(analysis: Analysis) -> str:
     return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
 
 
-def _print(results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis) -> None:
+def _print(
+    results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis, formats: Sequence[str] | None
+) -> None:
     """The results as a person or a program reads them, and where their files are."""
-    from ssmscope.results import SUFFIXES
+    from ssmscope.results import SUFFIXES, checked_formats
 
-    files = [out / f"{result.kind}.{s}" for result in results for s in SUFFIXES] if out is not None else []
+    suffixes = checked_formats(SUFFIXES if formats is None else formats)
+    files = [out / f"{result.kind}.{s}" for result in results for s in suffixes] if out is not None else []
     for number, result in enumerate(results):
         if json:
             print(result.to_json())
