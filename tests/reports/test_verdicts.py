@@ -723,6 +723,7 @@ class TestExplain:
                 target="positive",
                 value=0.5 + number,
                 top=lambda each, size: np.argsort(-abs(each.scores))[:size].tolist(),
+                against=lambda each, size: np.flatnonzero(each.scores < 0)[:size].tolist(),
             )
 
         return Stand(
@@ -743,10 +744,10 @@ class TestExplain:
     def test_table(self) -> None:
         table = beside(self.result([True], texts=1))
         assert table.heads == ("model", "text", "method")
-        assert table.columns == ("of", "f", "highest scores", "relative error of the sum")
+        assert table.columns == ("of", "f", "highest scores", "strongest against", "relative error of the sum")
         assert shown(table) == [
-            ("a", "0", "ig", "positive", "0.5", "good -1.5 · a 0.25", "0.0123"),
-            ("a", "0", "self-retention", "positive", "0.5", "film 3 · good 2", "–"),
+            ("a", "0", "ig", "positive", "0.5", "good −1.5 · a 0.25", "good −1.5", "0.0123"),
+            ("a", "0", "self-retention", "positive", "0.5", "film 3 · good 2", "", "–"),
         ]
         many = beside(self.result([True], texts=ROWS // 2 + 1))
         assert len(many.rows) == ROWS and many.remarks == f"{ROWS} of {ROWS + 2} rows."

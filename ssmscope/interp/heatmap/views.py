@@ -61,6 +61,7 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
         of="layer",
         score=result.score if result.contrast is None else f"{result.score}, z",
         name=result.score_name,
+        around=("below its average", "above"),
         marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
     )
 
