@@ -352,7 +352,7 @@ class TestHeatmap:
             (["--text", "zebra quagga"], "does not know"),
             (["--text", "🎬🍿"], "does not know"),
             (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
-            (["--text", "a film", "--text", "bad\x00film"], "text 2 has the control character U+0000 at position 3"),
+            (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
             (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
             (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
             (["--text", "a \udcff film"], "not valid UTF-8"),

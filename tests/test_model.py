@@ -67,7 +67,7 @@ def test_bytes_of_a_character_are_shown_as_it():
         (["😀😀"], "only characters"),
         (["a film\x1b[31m"], r"control character U\+001B at position 6"),
         (["a\x00b"], r"U\+0000 at position 1"),
-        (["a film", ""], "text 2 is empty"),
+        (["a film", ""], "text 1 is empty"),
         (["film " * 40], r"has 41 tokens, more than the limit of 32.*--max-tokens"),
     ],
 )

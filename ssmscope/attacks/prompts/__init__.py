@@ -146,7 +146,7 @@ def prompt_attack(
         task = bar.add_task("attacks", total=len(recipes) * len(templates))
         for each in recipes:
             for number, text in enumerate(templates):
-                bar.update(task, description=f"{each.name}, template {number + 1}")
+                bar.update(task, description=f"{each.name}, template {number}")
                 place = None
                 if clean[number].any():
                     place = attacked(each, text, judge, protected, suffix, seed, as_promptbench)

@@ -203,13 +203,13 @@ class PromptAttack(Result, kind="prompts"):
 
 
 def _worst(one: PromptAttacker, at: int) -> str:
-    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at + 1})"
+    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at})"
 
 
 def _row(
     part: str, attack: str, template: int | None, clean: Estimate, found: AttackedPrompt, clean_prompt: str | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "attack": attack, "template": None if template is None else template + 1}
+    row: dict[str, Any] = {"part": part, "attack": attack, "template": template}
     for name, number in (("clean", clean), ("accuracy", found.accuracy), ("drop", found.drop.times(100))):
         row |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
     return row | {"tried": found.tried, "prompt": found.prompt, "clean_prompt": clean_prompt}

@@ -81,6 +81,10 @@ class Influence(Result, kind="influence"):
         context = self.output.effective_context(0.9)
         if math.isnan(context):
             return "there is none"
+        if self.output.decay.defined and not self.output.decay.straight:
+            half, most = (self.output.effective_context(share, within=True) for share in (0.5, 0.9))
+            length = float(np.median(self.lengths))
+            return f"half of it in the last {half:,.0f} of {length:,.0f} {self.unit}, 90 % in the last {most:,.0f}"
         held = f"within {context:,.0f} {self.unit}" if math.isfinite(context) else "not within the texts' length"
         return f"{falls(self.output)}, 90 % of it {held}"
 
