@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.patch.result import METRICS
+from ssmscope.interp.patch.names import METRICS
 from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, title
 from ssmscope.show.signed import SIGNED
 from ssmscope.show.token_figure import drawable, families

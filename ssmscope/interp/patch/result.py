@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmscope.interp.patch.names import METRICS, SITES
 from ssmscope.results import Result
 from ssmscope.show.numbers import number
 from ssmscope.show.table import Cell, Line, Table, short, table
@@ -19,18 +20,6 @@ if TYPE_CHECKING:
 
     from ssmscope.show.blocks import Block
 
-SITES = {
-    "state": "states behind a token",
-    "output": "mixers' outputs",
-    "residual": "the residual stream before a block",
-    "convolution": "what convolutions read",
-    "head": "heads' outputs",
-}
-METRICS = {
-    "normalised": "share of the way to the other run",
-    "difference": "difference of logits",
-    "probability": "probability of the answer",
-}
 SHOWN = 10
 """How many cells are named."""
 
