@@ -169,7 +169,7 @@ class Option:
     @property
     def flags(self) -> tuple[str, ...]:
         """How it is typed."""
-        name = self.name.replace("_", "-")
+        name = self.name.rstrip("_").replace("_", "-")  # from_, since Python has a word of its own
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
