@@ -73,7 +73,7 @@ def applied(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def linear_map(
-    module: nn.Module, name: str = "the layer", rows: slice | None = None
+    module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
 ) -> Callable[[Tensor, bool], Tensor]:
     """A linear layer, or some of its outputs, as a map that leaves its constant out unless its second argument is true.
 

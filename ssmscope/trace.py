@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -156,7 +156,7 @@ class Trace:
     tokens: tuple[tuple[str, ...], ...]
     words: tuple[tuple[int | None, ...], ...]
     answers: tuple[tuple[str, float], ...]
-    source: Mapping[str, str]
+    source: Mapping[str, Any]
     layers: Sequence[LayerTrace]
     frozen: Sequence[FrozenLayer] = ()
     pixels: Tensor | None = None

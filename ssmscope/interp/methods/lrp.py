@@ -18,7 +18,7 @@ and all that makes queries and keys. With biases, learnt initial states and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -34,13 +34,13 @@ from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
 from ssmscope.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.objective import Objective
 from ssmscope.mixers import mixers, reader_of
-from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
@@ -73,7 +73,8 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
         return Scores(scores)
     embeddings, value = objective.embeddings(), torch.zeros_like(constants)
     with torch.no_grad():
-        for texts, longest in _runs(objective.lengths):
+        for texts in by_length(objective.lengths):
+            longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.sum(1) + constants - value).abs()
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
@@ -99,7 +100,8 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
-    for texts, longest in _runs(objective.lengths):
+    for texts in by_length(objective.lengths):
+        longest = objective.lengths[texts[-1]]
         x = embeddings[texts, :longest].requires_grad_()
         one = wide.new_ones(len(texts)).requires_grad_()
         module = objective.model.module
@@ -111,19 +113,6 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
         if by_one is not None:
             constants[texts] = by_one
     return scores.masked_fill(~objective.batch.mask, 0), constants
-
-
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """Texts that are run together, of alike length and together of at most `TOKENS_AT_ONCE` tokens, and the longest's
-    length."""
-    chosen: list[int] = []
-    for text in sorted(range(len(lengths)), key=lambda text: lengths[text]):
-        if chosen and lengths[text] * (len(chosen) + 1) > TOKENS_AT_ONCE:
-            yield chosen, lengths[chosen[-1]]
-            chosen = []
-        chosen.append(text)
-    if chosen:
-        yield chosen, lengths[chosen[-1]]
 
 
 # ---- the rules
