@@ -64,7 +64,7 @@ def keys(b: Tensor, elapsed: Tensor, A: Tensor, *, to_end: bool) -> Tensor:
     """
     b, A = b.contiguous(), A.contiguous()
     squares = elapsed.new_empty(elapsed.shape)
-    if _loaded().ssm_keys(_shape(elapsed, b, False), _view(elapsed), *map(_address, (A, b, squares)), to_end):
+    if kernels.loaded().ssm_keys(_shape(elapsed, b, False), _view(elapsed), *map(address, (A, b, squares)), to_end):
         raise MemoryError("no memory left for the keys of the selective scan")
     return squares
 

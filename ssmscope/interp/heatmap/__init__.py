@@ -46,8 +46,9 @@ def selection_heatmap(
     from ssmscope.results import record_provenance
 
     trace = as_trace(model, texts, keep_inputs=False)
-    chosen = chosen_layers(layers, len(trace.retention))
-    retention = trace.retention.detach().double().cpu().numpy()[list(chosen)]
+    places = chosen_layers(layers, trace.layer_numbers)
+    chosen = tuple(trace.layer_numbers[place] for place in places)
+    retention = trace.retention.detach().double().cpu().numpy()[list(places)]
     importance = retention if score == "retention" else 1.0 - retention
     found = []
     for row, real in enumerate(trace.mask.cpu().numpy()):
