@@ -58,6 +58,7 @@ class Architecture(Protocol):
 
 
 _READERS: dict[type[nn.Module], Architecture] = {}
+_WAITING: dict[str, Callable[[], Architecture]] = {}
 
 
 def register(architecture: Architecture) -> None:
@@ -66,21 +67,36 @@ def register(architecture: Architecture) -> None:
         _READERS[mixer] = architecture
 
 
+def register_later(module: str, architecture: Callable[[], Architecture]) -> None:
+    """Make an architecture's mixers, which stand in the module of this name, readable once a model has some of that
+    module's: neither is imported before."""
+    _WAITING[module] = architecture
+
+
 def reader_of(mixer: nn.Module) -> Architecture:
     """The architecture that reads this mixer.
 
     Raises:
         InputError: when none does.
     """
-    kind = type_before_parametrizations(mixer)
-    if kind not in _READERS:
+    reader = _reader(mixer)
+    if reader is None:
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known_mixers()}")
-    return _READERS[kind]
+    return reader
+
+
+def _reader(module: nn.Module) -> Architecture | None:
+    kind = type_before_parametrizations(module)
+    if kind not in _READERS and kind.__module__ in _WAITING:
+        register(_WAITING[kind.__module__]())
+        _WAITING.pop(kind.__module__, None)  # another thread may have been here
+    return _READERS.get(kind)
 
 
 def known_mixers() -> str:
-    """The names of all layer classes that can be read."""
-    return ", ".join(sorted(cls.__name__ for cls in _READERS))
+    """The names of all layer classes that can be read, and of the model types whose layers can."""
+    waiting = ", ".join(sorted(name.split(".")[-2] for name in _WAITING))
+    return ", ".join(sorted(cls.__name__ for cls in _READERS)) + (f", and those of {waiting}" if waiting else "")
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
@@ -89,10 +105,10 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     Raises:
         InputError: for a mixer in an adapter of its parameters, which are the adapted ones in a forward pass only.
     """
-    if type_before_parametrizations(module) in _READERS:
+    if _reader(module) is not None:
         return [module]
     inside = innermost(module)
-    if inside is not module and type_before_parametrizations(inside) in _READERS:
+    if inside is not module and _reader(inside) is not None:
         raise InputError(
             f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
             "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"

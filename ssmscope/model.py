@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ssm
+from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
@@ -23,8 +24,6 @@ from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
 """What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
-
-TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
 
 
 class Run(NamedTuple):
@@ -99,6 +98,11 @@ class Model:
     def num_layers(self) -> int:
         """The number of state-space layers."""
         return len(self.mixers)
+
+    @property
+    def width(self) -> int:
+        """Of the embeddings of its tokens."""
+        return self.module.get_input_embeddings().weight.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -279,12 +283,15 @@ class Model:
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
         keep_inputs: bool | Sequence[int] = True,
+        visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
         The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), or that of the layers
         with these numbers, and a layer's other terms are recomputed from it when `trace.layers[i]` is asked for;
-        without, the trace has no layers, and a long text costs the memory of one layer.
+        without, the trace has no layers, and a long text costs the memory of one layer. `visit` is called as the model
+        runs, with a layer's number, the rows that run together, and the layer's terms on them: what it takes from these
+        need not be recomputed.
 
         Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
@@ -306,12 +313,14 @@ class Model:
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
         inputs: list[Tensor | None] = [None] * len(found)
         logits: Tensor | None = None
-        for chosen in _by_length(batch.lengths):
+        for chosen in map(sorted, by_length(batch.lengths)):
             part = batch.rows(chosen)
             width = part.input_ids.shape[1]
 
             def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
                 kept = layer.joined([s.retention for s in scans if s.retention is not None])
+                if visit is not None:
+                    visit(index, chosen, layer)  # noqa: B023
                 retained[index, chosen, :width] = kept.masked_fill(~part.mask, torch.nan).to(retained.dtype)  # noqa: B023
                 if index in wanted:
                     u = inputs[index]
@@ -483,14 +492,3 @@ def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Seque
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     return model.trace(texts, keep_inputs=keep_inputs)
-
-
-def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows in batches of alike length, each of at most `TOKENS_AT_ONCE` tokens, padding included."""
-    chosen: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda r: lengths[r]):
-        if chosen and lengths[row] * (len(chosen) + 1) > TOKENS_AT_ONCE:
-            yield sorted(chosen)
-            chosen = []
-        chosen.append(row)
-    yield sorted(chosen)

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ssmscope import ssm
+from ssmscope import ssm, survival
+from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class LayerTrace:
             learnt or carried over by a layer that has several; None where they are zero.
         turn: (batch, length), the recurrence that a token steps where only one does and the others hold; None where
             all do.
+        reach: how many positions what is written at one comes from, by convolutions and shifts: 1 without any.
         extras: further tensors of the architecture by the names of its paper, e.g. the KL of a stochastic gate.
     """
 
@@ -67,6 +69,7 @@ class LayerTrace:
     z: Tensor | None = None
     initial: tuple[Tensor, ...] | None = None
     turn: Tensor | None = None
+    reach: int = 1
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -91,6 +94,15 @@ class LayerTrace:
         Where recurrences take turns it is that of the one which token t steps: held states are no choice of the token.
         """
         return self.joined([ssm.retention(r) for r in self.recurrences])
+
+    def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
+        """Each position's share of the layer's states after position `at`, (batch, length): see `survival.shares`."""
+        return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
+
+    def half_lives(self) -> Tensor:
+        """After how many positions half of what the layer wrote at each is left, (batch, length): see
+        `survival.half_lives`."""
+        return survival.half_lives(self.recurrences)
 
     def joined(self, each: Sequence[Tensor]) -> Tensor:
         """A quantity (batch, length) of every recurrence as the layer's, see `retention`."""
@@ -151,3 +163,17 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
+        """What is left of every token in the states after position `at`, by default the last one: its share, (layers,
+        batch, length), NaN at padding; see `survival.shares`. Attention layers have no state, and are not among these.
+
+        Raises:
+            InputError: for a position that not every text has.
+            ValueError: for a trace that was taken without its inputs.
+        """
+        shortest = int(self.mask.sum(1).min())
+        if at is not None and not 0 <= at < shortest:
+            raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")
+        found = [layer.survival(at, signed=signed) for layer in self.layers]
+        return torch.stack(found).masked_fill(~self.mask, torch.nan)

@@ -33,7 +33,15 @@ _MADE = {architecture: _made(architecture) for architecture in ssmscope.models.a
 EXAMPLES = {
     name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
 }
-HYBRIDS = ("bamba",)
+HYBRIDS = tuple(
+    name
+    for architecture, made in _MADE.items()
+    for name, module in made.models.items()
+    if any(
+        type(part).__name__.endswith("Attention") and not isinstance(part, architecture.MIXERS)
+        for part in module.modules()
+    )
+)
 """Those in which layers of attention look back too."""
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 

@@ -100,7 +100,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         x=v, b=normalize(k, dim=-1), c=normalize(q, dim=-1), log_a=log_a.unsqueeze(-1), beta=beta
     )
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z)
+    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=mixer.taps)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

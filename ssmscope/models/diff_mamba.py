@@ -96,7 +96,8 @@ def _s6_quantities(
         Recurrence(x=x, b=B, c=C, delta=hide_padding(delta, mask), A=A[i], D=D[i])
         for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
     )
-    return LayerTrace(u, recurrences, mask=mask, conv_input=conv_input, conv_tail=tail, z=z, extras=extras)
+    around = {"conv_input": conv_input, "conv_tail": tail, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, recurrences, mask=mask, extras=extras, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -130,9 +130,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     if state is None and grouping.prompt is not None:
         initial = tuple(h.expand(batch, *h.shape) for h in at_least_float32(grouping.prompt))
     turn = turns(layer.mask, batch, length, grouping.groups).to(u.device)
-    return replace(
-        layer, recurrences=grouped(recurrence, turn, grouping.groups), initial=initial, turn=turn, extras=extras
-    )
+    recurrences = grouped(recurrence, turn, grouping.groups)
+    reach = layer.reach + len(k) - 1
+    return replace(layer, recurrences=recurrences, initial=initial, turn=turn, reach=reach, extras=extras)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -131,7 +131,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     if isinstance(state, RwkvState):
         extras["channel_tail"] = state.channel
     initial = state.ssm if state is not None else None
-    return LayerTrace(u, (recurrence,), mask, conv_input=x, conv_tail=tail, z=z, initial=initial, extras=extras)
+    around = {"conv_input": x, "conv_tail": tail, "z": z, "initial": initial, "extras": extras}
+    return LayerTrace(u, (recurrence,), mask, reach=2, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

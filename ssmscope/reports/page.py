@@ -24,10 +24,9 @@ from ssmscope.reports.page_items import Item, Part, flat, items, took
 from ssmscope.reports.record import DONE, FAILED, MISSING, Report
 from ssmscope.show.blocks import TokenMaps, TokenScores
 from ssmscope.show.html import grid, scripts_of, styles_of, stylesheet
-from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS
-from ssmscope.show.signed import shades as signed_shades
+from ssmscope.show.signed import STEPS, signed_style
 from ssmscope.show.table import Table
-from ssmscope.show.tokens import SHADES, ink, shade_style
+from ssmscope.show.tokens import SHADES, shade_style
 
 LONG = 100_000
 """As many characters of a value of the report's provenance, such as the plan, as are shown."""
@@ -77,7 +76,7 @@ def render(report: Report) -> str:
         provenance=flat(report.provenance, most=LONG),
         scripts=list(map(Markup, scripts)),
         # What is of the page stands last: where rules are as specific as another's, it decides.
-        style=Markup("".join([stylesheet(), shade_style(), _signed_style(), *styles_of(blocks), _file("report.css")])),
+        style=Markup("".join([stylesheet(), shade_style(), signed_style(), *styles_of(blocks), _file("report.css")])),
         shades=_island({"shades": SHADES, "steps": STEPS}),
         policy=_policy(scripts),
     )
@@ -172,17 +171,3 @@ def _template(name: str) -> Any:
 
 def _file(name: str) -> str:
     return resources.files("ssmscope.reports").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-@lru_cache(maxsize=1)
-def _signed_style() -> str:
-    """Rules for the attribute data-l, a level from −STEPS to STEPS, and for the bar of a legend (`.around i`)."""
-    light, dark = (
-        "".join(
-            f'.ssmscope [data-l="{level}"] {{ background: {colour}; color: {ink(colour)} }}\n'
-            for level, colour in enumerate(signed_shades(stops), start=-STEPS)
-        )
-        + f".ssmscope .scale.around i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}\n"
-        for stops in (SIGNED, SIGNED_ON_DARK)
-    )
-    return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"

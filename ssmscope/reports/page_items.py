@@ -11,9 +11,8 @@ from markupsafe import Markup
 
 from ssmscope.reports.grouping import Group
 from ssmscope.reports.record import Entry
-from ssmscope.reports.transition import blocks_of
 from ssmscope.results import REPORT_ROWS, Result
-from ssmscope.show.blocks import Block, Custom, Picture, TokenScores
+from ssmscope.show.blocks import Block, Custom, Picture, TokenRows, TokenScores
 from ssmscope.show.html import block_html, grid, image_html
 from ssmscope.show.table import Table
 from ssmscope.show.tokens import shorten, visible
@@ -81,7 +80,7 @@ def items(group: Group) -> tuple[Item, ...]:
 
 def _view(result: Result, anchor: str) -> View:
     headline = visible(result.headline)
-    blocks = enumerate(blocks_of(result), start=1)
+    blocks = enumerate(result.blocks(), start=1)
     return View(headline, tuple(_part(block, f"{anchor}-{number}", headline) for number, block in blocks))
 
 
@@ -94,6 +93,9 @@ def _part(block: Block, anchor: str, headline: str) -> Part:
         return Part(block, anchor, grid(shown, block.title or headline), summary, len(shown.rows) <= OPEN_ROWS)
     if isinstance(block, Picture):
         return Part(block, anchor, image_html(block), "As a picture" if block.folded else "")
+    if isinstance(block, TokenRows):
+        inner = block_html(block)
+        return Part(block, anchor, inner, "Token by token" if inner else "", on_request=bool(inner))
     if isinstance(block, Custom):
         inner = block_html(block)
         own = Markup('<div class="part" id="{}">{}</div>').format(anchor, inner) if inner else inner

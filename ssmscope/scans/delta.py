@@ -12,6 +12,8 @@ a pass over the chunks then carries H.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from einops import rearrange
 from jaxtyping import Float
@@ -72,3 +74,33 @@ def _segment(
         H = kept[:, k] * H + u.mT @ to_end[:, k]
     y = rearrange(torch.stack(outputs, dim=1), "b k h q p -> b (k q) h p")
     return y[:, :length], H
+
+
+def keys_left(
+    log_a: Float[Tensor, "batch length heads"],
+    beta: Float[Tensor, "batch length heads"],
+    b: Float[Tensor, "batch length heads state"],
+    chunk: int = CHUNK,
+) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
+    """k_sᵀ = b_sᵀ ∏_{s<r≤T} a_r (I − β_r b_r b_rᵀ) of chunks of positions, the last first: what the key that was
+    written at s has become by the end.
+
+    With P_s the product of the transitions after s, P_{s−1} = a_s (P_s − β_s b_s k_sᵀ). Within a chunk that ends with P
+    the keys therefore solve a triangular system, g the sums of log a,
+
+        k_s + Σ_{r>s} β_r e^{g_r − g_s} (b_sᵀ b_r) k_r = e^{g_end − g_s} Pᵀ b_s.
+    """
+    floor = smallest_exponent(b.dtype)
+    P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)
+    with torch.autocast(b.device.type, enabled=False):
+        for stop in range(b.shape[1], 0, -chunk):
+            part = slice(max(stop - chunk, 0), stop)
+            a, keys = rearrange(log_a[:, part], "b q h -> b h q"), rearrange(b[:, part], "b q h n -> b h q n")
+            strength = rearrange(beta[:, part], "b q h -> b h 1 q")
+            # from before the chunk on: row 0 is the chunk's start, row s + 1 what is after s
+            decay = segment_sums(pad(a, (1, 0))).clamp(min=floor).exp().tril().mT
+            overlap = strength * decay[..., 1:, 1:] * (keys @ keys.mT)  # read above the diagonal only
+            sides = decay[..., 1:, -1:] * keys @ P
+            left = torch.linalg.solve_triangular(overlap, sides, upper=True, unitriangular=True)
+            P = decay[..., :1, -1:] * P - (decay[..., :1, 1:] * strength * keys.mT) @ left
+            yield part, rearrange(left, "b h q n -> b q h n")

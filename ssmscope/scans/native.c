@@ -189,6 +189,73 @@ int ssm_forward(const shape *s, const view *x, const view *delta, const float *A
     return failed;
 }
 
+/* ---- lengths of decayed keys ---- */
+
+typedef struct {
+    const shape *s;
+    view elapsed;
+    const float *A, *b;
+    float *squares;
+    int to_end;  /* whether `elapsed` holds steps, to be summed from the one after t to the last */
+    lanes *work; /* a matrix per task */
+} key_terms;
+
+/* A chunk's steps as the sums of those after them; `sum` is that of the later chunks, with what it has lost to rounding
+ * (Kahan). */
+static void sum_from_end(tile steps, lanes (*sum)[2], int count) {
+    for (int v = 0; v < VECTORS; v++)
+        for (int i = count - 1; i >= 0; i--) {
+            lanes add = steps[v][i] - sum[v][1], total = sum[v][0] + add;
+            steps[v][i] = sum[v][0];
+            sum[v][1] = (total - sum[v][0]) - add;
+            sum[v][0] = total;
+        }
+}
+
+static void keys_task(const key_terms *f, int64_t task) {
+    const shape *s = f->s;
+    const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
+    const int64_t L = s->length, N = s->states, D = s->channels;
+    const int channels = channels_of(s, task % slabs);
+    tile elapsed, squares;
+    lanes *A = f->work + task * N * VECTORS, sum[VECTORS][2];
+    memset(sum, 0, sizeof(sum));
+    load_matrix(A, f->A + d * N, N, channels);
+    for (int64_t chunk = chunks_of(s) - 1; chunk >= 0; chunk--) {
+        const int64_t t = chunk * CHUNK;
+        const int steps = smaller(L - t, CHUNK);
+        const float *b = f->b + (i * L + t) * N;
+        load(elapsed, f->elapsed, i, t, d, steps, channels);
+        if (f->to_end) sum_from_end(elapsed, sum, steps);
+        memset(squares, 0, sizeof(tile));
+        for (int v = 0; v < VECTORS; v++)
+            for (int64_t n = 0; n < N; n++)
+                for (int step = 0; step < steps; step++) {
+                    lanes key = exponential(elapsed[v][step] * A[n * VECTORS + v]) * b[step * N + n];
+                    squares[v][step] += key * key;
+                }
+        store(f->squares + (i * L + t) * D + d, squares, D, steps, channels);
+    }
+}
+
+/* squares[t, d] = sum_n (exp(elapsed_t[d] A[d, n]) b_t[n])^2, (batch, length, channels), contiguous as b and A.
+ * Gives 0, or 1 when there is no memory for the work. */
+int ssm_keys(const shape *s, const view *elapsed, const float *A, const float *b, float *squares, int to_end) {
+    const int64_t tasks = s->batch * slabs_of(s);
+    lanes *work = allocate(tasks * s->states * VECTORS * sizeof(lanes));
+    const key_terms f = {s, *elapsed, A, b, squares, to_end, work};
+    if (work) {
+#pragma omp parallel for schedule(dynamic) num_threads(s->threads) if (s->threads > 1)
+        for (int64_t task = 0; task < tasks; task++) {
+            unsigned mode = flush_denormals();
+            keys_task(&f, task);
+            restore_denormals(mode);
+        }
+    }
+    free(work);
+    return !work;
+}
+
 /* ---- backward ---- */
 
 /* One (vector, n) over a chunk, backwards. With ybar the gradient of y, the adjoint of the state is

@@ -1,8 +1,9 @@
 """What results are made of when they are shown: the same blocks in a terminal, in HTML and in a report.
 
 A result yields blocks; `ssmscope.show.terminal` and `ssmscope.show.html` draw them. A picture is drawn by matplotlib,
-on a `Sheet` of `ssmscope.show.figure`. `Custom` is for what is special, such as a text with its changes marked;
-`TokenScores` and `TokenMaps` are such views that a report relates to one another.
+on a `Sheet` of `ssmscope.show.figure`. `TokenRows` are texts whose tokens are coloured by scores, row by row: of each
+layer, by each method, for a query. `Custom` is for what is special, such as a text with its changes marked; `TokenMaps`
+is such a view, to which a report leads from the tokens of `TokenRows`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+
+from ssmscope.show.numbers import number
+from ssmscope.show.signed import STEPS
 from ssmscope.show.table import Table
+from ssmscope.show.tokens import SHADES, span_of
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
@@ -45,6 +50,100 @@ class Picture:
     alt: str = ""
     vector: bool = True
     folded: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRow:
+    """A score for every token of a text: of a layer, by a method, or what a query takes from each.
+
+    Attributes:
+        name: what it is of; a second line is written smaller.
+        scores: (tokens,).
+        ends: where the colours begin and end; a score beyond has the colour of the end.
+        signed: whether scores are for (positive) or against (negative); their ends are −e and e.
+        outside: (tokens,) bool, those that have no colour; None for none.
+        marked: the tokens that are underlined, the strongest first.
+        against: the same of those against what the marked ones are for.
+        query: the token that is framed, because the others' scores are what it takes from them.
+        state: the score of what comes before the first token.
+        remark: what has to be said of it.
+    """
+
+    name: str
+    scores: np.ndarray
+    ends: tuple[float, float]
+    signed: bool = False
+    outside: np.ndarray | None = None
+    marked: Sequence[int] = ()
+    against: Sequence[int] = ()
+    query: int | None = None
+    state: float | None = None
+    remark: str = ""
+
+    @property
+    def extent(self) -> str:
+        """The ends of the colours in figures."""
+        return f"±{number(self.ends[1])}" if self.signed else span_of(*self.ends)
+
+    def shades(self, scores: np.ndarray | None = None, *, count: int | None = None) -> np.ndarray:
+        """Which of `count` colours each token has, or each of other scores on the same scale, from 0 on; −1 for none.
+        By default there are 2 STEPS + 1 around zero, or SHADES."""
+        low, high = self.ends
+        values = (self.scores if scores is None else scores).astype(np.float64)
+        unit = np.clip((values - low) / (high - low), 0, 1) if high > low else np.full(values.shape, 0.5)
+        found = np.rint(unit * ((count or (2 * STEPS + 1 if self.signed else SHADES)) - 1)).astype(np.int64)
+        return found if self.outside is None or scores is not None else np.where(self.outside, -1, found)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenText:
+    """A text whose tokens are shown in colour.
+
+    Attributes:
+        tokens: its tokens.
+        words: the word that each of them belongs to; None for a special token.
+        rows: what the tokens are coloured by.
+        answer: the model's, with its probability.
+        about: what else is said above it.
+        span: tokens that are set apart, from the first to the one after the last.
+        pixels: (height, width, channels), of an image whose pixels are the tokens.
+    """
+
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...]
+    rows: Sequence[TokenRow]
+    answer: str
+    probability: float
+    about: str = ""
+    span: tuple[int, int] | None = None
+    pixels: np.ndarray | None = None
+
+    @property
+    def special(self) -> np.ndarray:
+        """(tokens,) bool: the tokens that the tokenizer added."""
+        return np.array([word is None for word in self.words], dtype=bool)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Texts whose tokens are coloured, in one row or several. A report has those of an analysis in one view to point
+    at; images are in the picture alone.
+
+    Attributes:
+        texts: the texts.
+        of: what a row is of: "layer", "method".
+        score: what is scored, in a word.
+        name: the same, as a legend has it.
+        marked: what is underlined, in words.
+        around: what negative and positive scores are called.
+    """
+
+    texts: Sequence[TokenText]
+    of: str
+    score: str
+    name: str
+    marked: str
+    around: tuple[str, str] = ("against", "for")
 
 
 @dataclass(frozen=True)
@@ -104,12 +203,14 @@ class TokenScores(Custom):
         layers: the number of each layer.
         score: what a token's score is, in a word.
         name: the same, as a legend has it.
+        ends: where the colours of all rows begin and end; None where each row has its own range.
     """
 
     texts: Sequence[ScoredText]
     layers: Sequence[int]
     score: str
     name: str
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,4 +229,4 @@ class TokenMaps(Custom):
     name: str
 
 
-Block = Prose | Table | Picture | Custom
+Block = Prose | Table | Picture | TokenRows | Custom

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,20 +45,22 @@ def plain(axes: Axes, *, grid: str | None = "both", size: float = 8.5) -> Axes:
     return axes
 
 
-def heading(figure: Figure, before: str, model: str, after: str, below: str) -> None:
-    """The title, in which the model's name gives way where it is long, and a smaller line below it."""
+def heading(figure: Figure, before: str, model: str, after: str, below: str, aside: float = 0.0) -> None:
+    """The title, in which the model's name gives way where it is long, and a smaller line below it; `aside` is how many
+    inches at their right are not theirs."""
     width, height = figure.get_size_inches()
     style: dict[str, Any] = dict(va="center", parse_math=False)  # names are the user's: a $ in them starts no formula
-    room = max(round(LETTERS * width) - len(before) - len(after), 8)
-    title = shorten(f"{before}{shorten(visible(model), room)}{after}", round(LETTERS * width))
+    wide = width - aside
+    room = max(round(LETTERS * wide) - len(before) - len(after), 8)
+    title = shorten(f"{before}{shorten(visible(model), room)}{after}", round(LETTERS * wide))
     figure.text(0.2 / width, 1 - 0.28 / height, title, size=11, color=INK, **style)
-    small = shorten(visible(below), round(SMALL_LETTERS * width))
+    small = shorten(visible(below), round(SMALL_LETTERS * wide))
     figure.text(0.2 / width, 1 - 0.54 / height, small, size=8.5, color=SOFT, **style)
 
 
 def title(result: Any) -> tuple[str, str, str]:
     """A result's headline as what is before its model's name, the name, and what is after it."""
-    before, model, after = result.headline.partition(str(result.provenance.get("model", "a model")))
+    before, model, after = result.headline.partition(result.model_name)
     return before, model, after
 
 
@@ -87,14 +90,15 @@ class Sheet:
         *,
         left: float = 0.85,
         across: int = 1,
+        aside: float = 0.0,
     ) -> None:
         """Args: the sheet's size without the legend; the title before the model, the model, and after it; how many
-        names of the legend stand side by side."""
+        names of the legend stand side by side; how many inches at the right of the title are not its own."""
         lines = self.LINE * math.ceil(len(legend) / across)
         self.top = self.TOP + lines
         self.width, self.height = width, height + lines
         self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
-        heading(self.figure, *title, below)
+        heading(self.figure, *title, below, aside)
         step = (width - left - 0.2) / across
         for number, (handle, name) in enumerate(legend):
             x, y = left + number % across * step, self.TOP - 0.1 + self.LINE * (number // across + 0.5)
@@ -103,6 +107,13 @@ class Sheet:
             self.figure.add_artist(handle)
             place = (x + 0.42) / self.width
             self.figure.text(place, y, visible(name), size=8.5, color=INK, va="center", parse_math=False)
+
+    @cached_property
+    def paper(self) -> Axes:
+        """Axes of the whole sheet, in inches from its upper left, for what is placed freely."""
+        paper = self.figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
+        paper.set_axis_off()
+        return paper
 
     def panel(self, left: float, top: float, width: float, height: float, **options: Any) -> Axes:
         """Axes at so many inches from the sheet's left and upper ends."""

@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ssmscope.show.blocks import Block, Custom, Picture, Prose
+from ssmscope.show import token_rows
+from ssmscope.show.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.show.pictures import data_uri
 from ssmscope.show.table import Table
 from ssmscope.show.tokens import visible
@@ -28,7 +29,8 @@ def fragment(blocks: Iterable[Block]) -> str:
 
 def styles_of(blocks: Iterable[Block]) -> list[str]:
     """The rules that the blocks add to the stylesheet, each once."""
-    return list(dict.fromkeys(f"{block.style}\n" for block in blocks if isinstance(block, Custom) and block.style))
+    rules = [token_rows.style() if isinstance(block, TokenRows) else getattr(block, "style", "") for block in blocks]
+    return list(dict.fromkeys(f"{each}\n" for each in rules if each))
 
 
 def scripts_of(blocks: Iterable[Block]) -> list[str]:
@@ -48,6 +50,8 @@ def block_html(block: Block, *, level: int = 2) -> Markup:
         return Markup("<details><summary>As a picture</summary>{}</details>").format(image) if block.folded else image
     if isinstance(block, Table):
         return grid(block)
+    if isinstance(block, TokenRows):
+        return token_rows.html(block)
     return Markup(block.html()) if block.html is not None else Markup("")
 
 

@@ -1,10 +1,12 @@
-"""Colours around zero, and numbers with a sign: what every view of signed scores shares."""
+"""Colours around zero: what every view of signed scores shares."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from ssmscope.show.tokens import ramp
+from ssmscope.show.tokens import ink, ramp
 
 SIGNED = ("#6e2a03", "#b4500a", "#e8934a", "#f8d3b0", "#f7f7f7", "#c0dcf0", "#6aaed6", "#2065a8", "#08306b")
 """From the most negative to the most positive on white: orange and blue, which every kind of colour vision tells
@@ -28,6 +30,16 @@ def shades(stops: tuple[str, ...] = SIGNED) -> list[str]:
     return ramp(stops, 2 * STEPS + 1)
 
 
-def brief(weight: float) -> str:
-    """The weight in three digits, with a true minus sign."""
-    return f"{weight:.3g}".replace("-", "−")
+@lru_cache(maxsize=1)
+def signed_style() -> str:
+    """Rules for the attribute data-l, a level from −STEPS to STEPS in light and dark, and for the bar of a legend
+    (`.scale.around i`)."""
+    light, dark = (
+        "".join(
+            f'.ssmscope [data-l="{level}"] {{ background: {colour}; color: {ink(colour)} }}\n'
+            for level, colour in enumerate(shades(stops), start=-STEPS)
+        )
+        + f".ssmscope .scale.around i {{ background: linear-gradient(90deg, {', '.join(stops)}) }}\n"
+        for stops in (SIGNED, SIGNED_ON_DARK)
+    )
+    return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"

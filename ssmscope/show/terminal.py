@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ssmscope.show.blocks import Block, Custom, Picture, Prose
+from ssmscope.show import token_rows
+from ssmscope.show.blocks import Block, Custom, Picture, Prose, TokenRows
 from ssmscope.show.table import BEST, WORST, Cell, Table
 from ssmscope.show.tokens import visible
 
@@ -35,6 +36,8 @@ def render(blocks: Iterable[Block], console: Console) -> Iterator[RenderableType
             yield Text(visible(block.text), style=STYLES[block.kind])
         elif isinstance(block, Table):
             yield from grid(block.head(block.brief), console)
+        elif isinstance(block, TokenRows):
+            yield from token_rows.terminal(block, colours)
         elif block.terminal is not None:
             yield from block.terminal(colours)
         before = block
@@ -61,8 +64,9 @@ def _grid(table: Table, between: str) -> Grid:
     shown = Grid(box=None, pad_edge=False)
     for name in table.heads:
         shown.add_column(Text(name), overflow="fold")
-    for name, numbers in zip(table.columns, table.numbers):
-        shown.add_column(Text(name), justify="right" if numbers else "left")
+    for at, (name, numbers) in enumerate(zip(table.columns, table.numbers)):
+        least = max(len(cells[at].value) for _, cells in table.rows) if numbers else None  # no number is broken
+        shown.add_column(Text(name), justify="right" if numbers else "left", min_width=least)
     for labels, cells in table.rows:
         shown.add_row(*(Text(visible(label)) for label in labels), *(written(cell, between) for cell in cells))
     return shown

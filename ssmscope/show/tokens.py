@@ -10,6 +10,8 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from ssmscope.show.numbers import number
+
 SHADES = 32
 """Into how many shades a view divides the range of a row's scores."""
 
@@ -93,11 +95,13 @@ def shades(scores: np.ndarray, special: np.ndarray) -> np.ndarray:
 def bounds(scores: np.ndarray, special: np.ndarray) -> str:
     """The lowest and highest score of the ordinary tokens, with the digits that tell the two apart."""
     plain = scores[~special]
-    if not plain.size:
-        return "no scores"
-    low, high = float(plain.min()), float(plain.max())
+    return span_of(float(plain.min()), float(plain.max())) if plain.size else "no scores"
+
+
+def span_of(low: float, high: float) -> str:
+    """Two ends with the digits that tell them apart."""
     digits = 3 if high == low else int(np.clip(np.ceil(-np.log10(high - low)) + 2, 3, 8))
-    return f"{low:.{digits}f}–{high:.{digits}f}"
+    return f"{low:.{digits}f}–{high:.{digits}f}".replace("-", "−")
 
 
 def numbers(indices: Sequence[int]) -> str:
@@ -117,6 +121,11 @@ def ramp(stops: Sequence[str], count: int = SHADES) -> list[str]:
     at = np.linspace(0, len(stops) - 1, count)
     mixed = np.stack([np.interp(at, np.arange(len(stops)), channel) for channel in channels.T], axis=1)
     return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in np.rint(mixed).astype(int).tolist()]
+
+
+def named(tokens: Sequence[str], scores: np.ndarray, places: Sequence[int], width: int = 24) -> str:
+    """The tokens at some places with their scores."""
+    return " · ".join(f"{short_token(tokens[at], width)} {number(float(scores[at]))}" for at in places)
 
 
 @lru_cache(maxsize=1)

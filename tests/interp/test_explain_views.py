@@ -15,10 +15,12 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 
 from ssmscope.errors import InputError
-from ssmscope.interp.explain import shades as explained
+from ssmscope.interp.explain import views
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.results import Result, record_provenance
 from ssmscope.show import signed
+from ssmscope.show.numbers import number
+from ssmscope.show.token_figure import FINE
 from ssmscope.show.tokens import BLUES, SHADES, ramp
 
 WORDS = (
@@ -62,15 +64,17 @@ def make(
 def test_tables():
     result = make((9, 5), SEVEN)
     frame = result.to_frame()
-    assert list(frame) == ["text", "position", "token", "word", "method", "score", "in_top"]
+    assert list(frame) == ["model", "text", "position", "token", "word", "method", "score", "in_top"]
+    for table in (frame, result.summary(), result.highest()):
+        assert set(table["model"]) == {"demo/test"}
     assert len(frame) == 7 * (9 + 5) and frame["word"].isna().sum() == 7 * 2
-    for (number, method), part in frame.groupby(["text", "method"]):
-        scores = result.attribution(number, method).scores
+    for (at, method), part in frame.groupby(["text", "method"]):
+        scores = result.attribution(at, method).scores
         np.testing.assert_array_equal(part["score"], scores)
         ordinary = part[part["word"].notna()].sort_values("score", ascending=False)
         assert set(part[part["in_top"]]["position"]) == set(ordinary["position"][:3])
     summary = result.summary()
-    columns = ["text", "target", "value", "method", "delta", "steps", "converged", "error"]
+    columns = ["model", "text", "target", "value", "method", "delta", "steps", "converged", "error"]
     assert list(summary) == columns and len(summary) == 14
     first = summary.iloc[0]
     assert (first.delta, first.steps, first.converged) == (0.25, 512, False) and summary["delta"].isna().sum() == 12
@@ -105,7 +109,8 @@ def shade(scores, method="ig", words=None):
     own = Attribution(method, np.array(scores, dtype=np.float32), None, None, None)
     words = words if words is not None else tuple(range(len(scores)))
     text = ExplainedText(("a",) * len(scores), words, "x", 0.5, "x", 0.0, (own,))
-    return explained.levels(own, text).tolist(), explained.limits(own, text)
+    row = views._row(own, text, 0)
+    return (row.shades() - (signed.STEPS if row.signed else 0)).tolist(), row.extent
 
 
 def test_shades_are_around_zero_where_a_method_is_signed():
@@ -130,10 +135,10 @@ def test_terminal():
     for shown in (plain, coloured):
         assert "positive" in shown and "f = −1.25" in shown and "misses 25.0%" in shown
         position = result[0].top(result[0].attributions[0], 1)[0]
-        assert signed.brief(float(result[0].attributions[0].scores[position])) in shown
+        assert number(float(result[0].attributions[0].scores[position])) in shown
     assert "38;2" not in plain and "\x1b[1;4;38;2;" in coloured
     long = render(make((2000,)), force_terminal=True, color_system="truecolor", no_color=False)
-    assert "48;2" not in long.split("underlined")[1]  # too long to be written out
+    assert "48;2" not in long and "“positive”" in long  # too long to be written out
 
 
 def test_hostile_tokens_are_harmless_everywhere():
@@ -143,7 +148,8 @@ def test_hostile_tokens_are_harmless_everywhere():
         assert "\x1b[31m" not in shown and "␛[31m" in shown and "[bold]no" in shown and "\u202e" not in shown
     page = result.to_html()
     assert "<script" not in page and "&lt;script&gt;" in page and "<i>bad" not in page and "<i>own" not in page
-    assert not re.search(r"https?://|src=|@import|url\(", page) and "<b>\x1b" not in page
+    assert not re.search(r"https?://|@import|url\(", page) and "<b>\x1b" not in page
+    assert set(re.findall(r'src="([^"]{10})', page)) == {"data:image"}
     assert not {character for character in page if ord(character) < 32} - {"\n"} and "\u202e" not in page
     result.figure()
 
@@ -151,18 +157,29 @@ def test_hostile_tokens_are_harmless_everywhere():
 def test_every_token_of_the_page_shows_its_scores():
     result = make((9, 5), SEVEN)
     page = result.to_html()
-    assert page.count("title=") == 7 * (9 + 5) and "prefers-color-scheme: dark" in page
+    assert page.count('title="position') == 7 * (9 + 5) and "prefers-color-scheme: dark" in page
     for text in result:
         for position in range(len(text)):
             lines = "&#10;".join(
-                f"{each.method}: {each.scores[position]:.6g}"
+                f"{each.method}: {number(float(each.scores[position]), significant=6)}"
                 + (f" (rank {text.top(each, 3).index(position) + 1})" if position in text.top(each, 3) else "")
                 for each in text.attributions
             )
             assert page.count(lines) == 7
-    assert "512 steps" in page and "misses 25.0% of f(x) − f(baseline)" in page
+    assert "512" in page and "misses 25.0% of f(x) − f(baseline)" in page
     long = make((2100,)).to_html()
-    assert long.count("title=") == 2000 and "the first 2000 of 2100 tokens" in long
+    assert long.count('title="position') == 2000 and "the first 2,000 of 2,100 tokens" in long
+
+
+def test_signed_methods_name_the_strongest_against_too():
+    result = make((12,), ("lrp", "gradcam"))
+    text = result[0]
+    signed_one, unsigned = text.attributions
+    order = [at for at in np.argsort(signed_one.scores, kind="stable").tolist() if at and signed_one.scores[at] < 0]
+    assert text.against(signed_one, 3) == order[:3] and not text.against(unsigned, 3)
+    named = " · ".join(f"{text.tokens[at].strip()} {number(float(signed_one.scores[at]))}" for at in order[:3])
+    assert "−" in named and named in result.to_html() and "against" in result.to_html()
+    assert all(part in render(result, color_system=None) for part in named.split(" · ")[0].split())
 
 
 def drawn(result, **options):
@@ -172,7 +189,7 @@ def drawn(result, **options):
         figure = result.figure(**options)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-    texts = [text for axes in figure.axes for text in axes.texts]
+    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
     for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
         ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
@@ -201,18 +218,19 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     around, upward = signed.shades(), ramp(BLUES)
     short = make((6,), ("ig", "gradcam"))
     text = short[0]
-    expected = [around[level + signed.STEPS] for level in explained.levels(text.attributions[0], text)]
-    expected_other = [upward[level] for level in explained.levels(text.attributions[1], text)]
+    expected = [around[shade] for shade in views._row(text.attributions[0], text, 3).shades()]
+    expected_other = [upward[shade] for shade in views._row(text.attributions[1], text, 3).shades()]
     patches = short.figure().axes[0].collections
     faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
     assert faces == [expected, expected_other]
-    assert len(patches[0].get_facecolor()) == 6 + 3  # three are underlined
-    long = make((100,), ("ig", "gradcam"))
+    against = set(text.against(text.attributions[0], 3)) - set(text.top(text.attributions[0], 3))
+    assert len(patches[0].get_facecolor()) == 6 + 3 + len(against)  # these are underlined
+    long = make((401,), ("ig", "gradcam"))
     text = long[0]
     images = [image for axes in long.figure().axes for image in axes.get_images()]
-    for image, each, colours, shift in zip(images, text.attributions, (around, upward), (signed.STEPS, 0), strict=True):
+    for image, each, colours in zip(images, text.attributions, (around, upward), strict=True):
         found = [to_hex(colour) for colour in image.get_array()[0]]
-        assert found == [colours[level + shift] for level in explained.levels(each, text)]
+        assert found == [colours[shade] for shade in views._row(each, text, 3).shades()]
     assert SHADES == len(upward)
 
 
@@ -232,8 +250,8 @@ def test_images_have_a_map_per_method():
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
     assert len(images) == 8 * 8 and any("texts 0–7 of 10" in shown for shown, _ in texts)
     np.testing.assert_allclose(images[0], pixels)
-    levels = explained.levels(result[0].attributions[0], result[0])
-    expected = [signed.shades()[level + signed.STEPS] for level in levels[:12]]
+    shades = views._row(result[0].attributions[0], result[0], 3).shades(count=FINE)
+    expected = [ramp(signed.SIGNED, FINE)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
     for (one, a), (other, b) in itertools.combinations(texts, 2):
         apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1

@@ -8,9 +8,8 @@ result.save("out", "explain")         # json, csv, png and a page on which a tok
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,17 +17,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.results import Result
-from ssmscope.show.table import ROWS, Cell, Line, Table, plain, table
+from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.table import ROWS, Table, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-    from rich.console import Console, ConsoleOptions, RenderableType
 
     from ssmscope.interp.objective import Objective
+    from ssmscope.show.blocks import Block
 
-UNSIGNED = frozenset({"gradcam", "attention-rollout", "self-retention", "self-write", "random"})
+UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
 
 
@@ -116,6 +115,13 @@ class ExplainedText:
         ordinary = [position for position, word in enumerate(self.words) if word is not None]
         return sorted(ordinary, key=lambda position: (-attribution.scores[position], position))[:k]
 
+    def against(self, attribution: Attribution, k: int) -> list[int]:
+        """Positions of at most k ordinary tokens whose scores are most against what is explained, the strongest first;
+        none of a method without signs."""
+        found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] < 0]
+        found.sort(key=lambda position: (attribution.scores[position], position))
+        return found[:k] if attribution.signed else []
+
 
 @dataclass(frozen=True)
 class Explanation(Result, kind="explain"):
@@ -141,9 +147,13 @@ class Explanation(Result, kind="explain"):
         return any(text.pixels is not None for text in self.texts)
 
     @property
+    def model(self) -> str:
+        """The model's name."""
+        return str(self.provenance.get("model", "a model"))
+
+    @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
-        return f"Explanation of {model}: {', '.join(self.methods)}"
+        return f"Explanation of {self.model}: {', '.join(self.methods)}"
 
     def verdict(self, at: int = 0) -> str:
         frame = self.summary()
@@ -154,16 +164,9 @@ class Explanation(Result, kind="explain"):
 
     @classmethod
     def compare(cls, results: Sequence[Explanation], labels: Sequence[Sequence[str]]) -> Table:
-        lines = []
-        for result, (label,) in zip(results, labels):
-            for number, text in enumerate(result):
-                for each in text.attributions:
-                    scores = each.scores.tolist()
-                    best = text.top(each, result.top)[:8]
-                    top = " · ".join(f"{text.tokens[at].strip()} {scores[at]:.3g}" for at in best)
-                    cells = {"of": Cell(text=text.target), "f": plain(text.value), "highest scores": Cell(text=top)}
-                    cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
-                    lines.append(Line((label, str(number), each.method), cells))
+        from ssmscope.interp.explain.views import strongest
+
+        lines = [line for result, (label,) in zip(results, labels) for line in strongest(result, label)]
         return table(("model", "text", "method"), lines, most=ROWS)
 
     def attribution(self, text: int = 0, method: str | None = None) -> Attribution:
@@ -181,7 +184,7 @@ class Explanation(Result, kind="explain"):
         raise InputError(f"there is no method {method!r} in this result; allowed are {', '.join(self.methods)}{hint}")
 
     def to_frame(self) -> DataFrame:
-        """A row per text, method and token: columns text, position, token, word, method, score, in_top.
+        """A row per text, method and token: columns model, text, position, token, word, method, score, in_top.
 
         `text` and `position` count from 0. `word` is missing for special tokens, which are never in the top.
         """
@@ -192,6 +195,7 @@ class Explanation(Result, kind="explain"):
             for each in text.attributions:
                 top = set(text.top(each, self.top))
                 columns = {
+                    "model": self.model,
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),
@@ -204,47 +208,44 @@ class Explanation(Result, kind="explain"):
         return pd.concat(parts, ignore_index=True)
 
     def summary(self) -> DataFrame:
-        """A row per text and method: columns text, target, value (f), method, delta, steps, converged, error."""
+        """A row per text and method: columns model, text, target, value (f), method, delta, steps, converged, error."""
         import pandas as pd
 
         rows = [
-            (number, text.target, text.value, each.method, each.delta, each.steps, each.converged, each.error)
-            for number, text in enumerate(self.texts)
-            for each in text.attributions
+            (self.model, at, text.target, text.value, one.method, one.delta, one.steps, one.converged, one.error)
+            for at, text in enumerate(self.texts)
+            for one in text.attributions
         ]
-        columns = ["text", "target", "value", "method", "delta", "steps", "converged", "error"]
+        columns = ["model", "text", "target", "value", "method", "delta", "steps", "converged", "error"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
 
     def highest(self, k: int | None = None) -> DataFrame:
-        """The k tokens (by default `top`) of the highest scores of every text and method: columns text, method, rank,
-        position, token, score."""
+        """The k tokens (by default `top`) of the highest scores of every text and method: columns model, text, method,
+        rank, position, token, score."""
         import pandas as pd
 
         rows = [
-            (number, each.method, rank, position, text.tokens[position], float(each.scores[position]))
-            for number, text in enumerate(self.texts)
+            (self.model, at, each.method, rank, position, text.tokens[position], float(each.scores[position]))
+            for at, text in enumerate(self.texts)
             for each in text.attributions
             for rank, position in enumerate(text.top(each, self.top if k is None else k), start=1)
         ]
-        return pd.DataFrame(rows, columns=["text", "method", "rank", "position", "token", "score"])
+        return pd.DataFrame(rows, columns=["model", "text", "method", "rank", "position", "token", "score"])
 
     def figure(self, *, start: int = 0) -> Figure:
         """Every text with a row of coloured tokens per method; of long texts a strip over positions per method, of
         images a map beside each of them. One figure holds 8 texts, from number `start` on."""
-        from ssmscope.interp.explain.figure import draw
+        from ssmscope.interp.explain.views import draw
 
-        return draw(self, start=start)
+        return draw(self, start)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        from ssmscope.interp.explain.terminal import terminal_view
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.interp.explain import views
+        from ssmscope.show.blocks import Picture, Prose
 
-        coloured = console.color_system in ("256", "truecolor") and not console.no_color and not self.of_images
-        return terminal_view(self, coloured=coloured)
-
-    def _repr_html_(self) -> str:
-        if self.of_images:
-            return super()._repr_html_()
-        from ssmscope.interp.explain.page import fragment
-
-        return fragment(self)
+        yield Prose(self.headline, "title")
+        yield views.rows(self)
+        yield Picture(self.figure, self.headline, vector=False, folded=not self.of_images)
+        yield replace(table(("text", "method"), list(views.strongest(self)), most=ROWS), brief=TABLE_ROWS)
+        yield from (Prose(line, "note") for line in views.baselines(self))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from ssmscope.batching import TOKENS_AT_ONCE
 from ssmscope.bootstrap import estimate, resampled_means
 from ssmscope.edits import Edit, cut_edges, edited
 from ssmscope.encoding import Batch
@@ -14,7 +15,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.knockout.result import Cut, Knockout
 from ssmscope.interp.spans import named, positions_of
-from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.model import Model
 from ssmscope.results import record_provenance
 
 MOST_HEADS = 256

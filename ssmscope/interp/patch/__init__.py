@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.signature import ITSELF, Metavar
+from ssmscope.signature import InHand, Metavar
 
 if TYPE_CHECKING:
     from ssmscope.interp.patch.result import Patching
@@ -24,9 +24,11 @@ def patch(
     model: Model,
     *,
     clean: Annotated[
-        str | Sequence[int], "The text with the answer; token ids for a model without a tokenizer.", ITSELF
+        str,
+        "The text with the answer; token ids for a model without a tokenizer.",
+        InHand((list, tuple)),
     ],
-    corrupted: Annotated[str | Sequence[int], "One of as many tokens that has another answer.", ITSELF],
+    corrupted: Annotated[str, "One of as many tokens that has another answer.", InHand((list, tuple))],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
         "What is patched: the memory behind a token, a mixer's output, the residual stream that a block reads, what a "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssmscope.batching import TOKENS_AT_ONCE
 from ssmscope.edits import Edit, edited, new_state, recorded, replaced
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
@@ -16,7 +17,7 @@ from ssmscope.evaluation.states import States, gathered
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.spans import positions_of
-from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
 

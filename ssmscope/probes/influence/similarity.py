@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ssmscope.batching import by_length
 from ssmscope.bootstrap import Estimate, resampled_means
 from ssmscope.edits import blocks_of
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.intercept import After, watched
 from ssmscope.model import Model
-from ssmscope.probes.influence.jacobian import hidden, together
+from ssmscope.probes.influence.jacobian import hidden
 from ssmscope.probes.influence.reach import intervals
 
 MEASURES = ("cosine", "centred", "spread")
@@ -57,7 +58,7 @@ class Similarity:
         return Estimate(*values[places.index(str(place)), MEASURES.index(measure)].tolist())
 
 
-def similarity_of(model: Model, batch: Batch, *, at_once: int, seed: int = 0) -> Similarity:
+def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int = 0) -> Similarity:
     """All measures at all places, of the real tokens of every text; two runs, the first for the means.
 
     Args:
@@ -111,10 +112,10 @@ def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts len
 Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
 
 
-def _visit(model: Model, batch: Batch, at_once: int, read: Reader) -> None:
+def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> None:
     """Run the texts, and give `read` the vectors at every place, (texts, length, width), with their mask."""
     layers = model.num_layers
-    for chosen in together(batch.lengths, at_once):
+    for chosen in by_length(batch.lengths, at_once):
         part = batch.rows(chosen)
         mask = part.mask
 

@@ -1,0 +1,106 @@
+"""How explanations are shown: the tokens in the colours of every method, the strongest words, what is to be said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.show.numbers import number
+from ssmscope.show.table import Cell, Line, bare, plain
+from ssmscope.show.token_figure import draw_rows
+from ssmscope.show.tokens import named, shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
+
+NAMED = 8
+"""How many words of each side a table names at most."""
+
+
+def rows(result: Explanation) -> TokenRows:
+    """Every text with a row per method."""
+    return TokenRows(
+        texts=tuple(_text(text, result.top) for text in result),
+        of="method",
+        score="score",
+        name="each method in its own range",
+        marked=f"the top {result.top}, and the strongest against",
+    )
+
+
+def _text(text: ExplainedText, top: int) -> TokenText:
+    made = tuple(_row(each, text, top) for each in text.attributions)
+    return TokenText(text.tokens, text.words, made, text.answer, text.probability, about(text), pixels=text.pixels)
+
+
+def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
+    kept = text.top(each, top)
+    against = [at for at in text.against(each, top) if at not in kept]
+    return TokenRow(each.method, each.scores, ends(each, text), each.signed, None, kept, against, remark=doubt(each))
+
+
+def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
+    """Where the colours of a method end, by its ordinary tokens: from the lowest score to the highest or, of a signed
+    method, as far as the largest |score| on both sides of zero. A text of special tokens alone has their range."""
+    ordinary = ~text.special if not text.special.all() else np.ones(len(text), dtype=bool)
+    scores = each.scores[ordinary].astype(np.float64)
+    end = float(np.abs(scores).max())
+    return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
+
+
+def doubt(each: Attribution) -> str:
+    """What has to be said where scores have not converged, or do not add up; else nothing."""
+    if each.converged is None or each.converged:
+        return ""
+    if each.error is not None:
+        return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
+    if each.delta is None:
+        return ""
+    return f"misses {each.delta:.1%}" if each.delta < 10 else f"misses {each.delta:.0f}×"
+
+
+def _convergence(each: Attribution) -> str:
+    of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
+    said = doubt(each)
+    return said + of * ("%" in said or "×" in said) if said else "yes" if each.converged else ""
+
+
+def baselines(result: Explanation) -> list[str]:
+    """Per method with a baseline, what it compares every text with, and what has to be said of that."""
+    found: dict[str, None] = {}
+    for each in (each for text in result for each in text.attributions if each.baseline):
+        found[f"{each.method} compares with {'; '.join(filter(None, (each.baseline, each.note)))}."] = None
+    return list(found)
+
+
+def about(text: ExplainedText) -> str:
+    """What is explained, and its value."""
+    return f"explained: {shorten(visible(text.target), 48)}, f = {number(text.value, significant=4)}"
+
+
+def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
+    """A row per text and method: the words of the highest scores, of a signed method those most against what is
+    explained, and how far they add up. Beside other models, whose label stands first, also what is explained."""
+    for at, text in enumerate(result):
+        for each in text.attributions:
+            cells = {"of": Cell(text=text.target), "f": plain(text.value)} if label else {}
+            for name, places in (("highest scores", text.top), ("strongest against", text.against)):
+                cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]))
+            if label:
+                cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
+            elif any(one.steps is not None for one in text.attributions):
+                cells["gradients"] = Cell() if each.steps is None else bare(Estimate(each.steps, math.nan, math.nan), 0)
+                cells["convergence"] = Cell(text=_convergence(each))
+            yield Line((label, str(at), each.method) if label else (str(at), each.method), cells)
+
+
+def draw(result: Explanation, start: int) -> Figure:
+    """Rows of coloured tokens, strips of long texts, maps of images."""
+    return draw_rows(rows(result), ("Explanation of ", result.model, ""), start=start)

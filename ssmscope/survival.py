@@ -1,0 +1,284 @@
+"""What is left in a recurrence's state of what was written at each position: the survival of tokens.
+
+At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), and at T there is R_s = W_s ∏_{s<r≤T} M_r of it, M_r
+the transition: a_r, or a_r (I − β_r b_r b_rᵀ) of the delta rule. The state is H_T = Σ_s R_s, and what is left of the
+state before the first position. W_s has rank one and the transitions act on its key alone, so R_s = x_s k_sᵀ with the
+key b_s as it stands at T: one sweep from the end gives every k_s, and ‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from
+the end, never taken as differences of sums from the beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.scans import delta as delta_rule
+from ssmscope.scans import native
+from ssmscope.scans.exponents import smallest_exponent
+from ssmscope.ssm import DeltaRecurrence, Recurrence
+
+AT_ONCE = 2**19  # numbers of keys that are held at a time: they stay in the cache
+
+
+def left_reference(recurrence: Recurrence, s: int) -> Float[Tensor, "batch heads width state"]:
+    """R_s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and `half_lives`
+    are tested against."""
+    alone = torch.zeros_like(recurrence.x)
+    alone[:, s] = recurrence.x[:, s]
+    return ssm.scan_reference(replace(recurrence, x=alone)).state
+
+
+def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+    """‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
+
+    Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
+    """
+    written = torch.linalg.vector_norm(recurrence.written, dim=-1)
+    if isinstance(recurrence, DeltaRecurrence):
+        for part, keys in _keys_left(recurrence):
+            written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
+        return written
+    if recurrence.one_decay_per_head:
+        kept = _sums_from_end(recurrence.log_decay().squeeze(-1)).clamp_(min=smallest_exponent(written.dtype))
+        return written * kept.exp().to(written) * _by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written)
+    if _compiled(recurrence):
+        return native.keys(recurrence.b, recurrence.delta, recurrence.A, to_end=True).sqrt_().mul_(written)
+    reached = written.shape[1]
+    for part, exponents in _exponents_left(recurrence):
+        keys = exponents.clamp_(min=smallest_exponent(written.dtype)).exp_() * _by_head(recurrence.b[:, part], written)
+        written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
+        reached = part.start
+    written[:, :reached] = 0
+    return written
+
+
+def left_towards_state(
+    recurrence: Recurrence, initial: Tensor | None = None
+) -> tuple[Float[Tensor, "batch length heads"], Float[Tensor, "batch heads"]]:
+    """⟨R_s, H_T⟩ of every position and head, and the same of what is left of the state before the first position: all
+    together are ‖H_T‖²."""
+    H = ssm.scan(recurrence, initial).state
+    found = torch.zeros_like(recurrence.x[..., 0])
+    for part, keys in _keys_left(recurrence):
+        read = einsum(H, keys, "b h p n, b t h n -> b t h p")
+        found[:, part] = (read * recurrence.written[:, part]).sum(-1)
+    if initial is None:
+        return found, torch.zeros_like(found[:, 0])
+    rest = ssm.scan(replace(recurrence, x=torch.zeros_like(recurrence.x)), initial).state
+    return found, (rest * H).sum((2, 3))
+
+
+@torch.no_grad()
+def shares(
+    recurrences: Sequence[Recurrence],
+    *,
+    initial: Sequence[Tensor | None] | None = None,
+    at: int | None = None,
+    signed: bool = False,
+    per_head: bool = False,
+) -> Tensor:
+    """Each position's share of the states after position `at`, by default the last one, (batch, length): the survival
+    ‖R_s‖ / Σ_s' ‖R_s'‖ of every head, averaged over the heads of all recurrences weighted by Σ_s' ‖R_s'‖. What comes
+    after `at` has none, and where nothing is left all are zero.
+
+    Args:
+        initial: the states before the first position, which a share of the state itself may come from.
+        signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
+        per_head: each head by itself, (batch, length, heads), the recurrences' side by side.
+
+    Raises:
+        InputError: for a position that is not there.
+    """
+    batch, length = recurrences[0].shape[:2]
+    if at is not None and not 0 <= at < length:
+        raise InputError(f"there is no position {at}; allowed are 0 to {length - 1}")
+    stop = length if at is None else at + 1
+    cut = [r if stop == length else r.between(0, stop) for r in recurrences]
+    if signed:
+        both = [left_towards_state(r, H) for r, H in zip(cut, initial or [None] * len(cut))]
+        left = torch.cat([found for found, _ in both], dim=2)
+        whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
+    else:
+        left = torch.cat([left_norms(r) for r in cut], dim=2)
+        whole = left.sum(1, keepdim=True)
+    left, whole = (left, whole) if per_head else (left.sum(2), whole.sum(2))
+    return pad(left / torch.where(whole > 0, whole, 1), (0, 0) * (left.ndim - 2) + (0, length - stop))
+
+
+@torch.no_grad()
+def half_lives(recurrences: Sequence[Recurrence]) -> Float[Tensor, "batch length"]:
+    """After how many positions half of what was written at each is left: the smallest d with Σ ‖R_s‖ at s + d at most
+    half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite where that is not reached before the end, and
+    where nothing was written.
+
+    Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
+    length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
+    """
+    written = [torch.linalg.vector_norm(r.written, dim=-1) for r in recurrences]
+    whole = _masses_written(recurrences)
+    walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
+    found = walk(recurrences, written, whole / 2)
+    return found.masked_fill(whole == 0, math.inf)
+
+
+def _masses_written(recurrences: Sequence[Recurrence]) -> Tensor:
+    """Σ ‖W_s‖ over the heads of all recurrences, (batch, length)."""
+    norms = [torch.linalg.vector_norm(r.b, dim=-1) for r in recurrences]
+    written = [torch.linalg.vector_norm(r.written, dim=-1) for r in recurrences]
+    return torch.stack([(w * _by_head(b, w)).sum(-1) for w, b in zip(written, norms)]).sum(0)
+
+
+def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor) -> Tensor:
+    """`half_lives` by its definition, all positions a step further at a time."""
+    found = torch.full_like(half, math.inf)
+    keys = [r.by_head()[0] if isinstance(r, DeltaRecurrence) else _by_head(r.b, r.x[..., 0]) for r in recurrences]
+    for lag in range(1, half.shape[1]):
+        keys = [_stepped(r, k[:, : half.shape[1] - lag], lag) for r, k in zip(recurrences, keys)]
+        norms = [torch.linalg.vector_norm(k, dim=-1) for k in keys]
+        left = sum((w[:, : n.shape[1]] * n).sum(-1) for w, n in zip(written, norms))
+        assert isinstance(left, Tensor)
+        now = (left <= half[:, :-lag]) & found[:, :-lag].isinf()
+        found[:, :-lag] = found[:, :-lag].masked_fill(now, lag)
+        if not bool(found[:, : -lag - 1].isinf().any()):
+            break
+    return found
+
+
+def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
+    """The keys of the positions s after the transition at s + lag."""
+    if not isinstance(recurrence, DeltaRecurrence):
+        return keys * recurrence.log_decay(lag).exp()
+    assert recurrence.log_a is not None and recurrence.beta is not None
+    b, beta = recurrence.by_head()[0][:, lag:], recurrence.beta[:, lag:, :, None]
+    return recurrence.log_a[:, lag:].exp() * (keys - beta * (keys * b).sum(-1, keepdim=True) * b)
+
+
+def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor) -> Tensor:
+    """`half_lives` of decays: the last position at which more than half is left, by windows that shrink."""
+    length = half.shape[1]
+    clocks = [_clock(r) for r in recurrences]
+    start = torch.arange(length, device=half.device).expand_as(half)
+    at, sums = start, [torch.zeros_like(clock) for clock in clocks]
+    for k in reversed(range(max(length - 1, 1).bit_length())):
+        to = at + 2**k
+        ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
+        further = [total + more for total, more in zip(sums, ahead)]
+        left = sum(_masses(*terms) for terms in zip(recurrences, written, further))
+        assert isinstance(left, Tensor)
+        go = (to < length) & (left > half)
+        at = torch.where(go, to, at)
+        sums = [torch.where(go[:, :, None, None], new, old) for new, old in zip(further, sums)]
+    return (at + 1 - start).to(half).masked_fill(at + 1 >= length, math.inf)
+
+
+def _clock(recurrence: Recurrence) -> Tensor:
+    """What adds up between two positions and gives the log-decay of every state, (batch, length, heads, state or 1)."""
+    if _timed(recurrence) and recurrence.delta is not None:
+        return recurrence.delta.unsqueeze(-1)
+    return recurrence.log_decay()
+
+
+def _windows(clock: Tensor, k: int) -> Tensor:
+    """Sums over the 2^k positions from each on; beyond the end there is nothing."""
+    for i in range(k):
+        ahead = torch.zeros_like(clock)
+        ahead[:, : -(2**i)] = clock[:, 2**i :]
+        clock = clock + ahead
+    return clock
+
+
+def _gathered(t: Tensor, at: Tensor) -> Tensor:
+    return t.gather(1, at[:, :, None, None].expand(*at.shape, *t.shape[2:]))
+
+
+def _masses(recurrence: Recurrence, written: Tensor, sums: Tensor) -> Tensor:
+    """Σ_heads ‖R_s‖ for sums of `_clock`, (batch, length)."""
+    return (written * _key_norms(recurrence, sums)).sum(-1)
+
+
+def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:
+    """‖k_s‖ of keys that have decayed by sums of `_clock`."""
+    batch, length, heads = sums.shape[:3]
+    if _compiled(recurrence):
+        return native.keys(recurrence.b, sums.squeeze(-1), recurrence.A, to_end=False).sqrt_()
+    step = max(1, AT_ONCE // max(1, batch * heads * recurrence.shape[-1]))
+    found = []
+    for start in range(0, length, step):
+        part = slice(start, start + step)
+        log_a = sums[:, part] * recurrence.A if _timed(recurrence) else sums[:, part]
+        keys = log_a.exp() * _by_head(recurrence.b[:, part], sums)
+        found.append(torch.linalg.vector_norm(keys, dim=-1))
+    return torch.cat(found, dim=1)
+
+
+def _timed(recurrence: Recurrence) -> bool:
+    """Whether log-decays are Δ A, so that sums of Δ are enough."""
+    return recurrence.delta is not None and recurrence.A is not None and not recurrence.expected
+
+
+def _compiled(recurrence: Recurrence) -> bool:
+    """Whether the lengths of keys come from the C kernel: Mamba-1's case in float32 on a CPU."""
+    r = recurrence
+    if not _timed(r) or r.one_decay_per_head or r.delta is None or r.A is None:
+        return False
+    return native.applicable(r.x, r.b, r.c, r.b, r.delta, r.A)
+
+
+def _by_head(t: Tensor, like: Tensor) -> Tensor:
+    """A term of the groups, (batch, length, groups, …), for each of the heads of (batch, length, heads)."""
+    share = like.shape[2] // t.shape[2]
+    return t.repeat_interleave(share, dim=2) if share > 1 else t
+
+
+def _sums_from_end(log_a: Tensor) -> Tensor:
+    """Σ_{s<r≤T} log a_r in float64, for (batch, length, …)."""
+    after = torch.zeros_like(log_a, dtype=torch.float64)
+    after[:, :-1] = log_a[:, 1:].double().flip(1).cumsum(1).flip(1)
+    return after
+
+
+def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
+    """Σ_{s<r≤T} log a_r of blocks of positions, the last first, (batch, block, heads, state or 1), until every state
+    has decayed to nothing; to be changed as one likes."""
+    batch, length, heads, _, state = recurrence.shape
+    step = max(1, AT_ONCE // max(1, batch * heads * state))
+    floor = smallest_exponent(recurrence.x.dtype)
+    delta = recurrence.delta if _timed(recurrence) else None
+    clock = None if delta is None else _sums_from_end(delta).to(delta)
+    carried: Tensor | None = None
+    for stop in range(length, 0, -step):
+        part = slice(max(stop - step, 0), stop)
+        if clock is not None:
+            log_a = clock[:, part, :, None] * recurrence.A
+        else:
+            log_a = recurrence.log_decay(part.start, stop)
+            total = log_a.double().flip(1).cumsum(1).flip(1)
+            after = torch.zeros_like(total)
+            after[:, :-1] = total[:, 1:]
+            after = after if carried is None else after + carried
+            carried = total[:, :1] if carried is None else total[:, :1] + carried
+            log_a = after.to(log_a)
+        if float(log_a[:, -1].max()) < floor:
+            return
+        yield part, log_a
+
+
+def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
+    """k_s of blocks of positions, the last first, (batch, block, heads, state)."""
+    if isinstance(recurrence, DeltaRecurrence):
+        assert recurrence.log_a is not None and recurrence.beta is not None
+        b = recurrence.by_head()[0]
+        yield from delta_rule.keys_left(recurrence.log_a.squeeze(-1), recurrence.beta, b)
+        return
+    floor = smallest_exponent(recurrence.x.dtype)
+    for part, exponents in _exponents_left(recurrence):
+        yield part, exponents.clamp_(min=floor).exp_() * _by_head(recurrence.b[:, part], recurrence.x[:, part])

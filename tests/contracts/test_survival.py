@@ -1,0 +1,159 @@
+"""What is left of every token in every architecture's states equals a run that writes at that token alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from examples import TEXTS
+
+from ssmscope import ssm, survival
+from ssmscope.errors import InputError
+from ssmscope.mixers import reader_of
+from ssmscope.scans import delta
+
+LENGTH, SHORT = 12, 8
+
+
+@pytest.fixture
+def layers(model):
+    """Every layer's terms on random inputs, the second shorter than the first."""
+    model.module.double()
+    torch.manual_seed(1)
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, SHORT:] = False
+    u = [torch.randn(2, LENGTH, model.config.hidden_size, dtype=torch.float64) for _ in model.mixers]
+    with torch.no_grad():
+        return [reader_of(mixer).quantities(mixer, x, mask) for mixer, x in zip(model.mixers, u)]
+
+
+def left_alone(recurrences, stop=LENGTH):
+    """R_s of every position by the run that writes at s alone, (batch, stop, heads of all, width · state)."""
+    cut = [r.between(0, stop) for r in recurrences]
+    alone = [torch.stack([survival.left_reference(r, s) for s in range(stop)], dim=1) for r in cut]
+    return torch.cat([each.flatten(3) for each in alone], dim=2)
+
+
+def test_survival_is_what_the_run_that_writes_at_one_token_alone_ends_with(layers):
+    for layer in layers:
+        alone = left_alone(layer.recurrences)
+        norms = alone.norm(dim=-1)
+        torch.testing.assert_close(layer.survival(), norms.sum(2) / norms.sum((1, 2))[:, None], rtol=0, atol=1e-9)
+        heads = norms / norms.sum(1, keepdim=True).clamp(min=1e-300)
+        torch.testing.assert_close(layer.survival(per_head=True), heads, rtol=0, atol=1e-9)
+        assert not layer.survival()[1, SHORT:].any()
+        weights = norms.sum(1) / norms.sum((1, 2))[:, None]  # the mean over heads, weighted by what is left in each
+        torch.testing.assert_close((heads * weights[:, None]).sum(2), layer.survival(), rtol=0, atol=1e-9)
+
+
+def test_survival_at_a_position_is_that_of_the_text_up_to_there(layers):
+    for layer in layers:
+        norms = left_alone(layer.recurrences, 6).norm(dim=-1)
+        found = layer.survival(5)
+        torch.testing.assert_close(found[:, :6], norms.sum(2) / norms.sum((1, 2))[:, None], rtol=0, atol=1e-9)
+        assert not found[:, 6:].any()
+        with pytest.raises(InputError, match="no position 12; allowed are 0 to 11"):
+            layer.survival(12)
+
+
+def test_signed_shares_are_towards_the_state_and_sum_to_one(layers):
+    for layer in layers:
+        alone = left_alone(layer.recurrences)
+        initial = layer.initial or [None] * len(layer.recurrences)
+        runs = [ssm.scan_reference(r, H).state.flatten(2) for r, H in zip(layer.recurrences, initial)]
+        state = torch.cat(runs, dim=1)
+        inner = (alone * state[:, None]).sum((2, 3)) / state.square().sum((1, 2))[:, None]
+        found = layer.survival(signed=True)
+        torch.testing.assert_close(found, inner, rtol=0, atol=1e-9)
+        none = [replace(r, x=torch.zeros_like(r.x)) for r in layer.recurrences]
+        rest = torch.cat([ssm.scan_reference(r, H).state.flatten(2) for r, H in zip(none, initial)], dim=1)
+        of_start = (rest * state).sum((1, 2)) / state.square().sum((1, 2))
+        torch.testing.assert_close(found.sum(1) + of_start, torch.ones_like(of_start), rtol=0, atol=1e-9)
+        assert (layer.initial is None) == (not of_start.any())
+
+
+def test_half_lives_are_when_half_of_what_was_written_is_left(layers):
+    for layer in layers:
+        by_stop = [left_alone(layer.recurrences, stop).norm(dim=-1).sum(2) for stop in range(1, LENGTH + 1)]
+        found = layer.half_lives()
+        for row, s in [(row, s) for row in range(2) for s in range(LENGTH)]:
+            written = by_stop[s][row, s]
+            halved = [t for t in range(s, LENGTH) if by_stop[t][row, s] <= written / 2 and written > 0]
+            assert found[row, s] == (halved[0] - s if halved else torch.inf)
+
+
+def test_a_traces_survival_is_its_layers_own(model):
+    trace = model.trace(ids=TEXTS)
+    found = trace.survival()
+    assert found.shape == trace.retention.shape and found[:, ~trace.mask].isnan().all()
+    torch.testing.assert_close(found.nansum(2), torch.ones_like(found[:, :, 0]), rtol=0, atol=1e-5)
+    seen = {}
+    again = model.trace(ids=TEXTS, keep_inputs=False, visit=lambda i, rows, layer: seen.update({i: layer.survival()}))
+    for index, shares in seen.items():
+        torch.testing.assert_close(shares[trace.mask], found[index][trace.mask], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(trace.survival(2)[:, :, :3].sum(2), torch.ones_like(found[:, :, 0]), rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="no position 3 in every text; allowed are 0 to 2"):
+        trace.survival(3)
+    with pytest.raises(ValueError, match="without the input of layer 0"):
+        again.survival()
+
+
+def long_recurrence(kind: str, length: int) -> ssm.Recurrence:
+    g = torch.Generator().manual_seed(3)
+    b, c = (torch.randn(2, length, 2, 5, generator=g, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(2, length, 4, 1 if kind == "state" else 3, generator=g, dtype=torch.float64)
+    rate = torch.rand(2, length, 4, 5 if kind == "state" else 1, generator=g, dtype=torch.float64)
+    if kind == "delta":
+        b = b / b.norm(dim=-1, keepdim=True)
+        return ssm.DeltaRecurrence(x, b, c, log_a=-0.05 * rate, beta=rate[..., 0])
+    if kind == "step":
+        return ssm.Recurrence(x, b, c, delta=rate[..., 0], A=-torch.arange(1, 6.0).double().expand(4, 5) / 20)
+    return ssm.Recurrence(x, b, c, log_a=-0.1 * rate)
+
+
+@pytest.mark.parametrize("kind", ["head", "state", "step", "delta"])
+def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
+    r = long_recurrence(kind, 150)  # several chunks of the delta rule
+    alone = left_alone([r], 150)
+    monkeypatch.setattr(survival, "AT_ONCE", 300)  # several blocks
+    torch.testing.assert_close(survival.left_norms(r), alone.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    state = ssm.scan_reference(r).state.flatten(2)
+    inner, rest = survival.left_towards_state(r)
+    torch.testing.assert_close(inner, (alone * state[:, None]).sum(-1), rtol=1e-9, atol=1e-9)
+    assert not rest.any()
+    walked = survival._walked([r], [r.written.norm(dim=-1)], survival._masses_written([r]) / 2)
+    torch.testing.assert_close(survival.half_lives([r]), walked, rtol=0, atol=0)
+    assert 1 < walked[walked.isfinite()].mean() < 100
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 200])
+def test_the_keys_of_a_delta_rule_do_not_depend_on_its_chunks(chunk):
+    r = long_recurrence("delta", 40)
+    terms = (r.log_a.squeeze(-1), r.beta, r.by_head()[0])
+    found, whole = (torch.cat([k for _, k in reversed([*delta.keys_left(*terms, n)])], 1) for n in (chunk, 40))
+    torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-12)
+
+
+def test_mamba_in_float32_is_mamba_in_float64():
+    """Its lengths of keys come from a kernel where one can be compiled."""
+    r = long_recurrence("step", 70)
+    r = replace(r, b=r.b[:, :, :1], c=r.c[:, :, :1], x=r.x[..., :1])
+    assert survival.native.why_not() is not None or survival._compiled(r.to(torch.float32))
+    found, exact = survival.left_norms(r.to(torch.float32)), survival.left_norms(r)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(survival.half_lives([r.to(torch.float32)]).double(), survival.half_lives([r]))
+
+
+def test_a_long_text_loses_no_digits():
+    """Sums from the beginning would leave no digits of what the last tokens are: Σ log a is 1e6 there."""
+    g = torch.Generator().manual_seed(0)
+    r = ssm.Recurrence(
+        x=torch.randn(1, 5000, 2, 3, generator=g),
+        b=torch.randn(1, 5000, 1, 4, generator=g),
+        c=torch.randn(1, 5000, 1, 4, generator=g),
+        delta=torch.rand(1, 5000, 2, generator=g) * 400,
+        A=torch.tensor([[-1.0], [-1e-3]]),
+    )
+    found, exact = survival.shares([r]), survival.shares([r.to(torch.float64)])
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-12)
