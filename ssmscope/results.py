@@ -8,7 +8,6 @@ A result is a frozen dataclass that names its kind and owns its views:
         influence: np.ndarray
 
         def to_frame(self): ...
-        def figure(self): ...
 
 Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these, annotated with types
 that exist at run time. Importing this module is quick: pandas, matplotlib and rich are imported by the views
@@ -53,7 +52,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Result")
 
 SUFFIXES = ("json", "csv", "png", "html")
-"""How the files of a result end."""
+"""How the files of a result end, unless others are asked for."""
+
+FORMATS = (*SUFFIXES, "svg", "pdf", "tex", "md")
+"""All that a result can be written as: itself, its numbers, its picture, its page, and its tables for papers."""
 
 TABLE_ROWS = 40
 """How many rows of the table the default terminal, notebook and HTML views show."""
@@ -107,9 +109,16 @@ class Result(ABC):
     def to_frame(self) -> DataFrame:
         """All numbers as one tidy table: a row per observation, a column per variable."""
 
-    @abstractmethod
     def figure(self) -> Figure:
-        """The picture, made without pyplot: nothing is registered globally and no display is needed."""
+        """The picture, made without pyplot: nothing is registered globally and no display is needed. By default what
+        `draw` gives in the module `figure` beside the class' own."""
+        beside = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.figure")
+        return beside.draw(self)
+
+    @property
+    def model_name(self) -> str:
+        """The model, or the models, that it is of."""
+        return str(self.provenance.get("model", "a model"))
 
     @property
     def headline(self) -> str:
@@ -120,8 +129,7 @@ class Result(ABC):
     def verdict(self, at: int = 0) -> str:
         """What the result says of a model, by its number among those that it is of: one line of numbers with their
         intervals, without the model's name. By default the headline without the model."""
-        model = str(self.provenance.get("model", "a model"))
-        for before in (f" of {model}: ", f" on {model}: "):
+        for before in (f" of {self.model_name}: ", f" on {self.model_name}: "):
             if before in self.headline:
                 return self.headline.split(before, 1)[1]
         return self.headline
@@ -159,12 +167,19 @@ class Result(ABC):
     def blocks(self) -> Iterable[Block]:
         """What is shown of the result, in a terminal, a notebook and a page alike: by default its picture and the
         beginning of its table."""
-        from ssmscope.show.blocks import Picture, Prose
         from ssmscope.show.table import folded
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline, vector=self.vector)
+        yield from self.opening()
         yield dataclasses.replace(folded(self.to_frame(), limit=REPORT_ROWS), brief=TABLE_ROWS)
+
+    def opening(self, *said: str, notes: Iterable[str] = ()) -> Iterable[Block]:
+        """The blocks that come first: the title, what is said of the whole, notes, and the picture."""
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        yield from map(Prose, said)
+        yield from (Prose(f"Note: {note}.", "note") for note in notes)
+        yield Picture(self.figure, self.headline, vector=self.vector)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         """The terminal view: what `rich.print` and the command line show."""
@@ -198,15 +213,37 @@ class Result(ABC):
         """`to_dict` as strict JSON. Floats, float32 included, come back exactly as they were."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
-    def save(self, directory: str | os.PathLike[str], name: str) -> dict[str, Path]:
+    def tables(self) -> list[Table]:
+        """The tables that the result shows, as `blocks` has them."""
+        from ssmscope.show.table import Table
+
+        return [block for block in self.blocks() if isinstance(block, Table)]
+
+    def to_latex(self) -> str:
+        """The tables that the result shows as booktabs tabulars, one below the other."""
+        from ssmscope.show.markup import to_latex
+
+        return "\n".join(map(to_latex, self.tables()))
+
+    def to_markdown(self) -> str:
+        """The tables that the result shows in Markdown, one below the other."""
+        from ssmscope.show.markup import to_markdown
+
+        return "\n".join(map(to_markdown, self.tables()))
+
+    def save(self, directory: str | os.PathLike[str], name: str, formats: Sequence[str] = SUFFIXES) -> dict[str, Path]:
         """Write NAME.json, NAME.csv, NAME.png and NAME.html into `directory` and return their paths by
         suffix.
 
+        Args:
+            formats: others of `FORMATS`; the JSON, which is the result, is always written. Files of formats that are
+                not asked for stay as they are.
+
         Everything is rendered before anything is written. If one fails, the directory stays as it was; after a kill
         at any moment it holds no files of two results, and `Result.load` reads the old one or the new one (see
-        `ssmscope.writing.publish`). Raises InputError if the name or the directory cannot be used.
+        `ssmscope.writing.publish`). Raises InputError if the name, a format or the directory cannot be used.
         """
-        return save_together({name: self}, directory)[name]
+        return save_together({name: self}, directory, formats)[name]
 
     @classmethod
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
@@ -256,22 +293,45 @@ class Result(ABC):
             raise InputError(f"a damaged result of kind {kind!r}: {told}") from error
 
     def _png(self) -> bytes:
+        return self._drawn("png")
+
+    def _drawn(self, suffix: str) -> bytes:
         from ssmscope.show.pictures import drawn
 
-        return drawn(self.figure(), "png")
+        return drawn(self.figure(), suffix)
+
+    def _written(self, suffix: str) -> bytes:
+        """The result in one of `FORMATS`."""
+        if suffix in ("png", "svg", "pdf"):
+            return self._png() if suffix == "png" else self._drawn(suffix)
+        text = {
+            "json": self.to_json,
+            "csv": lambda: self.to_frame().to_csv(index=False, lineterminator="\n"),
+            "html": self.to_html,
+            "tex": self.to_latex,
+            "md": self.to_markdown,
+        }[suffix]()
+        return text.encode(errors="strict" if suffix == "json" else "backslashreplace")
 
 
-def save_together(results: Mapping[str, Result], directory: str | os.PathLike[str]) -> dict[str, dict[str, Path]]:
+def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """The formats that are written, JSON among them. Raises InputError for one that is none of `FORMATS`."""
+    for each in formats:
+        if each not in FORMATS:
+            raise InputError(f"unknown format {each!r}; allowed are {', '.join(FORMATS)}{did_you_mean(each, FORMATS)}")
+    return tuple(each for each in FORMATS if each == "json" or each in formats)
+
+
+def save_together(
+    results: Mapping[str, Result], directory: str | os.PathLike[str], formats: Sequence[str] = SUFFIXES
+) -> dict[str, dict[str, Path]]:
     """As `Result.save`, several results under their names, all or none of them; their paths by name and suffix."""
+    formats = checked_formats(formats)
     contents: dict[str, bytes] = {}
     for name, result in results.items():
         if not name or name in (".", "..") or Path(name).name != name:
             raise InputError(f"{name!r} is no file name; give a plain name without a folder, such as {result.kind!r}")
-        frame = result.to_frame()
-        contents[f"{name}.json"] = result.to_json().encode()
-        contents[f"{name}.csv"] = frame.to_csv(index=False, lineterminator="\n").encode(errors="backslashreplace")
-        contents[f"{name}.png"] = result._png()
-        contents[f"{name}.html"] = result.to_html().encode(errors="backslashreplace")
+        contents |= {f"{name}.{suffix}": result._written(suffix) for suffix in formats}
     folder = Path(directory)
     blocked = next((folder / file for file in contents if os.path.isdir(folder / file)), None)
     if blocked is not None:
@@ -280,14 +340,18 @@ def save_together(results: Mapping[str, Result], directory: str | os.PathLike[st
         publish(folder, next(iter(results)), contents)
     except OSError as error:
         raise InputError(f"cannot write to {os.fspath(directory)}: {error.strerror or error}") from error
-    return {name: {suffix: folder / f"{name}.{suffix}" for suffix in SUFFIXES} for name in results}
+    return {name: {suffix: folder / f"{name}.{suffix}" for suffix in formats} for name in results}
 
 
 def record_provenance(
-    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None
+    source: Mapping[str, Any], *, options: Mapping[str, Any], seed: int | None = None, data: Any = None
 ) -> dict[str, Any]:
-    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it
-    when."""
+    """The provenance of a result: the model's `source` (as in `Trace.source`), and what was asked of it when; of
+    labelled `data` also their origin."""
+    origin = {}
+    if data is not None:
+        about = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
+        origin = {"data": about}
     return {
         **source,
         "options": dict(options),
@@ -298,6 +362,7 @@ def record_provenance(
             "transformers": _version("transformers"),
         },
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **origin,
     }
 
 

@@ -74,7 +74,7 @@ def real() -> Report:
         trace = model.trace(list(TEXTS))
         alone = dict(models=(name,))
         for score in ("retention", "write"):
-            found = ssmscope.selection_heatmap(trace, score=score, layers="all")
+            found = ssmscope.selection_heatmap(trace, score=score, layers="all", scale="row")
             entries.append(entry("heatmap", found, heading="What is kept", options={"score": score}, **alone))
         entries += [
             entry("attention", ssmscope.implicit_attention(model.trace(list(TEXTS[:2]))), **alone),

@@ -14,7 +14,7 @@ import torch
 
 import ssmscope
 from ssmscope.model import Model
-from ssmscope.models.load import demos
+from ssmscope.shipped import demos
 from ssmscope.tasks import pixels, text
 from ssmscope.tasks.babi import question_tokens, questions
 from ssmscope.tasks.documents import bits_per_character, document_data, load_documents

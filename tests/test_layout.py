@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "limits": {"errors"},
     "register": {"errors"},
     "signature": {"errors"},
-    "reads": CORE | FILES | {"signature", "inputs", "tasks"},
-    "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
+    "reads": CORE | FILES | {"signature", "tasks"},
+    "analysis": CORE | FILES | {"register", "signature", "reads", "results"},
     "results": {"errors", "writing", "register", "show"},
     "batching": set(),
     "progress": set(),
@@ -50,7 +50,8 @@ MAY_IMPORT = {
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
-    "models": CORE - {"models"} | {"reading"},
+    "shipped": set(),
+    "models": CORE - {"models"} | {"reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
@@ -59,21 +60,19 @@ MAY_IMPORT = {
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "show", "interp"},
-    "training": CORE | FILES | {"results", "bootstrap", "tasks"},
+    "training": CORE | FILES | {"shipped", "results", "bootstrap", "tasks"},
     "reports": CORE
     | FILES
+    | {"shipped"}
     | ROOMS
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "training", "show"},
-    "inputs": {"errors", *FILES},
-    "options": {"errors", "inputs", *FILES},
-    "command": CORE | FILES | {"results", "tasks", "inputs", "options"},
     "cli": CORE
     | FILES
     | ROOMS
     | DECLARED
-    | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command", "register"},
+    | {"shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
 }
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
@@ -162,7 +161,7 @@ def test_transformers_is_not_imported_below_models(name: str) -> None:
 
 
 QUICK = [
-    *("__init__", "analysis", "cli", "command", "errors", "inputs", "options", "reading", "reads", "register"),
+    *("__init__", "analysis", "cli", "errors", "reading", "reads", "register"),
     *("results", "signature", "tasks", "tasks.text", "training", "writing"),
     *(name for name in MODULES if name.startswith("cli.")),
     *(module.removeprefix("ssmscope.") for module in register.packages().values()),

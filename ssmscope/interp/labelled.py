@@ -35,11 +35,6 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
         raise InputError(f"{data.name} ({data.split}) has no example")
 
 
-def origin_of(data: TextData) -> dict[str, Any]:
-    """What a result's provenance says of its data."""
-    return {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
-
-
 def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
     """Per text its tokens, those that are not special, and which of the latter people marked."""
     lengths, sizes, masks = [], [], []

@@ -53,12 +53,6 @@ def architectures() -> dict[str, ModuleType]:
     return found | {name: _import(name) for name in present()}
 
 
-def model_types() -> set[str]:
-    """The model types with layers that can be read."""
-    ours = {kind for module in _modules().values() for kind in getattr(module, "MODEL_TYPES", ())}
-    return ours | {kind for name in present() for kind in LATER[name]}
-
-
 def register() -> None:
     """Make every architecture readable and our model types known to transformers' Auto classes."""
     for name in present():

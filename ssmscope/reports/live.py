@@ -24,7 +24,10 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap
-from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, levels, shades
+from ssmscope.interp.heatmap.views import coloured
+from ssmscope.show import numbers
+from ssmscope.show.html import fragment
+from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
 from ssmscope.show.tokens import ink, shorten, visible, written
 from ssmscope.show.worddiff import html_diff
 
@@ -89,12 +92,12 @@ class Live:
         self._lock = threading.RLock()
 
     def answer(
-        self, number: int, text: str, edited: str = "", *, score: str = "retention", layer: str = "mean"
+        self, number: int, text: str, edited: str = "", *, score: str = "survival", layer: str = "mean"
     ) -> Answer:
         """Everything about a text, and about its edited version where one is given, by the model of that number.
 
         Args:
-            score: "retention" or "write", of the heatmaps.
+            score: "survival", "retention" or "write", of the heatmaps.
             layer: of the heatmaps: "mean", the average of all layers, or the number of one.
         """
         with self._lock:
@@ -220,7 +223,7 @@ def _signed(change: float) -> str:
 
 def _heatmap(trace: Trace, score: Any, layer: str) -> str:
     options: Any = {"score": score, "layers": [int(layer)] if layer.isdecimal() else layer}  # checked by the analysis
-    return selection_heatmap(None, trace, **options)._repr_html_()
+    return fragment([coloured(selection_heatmap(None, trace, **options))])
 
 
 def _change(model: Model, text: str, edited: str) -> str:
@@ -256,20 +259,22 @@ def _row(trace: Trace, position: str, layer: int, level: Any) -> str:
     told = (
         f"query {at} “{escape(tokens[at][1])}” · layer {layer}, {level} level · strongest: {_named(map_, text, tokens)}"
     )
-    scale = f'<p class="soft"><span class="scale">−{brief(end)} <i></i> {brief(end)}</span></p>'
+    scale = f'<p class="soft"><span class="scale">−{numbers.number(end)} <i></i> {numbers.number(end)}</span></p>'
     return _piece(f'{scale}<p class="tokens">{"".join(pieces)}</p><p class="soft told">{told}</p>')
 
 
 def _token(token: str, where: str, weight: float, end: float, name: str, shade: int | None = None) -> str:
     shade = int(levels(np.array([weight]), end)[0]) if shade is None else shade
     names = f' class="{name}"' if name else ""
-    return f'<span data-l="{shade}"{names} title="{where}&#10;weight {brief(weight)}">{escape(token)}</span><wbr>'
+    return (
+        f'<span data-l="{shade}"{names} title="{where}&#10;weight {numbers.number(weight)}">{escape(token)}</span><wbr>'
+    )
 
 
 def _named(map_: AttentionMap, text: AttendedText, tokens: Sequence[tuple[bool, str]]) -> str:
     found = strongest(map_, 0, text, STRONGEST)
     return ", ".join(
-        f"{'state' if key < 0 else f'{key} “{escape(shorten(tokens[key][1], WIDEST))}”'} {brief(weight)}"
+        f"{'state' if key < 0 else f'{key} “{escape(shorten(tokens[key][1], WIDEST))}”'} {numbers.number(weight)}"
         for key, weight in found
     )
 

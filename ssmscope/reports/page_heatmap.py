@@ -51,7 +51,7 @@ def packed(every: Sequence[tuple[Found, TokenScores]], links: Links) -> list[dic
             if size > left:
                 break
             left -= size
-            texts.append(_text(text, links.get((model_of(found.result), text.tokens), ())))
+            texts.append(_text(text, links.get((model_of(found.result), text.tokens), ()), scores.ends))
         results.append(
             {
                 "model": ", ".join(found.entry.models),
@@ -82,11 +82,11 @@ def _size(text: ScoredText) -> int:
     return shown * (16 + 6 * (len(text.scores) + 1)) + 300
 
 
-def _text(text: ScoredText, links: Sequence[Attended]) -> dict[str, Any]:
+def _text(text: ScoredText, links: Sequence[Attended], ends: tuple[float, float] | None = None) -> dict[str, Any]:
     """A text for the page: its first tokens as they are written, and their scores as little-endian float32.
 
     `scores` holds first the mean and then every layer, each of so many numbers as `tokens` has; `low` and `high` are
-    the ends of each row's range over all ordinary tokens of the text, shown or not.
+    the ends of each row's colours, by default its range over all ordinary tokens of the text, shown or not.
     """
     shown = min(len(text), TEXT_TOKENS)
     every = written(text.tokens, text.words)
@@ -105,8 +105,8 @@ def _text(text: ScoredText, links: Sequence[Attended]) -> dict[str, Any]:
         "p": f"{text.probability:.3f}",
         "length": len(text),
         "scores": base64.b64encode(rows[:, :shown].tobytes()).decode(),
-        "low": plain.min(1).tolist(),
-        "high": plain.max(1).tolist(),
+        "low": plain.min(1).tolist() if ends is None else [ends[0]] * len(rows),
+        "high": plain.max(1).tolist() if ends is None else [ends[1]] * len(rows),
         "range": [bounds(row, special) for row in rows],
         "attention": [vars(link) for link in links],
     }

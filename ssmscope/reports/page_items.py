@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from ssmscope.reports.grouping import Group
 from ssmscope.reports.record import Entry
-from ssmscope.reports.transition import blocks_of
 from ssmscope.results import REPORT_ROWS, Result
 from ssmscope.show.blocks import Block, Custom, Picture, TokenRows, TokenScores
 from ssmscope.show.html import block_html, grid, image_html
@@ -81,7 +80,7 @@ def items(group: Group) -> tuple[Item, ...]:
 
 def _view(result: Result, anchor: str) -> View:
     headline = visible(result.headline)
-    blocks = enumerate(blocks_of(result), start=1)
+    blocks = enumerate(result.blocks(), start=1)
     return View(headline, tuple(_part(block, f"{anchor}-{number}", headline) for number, block in blocks))
 
 

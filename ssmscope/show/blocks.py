@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from ssmscope.show.numbers import number
-from ssmscope.show.signed import STEPS, levels
+from ssmscope.show.signed import STEPS
 from ssmscope.show.table import Table
 from ssmscope.show.tokens import SHADES, span_of
 
@@ -85,16 +85,13 @@ class TokenRow:
         """The ends of the colours in figures."""
         return f"±{number(self.ends[1])}" if self.signed else span_of(*self.ends)
 
-    def shades(self, scores: np.ndarray | None = None) -> np.ndarray:
-        """Which of the colours each token has, or each of other scores on the same scale, from 0 on; −1 for none."""
+    def shades(self, scores: np.ndarray | None = None, *, count: int | None = None) -> np.ndarray:
+        """Which of `count` colours each token has, or each of other scores on the same scale, from 0 on; −1 for none.
+        By default there are 2 STEPS + 1 around zero, or SHADES."""
         low, high = self.ends
         values = (self.scores if scores is None else scores).astype(np.float64)
-        if self.signed:
-            found = levels(values, high) + STEPS
-        elif high > low:
-            found = np.rint(np.clip((values - low) / (high - low), 0, 1) * (SHADES - 1)).astype(np.int64)
-        else:
-            found = np.full(values.shape, round((SHADES - 1) / 2))
+        unit = np.clip((values - low) / (high - low), 0, 1) if high > low else np.full(values.shape, 0.5)
+        found = np.rint(unit * ((count or (2 * STEPS + 1 if self.signed else SHADES)) - 1)).astype(np.int64)
         return found if self.outside is None or scores is not None else np.where(self.outside, -1, found)
 
 
@@ -138,6 +135,7 @@ class TokenRows:
         score: what is scored, in a word.
         name: the same, as a legend has it.
         marked: what is underlined, in words.
+        around: what negative and positive scores are called.
     """
 
     texts: Sequence[TokenText]
@@ -145,6 +143,7 @@ class TokenRows:
     score: str
     name: str
     marked: str
+    around: tuple[str, str] = ("against", "for")
 
 
 @dataclass(frozen=True)
@@ -204,12 +203,14 @@ class TokenScores(Custom):
         layers: the number of each layer.
         score: what a token's score is, in a word.
         name: the same, as a legend has it.
+        ends: where the colours of all rows begin and end; None where each row has its own range.
     """
 
     texts: Sequence[ScoredText]
     layers: Sequence[int]
     score: str
     name: str
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

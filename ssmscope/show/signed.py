@@ -1,4 +1,4 @@
-"""Colours around zero, and numbers with a sign: what every view of signed scores shares."""
+"""Colours around zero: what every view of signed scores shares."""
 
 from __future__ import annotations
 
@@ -43,8 +43,3 @@ def signed_style() -> str:
         for stops in (SIGNED, SIGNED_ON_DARK)
     )
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
-
-
-def brief(weight: float) -> str:
-    """The weight in three digits, with a true minus sign."""
-    return f"{weight:.3g}".replace("-", "−")

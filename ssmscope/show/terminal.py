@@ -64,8 +64,9 @@ def _grid(table: Table, between: str) -> Grid:
     shown = Grid(box=None, pad_edge=False)
     for name in table.heads:
         shown.add_column(Text(name), overflow="fold")
-    for name, numbers in zip(table.columns, table.numbers):
-        shown.add_column(Text(name), justify="right" if numbers else "left")
+    for at, (name, numbers) in enumerate(zip(table.columns, table.numbers)):
+        least = max(len(cells[at].value) for _, cells in table.rows) if numbers else None  # no number is broken
+        shown.add_column(Text(name), justify="right" if numbers else "left", min_width=least)
     for labels, cells in table.rows:
         shown.add_row(*(Text(visible(label)) for label in labels), *(written(cell, between) for cell in cells))
     return shown

@@ -26,10 +26,9 @@ from matplotlib.ticker import MaxNLocator
 from ssmscope.errors import InputError
 from ssmscope.show.figure import COLOURS, GRID, INK, SOFT, Sheet
 from ssmscope.show.numbers import number
-from ssmscope.show.signed import SIGNED
-from ssmscope.show.signed import shades as signed_shades
+from ssmscope.show.signed import SIGNED, STEPS
 from ssmscope.show.token_rows import ends_of, kinds
-from ssmscope.show.tokens import BLUES, ink, ramp, shorten, visible, written
+from ssmscope.show.tokens import BLUES, SHADES, ink, ramp, shorten, visible, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,6 +124,8 @@ ROWS, ROW_TOKENS = 12, 800
 """Up to how many rows, and tokens in all of them, each row is written out; others are strips over positions."""
 BOX_TOKENS = 1000
 """How many tokens of a longer text are written out; the strips show all."""
+FINE = 257
+"""How many colours a map of pixels has."""
 FRAME = "#b01e8a"
 """Of pixels that are marked: neither orange nor blue, which are for and against."""
 
@@ -189,10 +190,10 @@ def draw_boxes(
         write(sheet, left + box.left + box.width / 2, y + BOX * 0.68, box.token, **style)
 
 
-def _colours(row: TokenRow) -> list[str]:
-    """The colour of every token."""
-    palette = signed_shades() if row.signed else ramp(BLUES)
-    return [palette[shade] if shade >= 0 else EMPTY for shade in row.shades().tolist()]
+def _colours(row: TokenRow, count: int | None = None) -> list[str]:
+    """The colour of every token, of so many or as many as the other views have."""
+    palette = ramp(SIGNED if row.signed else BLUES, count or (2 * STEPS + 1 if row.signed else SHADES))
+    return [palette[shade] if shade >= 0 else EMPTY for shade in row.shades(count=count).tolist()]
 
 
 class Panel(ABC):
@@ -232,12 +233,13 @@ def panel(number: int, text: TokenText) -> Panel:
     return (_Rows if short else _Strips)(number, text)
 
 
-def _name(paper: Axes, y: float, row: TokenRow) -> None:
+def _name(paper: Axes, y: float, row: TokenRow, *, lines: int = 2) -> None:
     """What a row is of, at its left."""
-    first, _, second = row.name.partition("\n")
-    for part, height in ((first, -0.05 if second else 0), (second, 0.05)):
-        style = dict(size=6 if second else 7, va="center", ha="right")
-        write(paper, LEFT - 0.07, y + height, shorten(visible(part), 24), **style)
+    parts = [visible(part) for part in row.name.splitlines()]
+    parts = [" · ".join(parts)] if lines == 1 else parts
+    for at, part in enumerate(parts):
+        style = dict(size=7 if len(parts) == 1 and lines > 1 else 6, va="center", ha="right")
+        write(paper, LEFT - 0.07, y + 0.1 * (at - (len(parts) - 1) / 2), shorten(part, 24), **style)
 
 
 def _extent(paper: Axes, y: float, line: float, row: TokenRow) -> None:
@@ -254,7 +256,7 @@ def _extent(paper: Axes, y: float, line: float, row: TokenRow) -> None:
 
 
 def _state_colour(row: TokenRow) -> str:
-    palette = signed_shades() if row.signed else ramp(BLUES)
+    palette = ramp(SIGNED, 2 * STEPS + 1) if row.signed else ramp(BLUES)
     return palette[int(row.shades(np.array([row.state]))[0])]
 
 
@@ -311,7 +313,7 @@ class _Strips(Panel):
                     axes.add_patch(Rectangle((at - thick / 2, index + 0.79), thick, 0.13, color=colour, linewidth=0))
             if row.query is not None:
                 axes.plot([row.query], [index + 0.86], "^", color=INK, markersize=2.5, clip_on=False)
-            _name(sheet.paper, top + (index + 0.4) * STRIP, row)
+            _name(sheet.paper, top + (index + 0.4) * STRIP, row, lines=1)
             _extent(sheet.paper, top + (index + 0.4) * STRIP, wide, row)
         axes.set(xlim=(-0.5, right), ylim=(len(text.rows), 0), yticks=[])
         axes.grid(False)
@@ -340,7 +342,7 @@ class _Pictures(Panel):
         axes.set_xlabel("image", fontsize=7, color=SOFT, labelpad=3)
         places = np.flatnonzero(~self.text.special)
         for index, row in enumerate(self.text.rows, start=1):
-            axes, colours = self._axes(sheet, top, index), _colours(row)
+            axes, colours = self._axes(sheet, top, index), _colours(row, FINE)
             axes.imshow(np.array([to_rgb(colours[at]) for at in places]).reshape(high, wide, 3), **sharp)
             framed = [(at, FRAME, 1.2) for at in row.marked] + [(row.query, INK, 1.0)] * (row.query is not None)
             for token, colour, thick in framed:
@@ -400,7 +402,7 @@ def draw_rows(block: TokenRows, title: tuple[str, str, str], *, start: int = 0, 
         InputError: there is no such text.
     """
     chosen = chosen_texts(block.texts, start, most)
-    bars = [(SIGNED if signed else BLUES, ends_of(signed), block.score) for signed in kinds(block)]
+    bars = [(SIGNED if signed else BLUES, ends_of(block, signed), block.score) for signed in kinds(block)]
     below = (block.name, f"underlined or framed: {block.marked}")
     panels = [panel(number, text) for number, text in enumerate(chosen, start=start)]
     return stack(title, below, panels, bars, rest_of(len(block.texts), start, len(chosen)))

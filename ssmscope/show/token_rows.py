@@ -31,9 +31,9 @@ def kinds(block: TokenRows) -> list[bool]:
     return sorted({row.signed for text in block.texts for row in text.rows}, reverse=True)
 
 
-def ends_of(signed: bool) -> tuple[str, str]:
+def ends_of(block: TokenRows, signed: bool) -> tuple[str, str]:
     """What the ends of the colours are, in a word each."""
-    return ("against", "for") if signed else ("lowest", "highest")
+    return block.around if signed else ("lowest", "highest")
 
 
 def cut(shown: int, every: int, what: str) -> str:
@@ -57,7 +57,7 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
         heading.append(f" (p = {text.probability:.3f})")
         yield heading.append(f"   {text.about}" if text.about else "", style="dim")
         for row in text.rows if colours and _written_out(text) else ():
-            if len(text.rows) > 1:
+            if row.name:
                 yield Text(f"{_in_line(row.name)}   {row.extent}", style="dim")
             yield _coloured(row, text)
     if rest := cut(TERMINAL_TEXTS, len(block.texts), "texts"):
@@ -77,7 +77,7 @@ def _legend(block: TokenRows) -> Text:
 
     legend = Text()
     for signed in kinds(block):
-        low, high = ends_of(signed)
+        low, high = ends_of(block, signed)
         legend.append(f"{low} ", style="dim")
         for colour in shades()[::3] if signed else ramp(CIVIDIS, 12):
             legend.append(" ", style=f"on {colour}")
@@ -130,7 +130,7 @@ def _note(text: str) -> Markup:
 
 def _html_legend(block: TokenRows) -> Markup:
     bar = Markup('<span class="scale {}">{} <i></i> {}</span>')
-    bars = [bar.format("around" if signed else "upward", *ends_of(signed)) for signed in kinds(block)]
+    bars = [bar.format("around" if signed else "upward", *ends_of(block, signed)) for signed in kinds(block)]
     said = Markup(
         '<span>{}</span><span><b class="kept">underlined</b> {}</span><span><i class="special">slanted</i> special '
         "tokens</span>"
@@ -138,18 +138,19 @@ def _html_legend(block: TokenRows) -> Markup:
     return Markup('<p class="legend">{}{}</p>').format(Markup("").join(bars), said.format(block.name, block.marked))
 
 
-def answer(at: int, text: TokenText) -> Markup:
+def answer(at: int, said: str, probability: float, about: str) -> Markup:
     """The line above a text: its number, the model's answer, what else is to be said."""
     line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> p = {:.3f}')
-    about = Markup('<span class="about">{}</span></p>').format(text.about)
-    return line.format(at, visible(text.answer), text.probability) + about
+    after = Markup('<span class="about">{}</span></p>').format(about)
+    return line.format(at, visible(said), probability) + after
 
 
 def _section(at: int, text: TokenText) -> Markup:
     titles = _titles(text)
     rows = Markup("").join(_row(row, text, titles) for row in text.rows)
+    shown = answer(at, text.answer, text.probability, text.about)
     rest = _note(cut(PAGE_TOKENS, len(text.tokens), "tokens"))
-    return Markup("<section>{}{}{}</section>").format(answer(at, text), rows, rest)
+    return Markup("<section>{}{}{}</section>").format(shown, rows, rest)
 
 
 def _row(row: TokenRow, text: TokenText, titles: Sequence[Markup]) -> Markup:
@@ -168,6 +169,7 @@ def tokens(row: TokenRow, text: TokenText, titles: Sequence[Markup] = ()) -> Mar
         names = [] if row.signed or shade < 0 else [f"v{shade}"]
         names += filter(None, [places.get(at)])
         names += ["special"] * (text.words[at] is None) + ["out"] * (shade < 0)
+        names += ["within"] * (text.span is not None and text.span[0] <= at < text.span[1])
         level = f' data-l="{shade - STEPS}"' if row.signed and shade >= 0 else ""
         title = f' title="{titles[at]}"' if titles else ""
         space = " " if gap else ""

@@ -349,7 +349,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
 
 def _commands_before(source: str | Path | None) -> list[str]:
     """The commands that made the model that a run starts from, where its directory has our record of them."""
-    from ssmscope.models.load import demos
+    from ssmscope.shipped import demos
     from ssmscope.training.checkpoint import read_json
     from ssmscope.training.plan import FINISHED
 
@@ -373,7 +373,7 @@ def _describe(
     from ssmscope.training.card import model_card, versions
     from ssmscope.training.checkpoint import write_json
     from ssmscope.training.plan import FINISHED
-    from ssmscope.writing import write_atomically
+    from ssmscope.writing import write_whole
 
     config = module.config
     classifies = options["kind"] in ("text", "sequences", "pixels")
@@ -395,5 +395,5 @@ def _describe(
         "commands_before": _commands_before(options["init_from"]),
         "versions": versions(),
     }
-    write_atomically(out / "README.md", lambda stream: stream.write(model_card(record).encode("utf-8")))
+    write_whole(out / "README.md", model_card(record))
     write_json(out / FINISHED, record)

@@ -16,6 +16,7 @@ from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
+from ssmscope.shipped import readable_types
 from ssmscope.trace import LayerTrace
 
 
@@ -151,8 +152,9 @@ def test_logits_are_the_models_own(model):
 
 def test_logits_of_a_padded_batch_are_the_models_own(model):
     batch = model.encode(ids=TEXTS)
+    without = {} if model.is_classifier else {"use_cache": False}
     with torch.no_grad():
-        own = model.module(input_ids=batch.input_ids, attention_mask=batch.mask.long(), use_cache=False).logits
+        own = model.module(input_ids=batch.input_ids, attention_mask=batch.mask.long(), **without).logits
     found = model.logits(batch)
     real = slice(None) if model.is_classifier else batch.mask
     assert relative(found[real], own[real]) < 1e-5
@@ -252,3 +254,5 @@ def test_model_types_are_declared():
     for architecture in ssmscope.models.architectures().values():
         kinds = {m.config.model_type for m in architecture.examples().values()}
         assert kinds == set(architecture.MODEL_TYPES)
+    every = {kind for architecture in ssmscope.models.architectures().values() for kind in architecture.MODEL_TYPES}
+    assert set(readable_types()) == {*every, "ssm-classifier"}

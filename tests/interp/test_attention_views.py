@@ -14,20 +14,22 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from rich.console import Console
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attention import figure as attention_figure
 from ssmscope.interp.attention import page as attention_page
 from ssmscope.interp.attention import result as attention
-from ssmscope.interp.attention import terminal as attention_terminal
-from ssmscope.interp.attention.figure import strongest_of_blocks
-from ssmscope.interp.attention.maps import causal, limit, title
+from ssmscope.interp.attention import triangles, views
+from ssmscope.interp.attention.maps import averaged, causal, limit, row_limits, strongest, telling, title
 from ssmscope.interp.attention.readouts import read
 from ssmscope.interp.attention.result import KEYS, AttendedText, AttentionMap, ImplicitAttention
-from ssmscope.results import Result
-from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, brief, levels, shades
-from ssmscope.show.tokens import ink
+from ssmscope.interp.attention.triangles import strongest_of_blocks
+from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.numbers import number
+from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
+from ssmscope.show.token_figure import EMPTY, FINE
+from ssmscope.show.tokens import ink, ramp
 
 SENTENCE = (
     "I went into this film expecting very little , and for the first twenty minutes that is what I got : "
@@ -103,23 +105,25 @@ def test_the_frame_is_the_strongest_keys_of_every_query(monkeypatch, sink, optio
     result = make(make_text(12, maps=2, sink=sink, **options), make_text(5, part="conv", head="3"))
     frame = result.to_frame()
     rows = []
-    for number, text in enumerate(result):
+    for at, text in enumerate(result):
         begins = range(len(text)) if text.edges is None else text.edges[:-1].tolist()
         for each in text.maps:
             for row, query in enumerate(text.queries.tolist()):
-                begin = max(at for at in begins if at <= query)
-                found = [(at, each.values[row, i]) for i, at in enumerate(begins) if at <= query]
+                begin = max(one for one in begins if one <= query)
+                found = [(one, each.values[row, i]) for i, one in enumerate(begins) if one <= query]
                 found += [(-1, each.sink[row])] if each.sink is not None else []
                 for key, weight in sorted(found, key=lambda pair: (-abs(pair[1]), pair[0]))[:4]:
-                    rows.append((number, each.layer, each.part, each.head, begin, text.tokens[begin], key, weight))
-    names = ["text", "layer", "part", "head", "query", "query_token", "key", "weight"]
+                    rows.append(
+                        ("demo/test", at, each.layer, each.part, each.head, begin, text.tokens[begin], key, weight)
+                    )
+    names = ["model", "text", "layer", "part", "head", "query", "query_token", "key", "weight"]
     assert list(frame[names].itertuples(index=False, name=None)) == rows
     for row in frame.itertuples():
         if row.key < 0:
             assert pd.isna(row.key_token)
         else:
             assert row.key_token == result[row.text].tokens[row.key]
-    assert list(frame) == [*names[:7], "key_token", "weight"]
+    assert list(frame) == [*names[:8], "key_token", "weight"]
 
 
 def test_the_frame_holds_no_more_than_it_says():
@@ -133,7 +137,7 @@ def test_the_frame_holds_no_more_than_it_says():
 def test_summary_has_a_row_per_map():
     result = make(make_text(12, maps=2, span=(1, 3)), make_text(5, head="7"))
     summary = result.summary()
-    assert list(summary) == ["text", "layer", "part", "head", "distance", "recent", "sink", "outside"]
+    assert list(summary) == ["model", "text", "layer", "part", "head", "distance", "recent", "sink", "outside"]
     assert summary["text"].tolist() == [0, 0, 1] and summary["head"].tolist() == ["mean", "mean", "7"]
     assert summary["distance"].tolist() == [each.readouts.distance for text in result for each in text.maps]
     assert math.isnan(summary["outside"][2]) and summary["outside"][0] == result[0].maps[0].readouts.outside
@@ -179,7 +183,7 @@ def test_headline_names_layers_and_rollout():
     assert make(make_text(4, head="0–95", part="conv")).headline.endswith("block level, layer 0")
     by_gradient = make(make_text(4), level="gradient")
     assert by_gradient.headline == "Implicit attention of demo/test: attention × gradient, layer 0"
-    assert "Implicit attention, attention × gradient" in [text for text, _ in drawn(by_gradient)[1]]
+    assert "Implicit attention of demo/test: attention × gradient" in [text for text, _ in drawn(by_gradient)[1]]
     assert (
         title(make_map(4, np.arange(4), None, layer="3", head="0–95", part="conv")) == "layer 3 · conv · channels 0–95"
     )
@@ -245,11 +249,13 @@ def test_terminal_names_readouts_and_the_strongest_keys():
     text, (only,) = result[0], result[0].maps
     pairs = [(text.tokens[i].strip(), only.values[-1, i]) for i in range(12)] + [("[state]", only.sink[-1])]
     top = sorted(pairs, key=lambda pair: -abs(pair[1]))[:5]
-    assert "  ".join(f"{token}:{brief(float(weight))}" for token, weight in top) in shown
-    for number in (f"{only.readouts.distance:.1f}", f"{only.readouts.sink:.3f}", f"{only.readouts.outside:.3f}"):
-        assert number in shown
+    assert " · ".join(f"{token} {number(float(weight))}" for token, weight in top) in " ".join(shown.split())
+    for found in (f"{only.readouts.distance:.1f}", f"{only.readouts.sink:.3f}", f"{only.readouts.outside:.3f}"):
+        assert found in shown
     assert "marked: tokens 2–3" in shown and "answer “positive” (p = 0.750)" in shown
-    assert "distance" in shown and "outside" in shown and "38;5" not in shown
+    assert "tokens back" in shown and "off the mark" in shown and "38;5" not in shown
+    assert "last query: 11 “for”" in shown and "Signed mean over channels" in shown
+    assert "off the mark" not in render(make(make_text(9)), color_system=None)
 
 
 def test_narrow_terminals_keep_the_readouts():
@@ -258,31 +264,62 @@ def test_narrow_terminals_keep_the_readouts():
         lines = render(result, width=width, color_system=None).splitlines()
         assert all(len(line.rstrip()) <= width for line in lines)
         for map_ in result[0].maps:
-            numbers = rf"{map_.readouts.distance:.1f} +{map_.readouts.recent:.3f} +{map_.readouts.sink:.3f} +0\.\d\d\d "
-            (line,) = [line for line in lines if line.startswith(f"layer {map_.layer} · conv · head 12 ")]
-            assert re.search(numbers, line) and line.rstrip().endswith("…")
+            found = map_.readouts
+            numbers = rf" {found.distance:.1f} +{found.recent:.3f} +{found.sink:.3f} +{found.outside:.3f} "
+            assert sum(bool(re.search(numbers, line)) for line in lines) == 1
 
 
-def test_terminal_stays_compact(monkeypatch):
-    monkeypatch.setattr(attention_terminal, "ROWS", 3)
-    shown = render(make(make_text(9, maps=5)), color_system=None)
-    assert "layer 2 " in shown and "layer 3 " not in shown and "3 of 5 maps" in shown
-    assert "marked" not in shown.split("\n", 3)[3]
+def test_terminal_stays_compact():
+    shown = render(make(make_text(9, maps=TABLE_ROWS + 2)), color_system=None)
+    assert f"layer {TABLE_ROWS - 1} " in shown and f"layer {TABLE_ROWS} " not in shown
+    assert f"{TABLE_ROWS} of {TABLE_ROWS + 2} rows" in shown
 
 
 @pytest.mark.parametrize(
     ("text", "coloured"),
     [
         (make_text(12, sink=True), True),
-        (make_text(12, maps=2), False),
-        (make_text(30, cells=4), False),
+        (make_text(12, maps=2), True),
+        (make_text(30, cells=4), True),
         (make_text(401), False),
     ],
 )
-def test_terminal_colours_the_text_of_one_map(text, coloured):
+def test_terminal_colours_what_the_last_query_takes(text, coloured):
     shown = render(make(text), force_terminal=True, color_system="256", no_color=False)
-    assert ("weight of each token for the last query" in shown) == coloured
-    assert ("48;5" in shown) == coloured
+    assert ("48;5" in shown) == coloured and ("its 5 strongest keys" in " ".join(shown.split())) == coloured
+    assert ("mean of |weight| over 2 maps" in shown) == (len(text.maps) == 2)
+
+
+def test_the_mean_of_several_maps_is_of_absolute_values():
+    text = make_text(12, maps=3, sink=True)
+    mean = averaged(text)
+    np.testing.assert_allclose(mean.values, sum(np.abs(each.values) for each in text.maps) / 3, rtol=1e-6)
+    np.testing.assert_allclose(mean.sink, sum(np.abs(each.sink) for each in text.maps) / 3, rtol=1e-6)
+    assert averaged(make_text(12)) is None
+    parts = [*make_text(12, maps=2).maps, make_map(12, text.queries, None, part="kept")]
+    with_parts = AttendedText(**{**vars(text), "maps": tuple(parts)})
+    np.testing.assert_allclose(averaged(with_parts).values, sum(np.abs(each.values) for each in parts[:2]) / 2)
+
+
+def test_the_row_that_tells_most():
+    values = np.zeros((4, 4), dtype=np.float32)
+    values[np.arange(4), np.arange(4)] = 1  # of themselves alone
+    values[2, :3] = (0.9, -0.9, 1)
+    values[3, :] = (0.1, 0.1, 0.1, 1)
+    text = make_text(4)
+    only = AttentionMap("0", "", "mean", values, None, text.maps[0].readouts)
+    assert telling(only, text) == 2
+    assert telling(AttentionMap("0", "", "mean", values * 0, None, only.readouts), text) == 3
+    sink = np.array([0, 0, 0, 5], dtype=np.float32)
+    assert (
+        telling(AttentionMap("0", "", "mean", values * np.array([1, 1, 0, 1])[:, None], sink, only.readouts), text) == 3
+    )
+    large = make_text(300, sink=True)
+    limits = row_limits(large.maps[0], large)
+    for row in (0, 5, 250, 299):
+        own = np.abs(np.append(large.maps[0].values[row, : row + 1], large.maps[0].sink[row]))
+        assert limits[row] == (own.max() if len(own) < 200 else np.sort(own)[-2]) or len(own) > 201
+        assert np.mean(own <= limits[row]) >= 0.995
 
 
 def test_terminal_shows_hostile_tokens_harmlessly():
@@ -291,7 +328,7 @@ def test_terminal_shows_hostile_tokens_harmlessly():
         shown = render(result, **options)
         assert "\x1b[31m" not in shown and "\u202e" not in shown and "of ␛[31m: block" in shown
     assert "[bold]no" in shown and "⟨202E⟩evil" in shown  # the coloured text has every token
-    assert "96–99:" in render(make(make_text(100, cells=8)), color_system=None)
+    assert "96–99 " in render(make(make_text(100, cells=8)), color_system=None)
 
 
 # The figure
@@ -304,7 +341,7 @@ def drawn(result, **options):
         figure = result.figure(**options)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-    texts = [text for axes in figure.axes for text in axes.texts]
+    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
     for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
         ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
@@ -414,8 +451,8 @@ def test_both_ends_of_the_scale_are_labelled_and_clipping_is_said():
     for text, less, more in ((clipped, "≤ −", "≥ "), (whole, "−", "")):
         end, largest = limit(text.maps[0], text)
         shown = [text for text, _ in drawn(make(text))[1]]
-        assert f"{less}{brief(end)}" in shown and f"{more}{brief(end)}" in shown
-        assert (f"±{brief(end)}, largest {brief(largest)}" in shown) == (text is clipped)
+        assert f"{less}{number(end)}" in shown and f"{more}{number(end)}" in shown
+        assert (f"±{number(end)}, largest {number(largest)}" in shown) == (text is clipped)
     nothing = make_text(5)
     nothing.maps[0].values[:] = 0
     assert "all weights are 0" in [text for text, _ in drawn(make(nothing))[1]]
@@ -426,7 +463,7 @@ def test_every_map_has_its_title_and_limits():
     shown = [text for text, _ in drawn(make(text))[1]]
     for map_ in text.maps:
         assert f"layer {map_.layer} · head 5" in shown
-        assert any(text.startswith(f"±{brief(limit(map_, make_text(20))[0])}") for text in shown)
+        assert any(text.startswith(f"±{number(limit(map_, make_text(20))[0])}") for text in shown)
 
 
 def test_figures_hold_48_maps_and_4_texts_and_say_so():
@@ -446,20 +483,24 @@ def test_chosen_queries_are_drawn_over_the_text():
     figure, texts = drawn(make(text))
     shown = [text for text, _ in texts]
     assert "<s>" in shown and shown.count("this") == 2 and not pictures(figure)
-    assert any("query 20" in text for text in shown) and f"state {brief(float(text.maps[0].sink[1]))}" in shown
+    assert any("query 20" in text for text in shown) and f"state {number(float(text.maps[0].sink[1]))}" in shown
     assert "drama" not in shown and " drama" in text.tokens  # it comes after both queries
 
 
-def test_chosen_queries_of_long_texts_are_bars():
-    text = make_text(700, rows=[300, 699], sink=True)
-    figure = make(text).figure()
-    panels = [axes for axes in figure.axes if len(axes.patches) >= 3]
-    assert len(panels) == 2
-    for row, axes in enumerate(panels):
-        positive, negative = (patch.get_data().values for patch in axes.patches[:2])
-        np.testing.assert_allclose(positive + negative, text.maps[0].values[row], atol=1e-9)
-        assert axes.patches[2].get_height() == pytest.approx(float(text.maps[0].sink[row]))
-        assert "state" in [label.get_text() for label in axes.get_xticklabels()]
+def test_chosen_queries_of_long_texts_are_strips():
+    text = make_text(1000, rows=[300, 999], sink=True)
+    figure, texts = drawn(make(text))
+    strips = [image.get_array()[0] for axes in figure.axes for image in axes.images]
+    assert len(strips) == 2
+    for row, strip in enumerate(strips):
+        query = int(text.queries[row])
+        end = row_limits(text.maps[0], text)[row]
+        found = shades()
+        wanted = [found[level + STEPS] for level in levels(text.maps[0].values[row, : query + 1].astype(float), end)]
+        assert [to_hex(colour) for colour in strip[: query + 1]] == wanted
+        assert len({to_hex(colour) for colour in strip[query + 1 :]}) <= 1  # what comes after is blank
+    shown = [text for text, _ in texts]
+    assert f"state {number(float(text.maps[0].sink[1]))}" in shown and "position" in shown
 
 
 def test_chosen_queries_of_images_are_pictures(image):
@@ -467,11 +508,13 @@ def test_chosen_queries_of_images_are_pictures(image):
     figure = make(text).figure()
     first, *rows = [axes for axes in figure.axes if axes.images]
     np.testing.assert_allclose(first.images[0].get_array(), image)
-    values = text.maps[0].values
-    seventh, last = (axes.images[0].get_array() for axes in rows)
-    assert seventh.mask.ravel()[8:].all() and not seventh.mask.ravel()[:8].any()
-    np.testing.assert_array_equal(seventh.compressed(), values[0, :8])
-    np.testing.assert_array_equal(last.ravel(), values[1, :20])
+    for axes, row, query in zip(rows, text.maps[0].values, (7, 20)):
+        shown = axes.images[0].get_array().reshape(-1, 3)
+        end = np.abs(row[: query + 1]).max()
+        place = np.rint((row[: query + 1].astype(float) / end + 1) / 2 * (FINE - 1)).astype(int)
+        colours = ramp(SIGNED, FINE)
+        assert [to_hex(colour) for colour in shown[: query + 1]] == [colours[at] for at in place[:20]]
+        assert len({to_hex(colour) for colour in shown[query + 1 :]} - {EMPTY}) == 0
     assert [(box.get_x(), box.get_y()) for box in rows[0].patches] == [(1.5, 0.5)]  # pixel 7 is at row 1, column 2
 
 
@@ -520,6 +563,15 @@ def test_embedded_maps_are_the_weights_in_eight_bits(options):
     text.maps[0].values[0] = 0
     (found,) = data_of(make(text)._repr_html_())["texts"]
     (packed,) = found["maps"]
+    assert found["opens"] == telling(text.maps[0], text)
+    ends = np.frombuffer(base64.b64decode(packed["ends"]), "<f4")
+    np.testing.assert_allclose(ends, row_limits(text.maps[0], text), rtol=1e-6)
+    named = np.frombuffer(base64.b64decode(packed["keys"]), "<i4").reshape(len(text.queries), -1)
+    exact = np.frombuffer(base64.b64decode(packed["weights"]), "<f4").reshape(named.shape)
+    for row in range(len(named)):  # as they are, not in eight bits
+        wanted = strongest(text.maps[0], row, text, views.STRONGEST)
+        kept = named[row] > -2
+        assert [*zip(named[row][kept].tolist(), exact[row][kept].tolist())] == wanted
     whole = np.frombuffer(base64.b64decode(packed["rows"]), np.int8).astype(float)
     scale = np.frombuffer(base64.b64decode(packed["scale"]), "<f4")
     cells = range(17) if text.edges is None else text.edges[:-1].tolist()
@@ -548,22 +600,30 @@ def test_every_token_is_in_the_page_with_its_place():
     assert "special" in places[0][1] and 'class="state"' not in page
 
 
+def test_the_page_opens_on_the_mean_of_several_maps():
+    text = make_text(12, maps=3)
+    (found,) = data_of(make(text)._repr_html_())["texts"]
+    assert [one["name"] for one in found["maps"]] == ["mean of |weight| over 3 maps", "layer 0", "layer 1", "layer 2"]
+    mean = averaged(text)
+    assert found["opens"] == telling(mean, text) and found["maps"][0]["largest"] == float(np.abs(mean.values).max())
+    assert 'type="checkbox" checked' in make(text)._repr_html_()
+
+
 def test_page_keeps_to_its_budget_and_says_what_is_left_out(monkeypatch):
     result = make(make_text(150, maps=5), make_text(150, maps=2))
-    rest = len(make(make_text(150), make_text(150))._repr_html_())
-    monkeypatch.setattr(attention_page, "BUDGET", rest + 30_000)
-    monkeypatch.setattr(ImplicitAttention, "_png", lambda self: b"small")
-    full = result._repr_html_()
-    assert len(full.encode()) < rest + 30_000 and "Left out" not in full
-    monkeypatch.setattr(attention_page, "BUDGET", len(full) - 30_000)
-    page = result._repr_html_()
-    assert len(page.encode()) <= len(full) - 30_000
+    rest = len(attention_page.fragment(make(make_text(150), make_text(150))))
+    monkeypatch.setattr(attention_page, "BUDGET", rest + 210_000)
+    full = attention_page.fragment(result)
+    assert len(full.encode()) < rest + 210_000 and "Left out" not in full
+    monkeypatch.setattr(attention_page, "BUDGET", len(full) - 60_000)
+    page = attention_page.fragment(result)
+    assert len(page.encode()) <= len(full) - 60_000
     first, second = (len(text["maps"]) for text in data_of(page)["texts"])
-    assert 1 <= first < 5 and first - second <= 1  # in turns
-    named = ", ".join(f"layer {layer}" for layer in range(first, 5))
+    assert 2 <= first < 6 and first - second <= 1  # in turns
+    named = ", ".join(f"layer {layer}" for layer in range(first - 1, 5))
     assert f"Left out here for the size of the page: {named}. The .json file has them." in page
-    for option in range(first):
-        assert f'<option value="{option}">layer {option}</option>' in page
+    for option in range(1, first):
+        assert f'<option value="{option}">layer {option - 1}</option>' in page
 
 
 def test_long_texts_are_only_in_the_picture(monkeypatch):
@@ -571,24 +631,24 @@ def test_long_texts_are_only_in_the_picture(monkeypatch):
     page = make(make_text(21), make_text(20))._repr_html_()
     assert data_of(page)["texts"][0] is None and data_of(page)["texts"][1]["length"] == 20
     assert "A text of 21 tokens is too long to be written out here" in page
-    assert page.count('class="tokens"') == 1 and page.count("data:image/png") == 1
+    assert page.count('class="tokens"') == 1 and "As a picture" not in page and page.count("data:image/png") == 1
+    assert "As a picture" in make(make_text(20))._repr_html_()  # folded away where the view has all
 
 
 def test_pieces_on_one_page_do_not_meet():
-    one, other = make(make_text(5)), make(make_text(6))
-    keys = [re.findall(r'data-key="(\w+)"', result._repr_html_()) for result in (one, one, other)]
-    assert keys[0] == keys[1] != keys[2] and len(keys[0]) == 2
+    one = make(make_text(5))
+    assert one._repr_html_() == one._repr_html_()
     piece = one._repr_html_()
-    assert f'data-key="{keys[0][0]}"]:not([data-live])' in piece  # one shown twice: each is started once
     code = re.findall(r"<script>(.*?)</script>", piece, flags=re.DOTALL)[0].strip()
     assert code.startswith("(() => {") and code.endswith("})();") and "window." not in code and "globalThis" not in code
+    assert '".ssmscope-attention:not([data-live])"' in code and "dataset.live" in code  # each is started once
     assert not re.search(r'\bid="', piece)
 
 
 def test_without_a_script_there_is_the_picture():
     piece = make(make_text(5))._repr_html_()
-    assert '<details class="still" open>' in piece and '<div hidden class="live">' in piece
-    picture = re.findall(r'class="still".*?base64,([^"]+)"', piece, flags=re.DOTALL)[0]
+    assert "<noscript>" in piece and '<div hidden class="live">' in piece
+    picture = re.findall(r"As a picture.*?base64,([^\"]+)\"", piece, flags=re.DOTALL)[0]
     assert base64.b64decode(picture).startswith(b"\x89PNG")
 
 
@@ -596,17 +656,22 @@ def test_images_are_written_as_pixels_in_their_places(image):
     page = make(make_text(21, rows=[7, 20], pixels=image, sink=True))._repr_html_()
     grid = re.findall(r'<div class="grid".*?</div>', page, flags=re.DOTALL)[0]
     assert grid.count("data-i=") == 20 and "repeat(5, 16px)" in grid and 'data-i="20"' in page
-    assert page.count("data:image/png") == 2 and 'class="state"' in page
+    assert page.count("data:image/png") == 2 and 'class="state"' in page  # the image and the figure
 
 
-def test_the_table_of_readouts_is_there_and_bounded(monkeypatch):
-    monkeypatch.setattr(attention_page, "TABLE_ROWS", 2)
-    text = make_text(9, maps=3)
+def test_the_table_of_readouts_is_there_and_bounded():
+    text = make_text(9, maps=TABLE_ROWS + 1)
     page = make(text)._repr_html_()
-    assert f"<td>layer 1</td><td>{brief(text.maps[1].readouts.distance)}</td>" in page
-    assert "<td>layer 2</td>" not in page and "2 of 3 maps" in page and "<th>outside</th>" not in page
+    found = text.maps[1].readouts
+    table = re.findall(r"<table.*?</table>", page, flags=re.DOTALL)[0]
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", table, flags=re.DOTALL)]
+    assert " ".join(rows[0]) == "text map tokens back last 4 first 4 strongest for the last query"
+    wanted = ["0", "layer", "1", f"{found.distance:.1f}", f"{found.recent:.3f}", f"{found.sink:.3f}"]
+    assert rows[2][:6] == wanted and len(rows) == 1 + TABLE_ROWS
+    assert f"{TABLE_ROWS} of {TABLE_ROWS + 1} rows" in page and "off the mark" not in page
+    assert "off the mark" in make(make_text(9, span=(1, 2)))._repr_html_()
 
 
 def test_views_know_their_limits():
-    assert (attention_figure.MAPS, attention_figure.TEXTS, attention_figure.LABELLED_TOKENS) == (48, 4, 60)
-    assert attention_page.BUDGET == 12_000_000 and attention_terminal.ROWS == 40
+    assert (views.MAPS, views.TEXTS, triangles.LABELLED_TOKENS) == (48, 4, 60)
+    assert attention_page.BUDGET == 12_000_000

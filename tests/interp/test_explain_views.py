@@ -20,6 +20,7 @@ from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanati
 from ssmscope.results import Result, record_provenance
 from ssmscope.show import signed
 from ssmscope.show.numbers import number
+from ssmscope.show.token_figure import FINE
 from ssmscope.show.tokens import BLUES, SHADES, ramp
 
 WORDS = (
@@ -249,8 +250,8 @@ def test_images_have_a_map_per_method():
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
     assert len(images) == 8 * 8 and any("texts 0–7 of 10" in shown for shown, _ in texts)
     np.testing.assert_allclose(images[0], pixels)
-    shades = views._row(result[0].attributions[0], result[0], 3).shades()
-    expected = [signed.shades()[shade] for shade in shades[:12]]
+    shades = views._row(result[0].attributions[0], result[0], 3).shades(count=FINE)
+    expected = [ramp(signed.SIGNED, FINE)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
     for (one, a), (other, b) in itertools.combinations(texts, 2):
         apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1

@@ -25,7 +25,7 @@ from ssmscope.interp.methods.checks import drawn_from
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
 from ssmscope.model import Model
-from ssmscope.models.load import demos
+from ssmscope.shipped import demos
 from ssmscope.trace import LayerTrace
 
 CHEAP = {"ig": {"steps": 8, "cap": 8}, "smoothgrad": {"samples": 3}}

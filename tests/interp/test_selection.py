@@ -1,4 +1,4 @@
-"""The selection heatmap: Baleen's Eq. 10 against a slow loop, and views that stay readable and safe."""
+"""The heatmap: survival of a real model, Baleen's Eq. 10 against a slow loop, what stands out, and safe views."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from examples import random_example
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.interp.heatmap.measure import Averages, through_layers
 from ssmscope.interp.heatmap.result import SelectionHeatmap
+from ssmscope.interp.heatmap.views import rows, scale
+from ssmscope.interp.heatmap.words import NOISE, is_punctuation, standing_out, varies
+from ssmscope.model import Model
 from ssmscope.results import Result
 from ssmscope.show.tokens import (
     BLUES,
@@ -74,10 +79,196 @@ def trace():
     return make_trace([sentence(9), sentence(5)])
 
 
+def eq_10(trace, **options):
+    return selection_heatmap(None, trace, **{"score": "retention", **options})
+
+
+IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(random_example("mamba2"))
+
+
+class TestSurvival:
+    def test_it_is_the_default_and_that_of_the_trace(self, model):
+        batch = model.encode(ids=IDS)
+        expected = model.trace(batch).survival().numpy()
+        for given in (batch, model.trace(batch)):
+            result = selection_heatmap(model, given)
+            assert (result.score, result.layers, result.by_layer, result.reach) == ("survival", (0, 1), True, 4)
+            for row, text in enumerate(result):
+                np.testing.assert_allclose(text.scores, expected[:, row, : len(text)], atol=1e-5)
+                np.testing.assert_allclose(text.mean, text.scores.mean(0), atol=1e-6)
+                assert text.scores.sum(1) == pytest.approx(1, abs=1e-5)
+                assert text.half_lives.shape == text.scores.shape and (text.half_lives >= 1).all()
+
+    def test_at_a_position_it_is_of_the_text_up_to_there(self, model):
+        (text,) = selection_heatmap(model, model.encode(ids=IDS[:1]), at=4)
+        (cut,) = selection_heatmap(model, model.encode(ids=[IDS[0][:5]]))
+        np.testing.assert_allclose(text.scores[:, :5], cut.scores, atol=1e-5)
+        assert not text.scores[:, 5:].any() and max(text.rationale, default=0) < 5
+        with pytest.raises(InputError, match="no token 4 in every text; the shortest has the tokens 0 to 3"):
+            selection_heatmap(model, model.encode(ids=IDS), at=4)
+
+    def test_through_a_layer_it_is_composed_with_the_map_below(self, model):
+        trace = model.trace(ids=IDS)
+        shares = trace.survival().double().numpy()
+        found = through_layers(trace, np.nan_to_num(shares))
+        for row, ids in enumerate(IDS):
+            size = len(ids)
+            np.testing.assert_allclose(found[0, row, :size], shares[0, row, :size], atol=1e-6)
+            below = (
+                trace.frozen[0].of_text(row, size).attention("block", absolute=True, skip=True)[0, 0].double().numpy()
+            )
+            below /= below.sum(1, keepdims=True)
+            slow = [
+                sum(shares[1, row, t] * (0.5 * (t == s) + 0.5 * below[t, s]) for t in range(size)) for s in range(size)
+            ]
+            np.testing.assert_allclose(found[1, row, :size], slow, atol=1e-6)
+        result = selection_heatmap(model, trace, through=True)
+        np.testing.assert_allclose(result[0].scores, found[:, 0], atol=1e-5)
+
+    def test_heads_are_ranked_by_how_selective_they_are(self, model):
+        batch = model.encode(ids=IDS)
+        result = selection_heatmap(model, batch, heads="all")
+        trace = model.trace(batch)
+        layers = list(trace.layers)
+        assert len(result.heads) == sum(layer.recurrence.shape[2] for layer in layers)
+        assert [head.selectivity for head in result.heads] == sorted(
+            (h.selectivity for h in result.heads), reverse=True
+        )
+        for at, head in enumerate(result.heads):
+            r = layers[head.layer].recurrence
+            shares = layers[head.layer].survival(per_head=True)[0, :, head.head]
+            np.testing.assert_allclose(result[0].heads[at], shares, atol=1e-5)
+            replaced = [r.replaced()[row, : len(ids), head.head] for row, ids in enumerate(IDS)]
+            own = np.mean([float(w.std(correction=0) / w.mean()) for w in replaced])
+            assert head.selectivity == pytest.approx(own, rel=1e-3)
+        assert selection_heatmap(model, batch, heads="top").heads == result.heads[:8]
+        frame = result.to_frame()
+        assert set(frame["head"].dropna()) == {head.head for head in result.heads}
+
+    def test_a_trace_without_inputs_has_none(self, model, trace):
+        for given in (model.trace(ids=IDS, keep_inputs=False), trace):
+            with pytest.raises(InputError, match="taken without its inputs"):
+                selection_heatmap(model, given)
+
+    @pytest.mark.parametrize(
+        ("options", "line"),
+        [
+            ({"score": "write", "at": 1}, "at is of survival"),
+            ({"score": "retention", "through": True}, "through is of survival"),
+            ({"contrast": "sst2", "through": True}, "contrast compares whole layers"),
+        ],
+    )
+    def test_options_that_contradict_each_other(self, model, options, line):
+        with pytest.raises(InputError, match=line):
+            selection_heatmap(model, model.encode(ids=IDS), **options)
+
+
+def test_a_contrast_is_to_the_tokens_own_average():
+    """Averages and spreads by a loop over tokens; a token that is as ever has z = 0."""
+
+    class Corpus:
+        vocabulary, num_layers, name = 4, 1, "made up"
+
+        def encode(self, texts):
+            return batch
+
+        def trace(self, given, **_):
+            return trace
+
+    trace = make_trace([("a", "b", "a", "c"), ("b", "a")], words=[(0, 1, 2, 3), (0, 1)], layers=1)
+    trace = Trace(**{**vars(trace), "input_ids": torch.tensor([[0, 1, 0, 2], [1, 0, 0, 0]])})
+    batch = trace
+    averages = Averages(Corpus(), ["one", "two"], "retention")
+    seen = {0: [], 1: [], 2: []}
+    for row, length in enumerate((4, 2)):
+        for at in range(length):
+            seen[int(trace.input_ids[row, at])].append(float(trace.retention[0, row, at]))
+    every = sum(seen.values(), [])
+    means = {token: (sum(own) + 5 * np.mean(every)) / (len(own) + 5) for token, own in seen.items()}
+    spread = np.sqrt(sum((v - np.mean(own)) ** 2 for own in seen.values() for v in own) / len(every))
+    found = averages.contrast(trace.retention.double().numpy(), batch)
+    for at, token in enumerate((0, 1, 0, 2)):
+        z = (float(trace.retention[0, 0, at]) - means[token]) / spread
+        assert found[0, 0, at] == pytest.approx(z, rel=1e-5)
+    assert np.isnan(found[0, 1, 2:]).all()
+
+
+class TestWhatStandsOut:
+    WORDS = (0, 1, 1, 2, 3, 4, 5, None)
+    TOKENS = (" a", " gor", "geous", " film", ",", " at", " last", "[CLS]")
+
+    def out(self, scores, kind="share", top=5, **options):
+        return standing_out(self.TOKENS, self.WORDS, np.array(scores), kind, top, **{"punctuation": False, **options})
+
+    def test_whole_words_and_at_most_a_third(self):
+        assert self.out([0.02, 0.2, 0.1, 0.25, 0.02, 0.01, 0.01, 0.4]) == ((1, 2),)  # one of five words
+        assert self.out([0.02, 0.2, 0.1, 0.25, 0.02, 0.01, 0.01, 0.4], punctuation=True) == ((1, 2), (3,))
+
+    def test_punctuation_only_where_asked_and_nothing_where_nothing_is_high(self):
+        comma = [0.01, 0.01, 0.01, 0.01, 0.9, 0.01, 0.01, 0.04]
+        assert self.out(comma) == () and self.out(comma, punctuation=True) == ((4,),)
+        assert self.out([0.1, 0.05, 0.05, 0.1, 0.1, 0.1, 0.1, 0.5]) == ()
+
+    def test_other_scores_lie_a_deviation_above_the_words_mean(self):
+        found = self.out([0.5, 0.5, 0.5, 0.9, 0.99, 0.5, 0.5, 1.0], "mean")
+        assert found == ((3,),)
+        assert self.out([0.5, 0.5, 0.5, 0.9, 2.0, 0.5, 0.5, 3.0], "z") == ()
+        assert self.out([0.5, 0.5, 0.5, 1.1, 2.0, 0.5, 0.5, 3.0], "z") == ((3,),)
+
+    def test_punctuation(self):
+        assert all(map(is_punctuation, (",", "...", "“", "--", "$", " \n", "…")))
+        assert not any(map(is_punctuation, ("a", "5", "don't", "電", "😀")))
+
+    def test_noise_is_what_varies_by_less_than_a_tenth(self):
+        noise = np.random.default_rng(0).normal(1, 1, 1000)
+        noise = (noise - noise.mean()) / noise.std()
+        assert not varies(5 + 5 * 0.9 * NOISE * noise) and varies(5 + 5 * 1.1 * NOISE * noise)
+        assert not varies(np.zeros(4)) and not varies(np.zeros(0))
+
+
+def test_a_flat_row_is_drawn_flat_and_says_so(trace):
+    kept = torch.full_like(trace.retention, 0.97)
+    kept[:, :, 2::2] = 0.9695  # 1 − retention varies by less than a tenth, as retention does by a thousandth
+    result = eq_10(Trace(**{**vars(trace), "retention": kept}), top=3)
+    assert result[0].flat == (True,) * 4 and result[0].rationale == ()
+    alone = make_trace([sentence(9)])
+    alone = eq_10(Trace(**{**vars(alone), "retention": kept[:, :1]}))
+    assert alone.verdict().startswith("nothing stands out: the spread over tokens is noise")
+    assert "nothing stands out" in str(result) and "flat: noise" in str(result)
+    for row in rows(result).texts[0].rows:
+        assert row.remark == "flat: noise" and len(set(row.shades()[1:].tolist())) == 1
+    lively = eq_10(trace)
+    assert not any(lively[0].flat) and {row.remark for row in rows(lively).texts[0].rows} == {""}
+
+
+def test_one_scale_for_all_rows_and_texts(model):
+    result = selection_heatmap(model, model.encode(ids=IDS))
+    end = max(float(np.vstack([text.mean, text.scores]).max()) for text in result)
+    assert scale(result) == (0.0, pytest.approx(end))
+    assert {row.ends for text in rows(result).texts for row in text.rows} == {scale(result)}
+    own = selection_heatmap(model, model.encode(ids=IDS), scale="row")
+    assert len({row.ends for text in rows(own).texts for row in text.rows}) == 6
+    assert rows(result).texts[0].span == (0, 3) and "the convolution reaches before" in str(result)
+
+
+def test_the_verdict_names_words_and_numbers(model):
+    text = selection_heatmap(model, model.encode(ids=IDS[:1]))
+    said = text.verdict()
+    (first, share), *_ = text[0].named(text[0].mean, text[0].rationale, summed=True)
+    assert said.startswith(f"“{first}” {100 * share:.0f} %") and "half of what is written is left after" in said
+    both = selection_heatmap(model, model.encode(ids=IDS)).verdict()
+    assert both.startswith("survival, mean of layers 0–1: text 0: “") and "; text 1: " in both
+
+
 @pytest.mark.parametrize("score", ["retention", "write"])
 @pytest.mark.parametrize("layers", ["mean", "all", [2, 0]])
 def test_scores_are_equation_10(trace, score, layers):
-    result = selection_heatmap(trace, score=score, layers=layers, top=2)
+    result = eq_10(trace, score=score, layers=layers, top=2)
     chosen = range(3) if isinstance(layers, str) else layers
     assert result.layers == tuple(chosen) and len(result) == 2
     for row, text in enumerate(result):
@@ -95,52 +286,53 @@ def test_scores_are_equation_10(trace, score, layers):
 def test_eq_10_is_the_mean_of_the_gates():
     gates = torch.rand(2, 1, 6, 4, 8, generator=torch.Generator().manual_seed(1))  # layers, batch, T, D, N
     trace = make_trace([sentence(6)], layers=2)
-    text = selection_heatmap(Trace(**{**vars(trace), "retention": gates.mean(dim=(-2, -1))}))[0]
+    text = eq_10(Trace(**{**vars(trace), "retention": gates.mean(dim=(-2, -1))}))[0]
     for t in range(6):
         cells = itertools.product(range(2), range(4), range(8))
         slow = sum(float(gates[layer, 0, t, d, n]) for layer, d, n in cells) / (2 * 4 * 8)
         assert text.mean[t] == pytest.approx(slow, abs=1e-6)
 
 
-def test_write_is_one_minus_retention_and_turns_the_ranking_around(trace):
-    keep, write = (selection_heatmap(trace, score=score, top=99) for score in ("retention", "write"))
+def test_write_is_one_minus_retention(trace):
+    keep, write = (eq_10(trace, score=score) for score in ("retention", "write"))
     for a, b in zip(keep, write, strict=True):
         np.testing.assert_allclose(a.scores + b.scores, 1, atol=1e-7)
-        assert a.rationale == b.rationale[::-1] and 0 not in a.rationale
+        assert not set(a.rationale) & set(b.rationale) and 0 not in a.rationale
 
 
-def test_ties_are_broken_by_position_and_special_tokens_never_explain(trace):
-    flat = Trace(**{**vars(trace), "retention": torch.full_like(trace.retention, 0.5)})
-    assert selection_heatmap(flat, top=3)[0].rationale == (1, 2, 3)
+def test_special_tokens_never_explain(trace):
     special = Trace(**{**vars(trace), "words": ((None,) * 9, (None, 0, None, 1, None))})
-    assert [text.rationale for text in selection_heatmap(special, top=3, score="retention")][0] == ()
-    assert set(selection_heatmap(special, top=3)[1].rationale) == {1, 3}
+    assert [text.rationale for text in eq_10(special, top=3)][0] == ()
+    assert set(eq_10(special, top=3)[1].rationale) <= {1, 3}
 
 
-def test_merging_averages_the_tokens_of_a_word():
+def test_merging_averages_the_tokens_of_a_word(model):
     tokens = ("[CLS]", "gor", "##ge", "##ous", "film", "[SEP]", "[SEP]", "film")
     trace = make_trace([tokens], words=[(None, 0, 0, 0, 1, None, None, 0)])
-    parts, merged = selection_heatmap(trace)[0], selection_heatmap(trace, merge=True, top=9)[0]
+    parts, merged = eq_10(trace)[0], eq_10(trace, merge=True, top=9)[0]
     assert merged.tokens == ("[CLS]", "gorgeous", "film", "[SEP]", "[SEP]", "film")
     assert merged.words == (None, 0, 1, None, None, 0)
     np.testing.assert_allclose(merged.scores[:, 1], parts.scores[:, 1:4].mean(axis=1), rtol=1e-6)
     np.testing.assert_array_equal(merged.scores[:, 2:], parts.scores[:, 4:])
-    assert set(merged.rationale) == {1, 2, 5}
+    batch = model.encode(ids=IDS[:1])
+    batch = type(batch)(**{**vars(batch), "words": ((0, 0, 1, *range(2, 10)),)})
+    shares, whole = selection_heatmap(model, batch)[0], selection_heatmap(model, batch, merge=True)[0]
+    np.testing.assert_allclose(whole.scores[:, 0], shares.scores[:, :2].sum(1), rtol=1e-5)
 
 
 def test_padding_never_appears_and_damage_is_refused(trace):
-    result = selection_heatmap(trace, layers="all")
+    result = eq_10(trace, layers="all")
     assert all(np.isfinite(text.scores).all() for text in result)
     assert not result.to_frame()["score"].isna().any() and "NaN" not in result.to_json()
     trace.retention[1, 0, 3] = float("nan")
-    with pytest.raises(InputError, match="text 0 is not finite at layer 1"):
-        selection_heatmap(trace)
+    with pytest.raises(InputError, match="text 0 are not finite at layer 1"):
+        eq_10(trace)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score": "retension"}, "allowed are retention, write; did you mean 'retention'"),
+        ({"score": "retension"}, "allowed are survival, retention, write; did you mean 'retention'"),
         (
             {"layers": "al"},
             "layers is 'al'; allowed are mean, all or a whole number from 0 on, or several; did you mean 'all'?",
@@ -157,44 +349,49 @@ def test_padding_never_appears_and_damage_is_refused(trace):
 )
 def test_bad_options_are_named(trace, options, message):
     with pytest.raises(InputError, match=re.escape(message)) as raised:
-        selection_heatmap(trace, **options)
+        eq_10(trace, **options)
     assert "\n" not in str(raised.value)
 
 
 def test_frame_is_tidy(trace):
-    result = selection_heatmap(trace, layers=[0, 2], top=2)
+    result = eq_10(trace, layers=[0, 2], top=2)
     frame = result.to_frame()
-    assert list(frame) == ["text", "position", "token", "word", "layer", "score", "in_rationale"]
+    assert list(frame) == [
+        "model", "text", "position", "token", "word", "layer", "head", "score", "half_life", "in_rationale",
+    ]  # fmt: skip
     assert len(frame) == 3 * (9 + 5) and frame["word"].isna().sum() == 3 * 2
     for row in frame.itertuples():
         text = result[row.text]
         scores = text.mean if row.layer == "mean" else text.scores[result.layers.index(int(row.layer))]
         assert row.score == scores[row.position] and row.token == text.tokens[row.position]
         assert row.in_rationale == (row.position in text.rationale)
-    assert set(selection_heatmap(trace).to_frame()["layer"]) == {"mean"}
+    assert set(eq_10(trace, layers="mean").to_frame()["layer"]) == {"mean"}
     top = result.top(3)
     assert top["rank"].tolist() == [1, 2, 3, 1, 2, 3] and top["score"].iloc[:3].is_monotonic_decreasing
 
 
-def test_json_round_trip(tmp_path):
-    first = selection_heatmap(make_trace([("<s>", *HOSTILE), sentence(4)]), layers=[0, 2])
+def test_json_round_trip(tmp_path, model):
+    first = eq_10(make_trace([("<s>", *HOSTILE), sentence(4)]), layers=[0, 2])
     again = Result.load(first.save(tmp_path, "heatmap")["json"])
     assert isinstance(again, SelectionHeatmap) and again == first
     for a, b in zip(first, again, strict=True):
         assert a.tokens == b.tokens and a.words == b.words and a.rationale == b.rationale
         assert a.scores.tobytes() == b.scores.tobytes() and b.mean.dtype == np.float32
-    assert json.loads(first.to_json())["provenance"]["options"] == {
-        "score": "retention", "layers": [0, 2], "top": 5, "merge": False,
+    survived = selection_heatmap(model, model.encode(ids=IDS), heads="top")
+    assert Result.load(survived.save(tmp_path, "survival")["json"]) == survived
+    assert json.loads(survived.to_json())["provenance"]["options"] == {
+        "score": "survival", "at": None, "layers": "all", "heads": "top", "through": False, "contrast": None,
+        "scale": "shared", "top": 5, "punctuation": False, "merge": False,
     }  # fmt: skip
 
 
 def test_html_is_escaped_self_contained_and_complete():
-    result = selection_heatmap(make_trace([("<s>", *HOSTILE)], answers=[("<i>bad</i>", 0.5)]))
+    result = eq_10(make_trace([("<s>", *HOSTILE)], answers=[("<i>bad</i>", 0.5)]))
     page = result.to_html()
     assert "<script" not in page and "&lt;script&gt;" in page and "<i>bad" not in page
-    assert not re.search(r"https?://|src=|@import|url\(", page)
+    assert not re.search(r"https?://|@import|url\(", page)
     assert not {character for character in page if ord(character) < 32} - {"\n"} and "\u202e" not in page
-    assert page.count("title=") == len(result[0]) and f"layer 2: {result[0].scores[2, 1]:.6g}" in page
+    assert page.count("title=") == 4 * len(result[0]) and f"layer 2: {result[0].scores[2, 1]:.6g}" in page
     assert "prefers-color-scheme: dark" in page
 
 
@@ -204,27 +401,22 @@ def render(result, **options):
     return console.file.getvalue()
 
 
-def test_terminal_is_coloured_where_there_is_colour(trace):
-    result = selection_heatmap(trace, layers="all", top=2)
+def test_terminal_is_coloured_where_there_is_colour(model):
+    result = selection_heatmap(model, model.encode(ids=IDS), top=2)
     coloured = render(result, force_terminal=True, color_system="truecolor", no_color=False)
-    assert "\x1b[1;4;38;2;" in coloured and "retention E[A_t]" in coloured and "positive" in coloured
-    assert bounds(result[0].mean, result[0].special) in coloured
-
-
-@pytest.mark.parametrize("options", [{"color_system": None}, {"force_terminal": True, "no_color": True}])
-def test_terminal_without_colour_still_informs(trace, options):
-    result = selection_heatmap(trace, top=2)
-    plain = render(result, **options)
-    position = result[0].rationale[0]
-    assert f"{result[0].mean[position]:.4f}" in plain and result[0].tokens[position].strip() in plain
-    assert "38;2" not in plain
+    assert "\x1b[1;4" in coloured and "lowest" in coloured
+    plain = render(result, color_system=None)
+    assert "38;2" not in plain and "half-life in tokens" in plain and "layer 1" in plain
+    brief = render(selection_heatmap(model, model.encode(ids=IDS), layers="mean"), color_system=None)
+    assert "layer 1" not in brief and len(brief.splitlines()) < len(plain.splitlines())
 
 
 def test_terminal_shows_hostile_tokens_harmlessly():
-    result = selection_heatmap(make_trace([("<s>", *HOSTILE)]), layers="all", top=20)
-    for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor"}):
+    result = eq_10(make_trace([("<s>", *HOSTILE)]), layers="all", top=20)
+    for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor", "no_color": False}):
         shown = render(result, **options)
-        assert "\x1b[31m" not in shown and "␛[31m" in shown and "[bold]no" in shown and "\u202e" not in shown
+        assert "\x1b[31m" not in shown and "\u202e" not in shown
+    assert "␛[31m" in shown and "[bold]no" in shown
 
 
 def drawn(result, **options):
@@ -243,10 +435,9 @@ def drawn(result, **options):
     return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 40, 60, 61, 500, 1200])
-@pytest.mark.parametrize("layers", [1, 4, 48])
+@pytest.mark.parametrize(("length", "layers"), [(1, 1), (5, 4), (61, 48), (1200, 4)])
 def test_nothing_overlaps_in_the_figure(length, layers):
-    result = selection_heatmap(make_trace([sentence(length), sentence(3)], layers=layers))
+    result = eq_10(make_trace([sentence(length), sentence(3)], layers=layers))
     figure, texts = drawn(result)
     for (one, a), (other, b) in itertools.combinations(texts, 2):
         apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
@@ -260,17 +451,17 @@ def test_nothing_overlaps_in_the_figure(length, layers):
 
 def test_figure_of_hostile_tokens_and_answers():
     long = make_trace([("<s>", *HOSTILE, "w" * 300)], answers=[("$\\frac{1}$ \x1b", 0.5)])
-    _, texts = drawn(selection_heatmap(long))
+    _, texts = drawn(eq_10(long))
     shown = [text for text, _ in texts]
     assert "$x$" in shown and any(text.startswith("www") and "…" in text for text in shown)
 
 
 def test_figure_holds_eight_texts_and_says_so():
-    result = selection_heatmap(make_trace([sentence(4)] * 11))
+    result = eq_10(make_trace([sentence(4)] * 11))
     _, texts = drawn(result)
-    assert any("texts 1–8 of 11" in text for text, _ in texts)
+    assert any("texts 0–7 of 11" in text for text, _ in texts)
     _, texts = drawn(result, start=8)
-    assert any("texts 9–11 of 11" in text for text, _ in texts)
+    assert any("texts 8–10 of 11" in text for text, _ in texts)
     with pytest.raises(InputError, match="no text 11"):
         result.figure(start=11)
 
@@ -279,7 +470,7 @@ def test_figure_leaves_no_global_state(trace):
     import matplotlib.pyplot as plt
 
     before = plt.get_fignums()
-    selection_heatmap(trace).figure()
+    eq_10(trace).figure()
     assert plt.get_fignums() == before
 
 

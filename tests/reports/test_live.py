@@ -107,7 +107,7 @@ class TestPredictions:
 
 
 class TestHeatmap:
-    @pytest.mark.parametrize("score", ["retention", "write"])
+    @pytest.mark.parametrize("score", ["survival", "retention", "write"])
     @pytest.mark.parametrize("layer", ["mean", "0", "1"])
     def test_the_numbers_are_those_of_selection_heatmap(self, live, models, score, layer):
         given, edited = live.heatmaps(CLASSIFIER, TEXT, EDITED, score=score, layer=layer)
@@ -115,8 +115,10 @@ class TestHeatmap:
             trace = models[CLASSIFIER].trace(text)
             (whole,) = selection_heatmap(trace, score=score, layers="all")
             wanted = whole.mean if layer == "mean" else whole.scores[int(layer)]
-            shown = [next(line for line in lines if line.startswith("mean: ")) for lines in titles(piece)]
-            assert [float(line[6:]) for line in shown] == pytest.approx(wanted.tolist(), rel=1e-5)
+            name = "mean: " if layer == "mean" else f"layer {layer}: "
+            shown = [next(line for line in lines if line.startswith(name)) for lines in titles(piece)]
+            numbers = [float(line.removeprefix(name).split(" (")[0]) for line in shown]
+            assert numbers == pytest.approx(wanted.tolist(), rel=1e-5)
             assert [text_of(span) for span in spans(piece)] == [token.strip() for token in trace.tokens[0]]
 
     def test_without_an_edited_text_there_is_one(self, live):
@@ -303,7 +305,7 @@ class TestVerb:
                 ("demo/sst2-mamba2", "--host", "\x80"),
                 "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
             ),
-            (("demo/sst2-mamba2", "--max-tokens", "0"), "--max-tokens is 0; allowed is a whole number from 1 on"),
+            (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
         ],
     )
     def test_refusals_are_one_line(self, monkeypatch, capsys, arguments, line):

@@ -19,6 +19,7 @@ import reported
 
 from ssmscope import register
 from ssmscope.bootstrap import Estimate
+from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
 from ssmscope.reports.grouping import VERDICT, Found, Group, compared, verdict
 from ssmscope.reports.page_items import _origin, flat, shortened, took
 from ssmscope.results import Result
@@ -632,30 +633,47 @@ class TestTrajectory:
 
 
 class TestHeatmap:
-    def text(self, *tops: tuple[int, str, float], answer: str = "positive", probability: float = 0.75) -> Any:
-        return SimpleNamespace(answer=answer, probability=probability, top=lambda size: list(tops[:size]))
+    TOKENS = (" good", " film", " so", "-so", "[CLS]")
 
-    def result(self, *texts: Any, of_images: bool = False) -> Stand:
-        return Stand("heatmap", texts, score="retention", of_images=of_images, layers_name="mean of 2 layers", size=2)
+    def text(self, mean: list[float], rationale: tuple[int, ...], answer: str = "positive", p: float = 0.75) -> Any:
+        scores = np.array(mean, dtype=np.float32)
+        lives = np.array([[2, 3, np.inf, np.inf, np.inf]], dtype=np.float32)
+        return ScoredText(self.TOKENS, (0, 1, 2, 2, None), scores[None], scores, rationale, answer, p, half_lives=lives)
+
+    def result(self, *texts: Any, score: str = "survival") -> Any:
+        return SelectionHeatmap({"model": "own"}, texts, score=score, layers=(3,), size=2, by_layer=True)
 
     def test_verdict(self) -> None:
-        tops = ((3, " good", 0.98765), (1, " film", 0.9), (0, "a", 0.8), (2, "b", 0.7))
-        assert said(self.result(self.text(*tops))) == "highest retention: “good” 0.988, “film” 0.900, “a” 0.800"
-        assert said(self.result(self.text())) == "highest retention: no tokens"
-        two = self.result(self.text(*tops), self.text(*tops))
-        assert said(two) == "retention of 2 texts, mean of 2 layers"
-        assert said(self.result(self.text(*tops), of_images=True)) == "retention of 1 images, mean of 2 layers"
+        first = self.text([0.05, 0.1, 0.3, 0.2, 0.3], (2, 3, 1))
+        assert said(self.result(first)) == (
+            "“so-so” 50 %, “film” 10 % of the states at the end; "
+            "half of what is written is left after more than 5 tokens (layer 3)"
+        )
+        assert said(self.result(first, score="retention")) == "highest retention: “so-so” 0.250, “film” 0.100 (layer 3)"
+        nothing = self.text([0.2] * 5, ())
+        assert said(self.result(nothing)) == (
+            "nothing stands out: no word holds much more than others (survival, layer 3)"
+        )
+        flat = dataclasses.replace(nothing, flat=(True, True))
+        assert said(self.result(flat)).startswith("nothing stands out: the spread over tokens is noise")
+        four = self.result(first, nothing, first, first)
+        assert said(four) == (
+            "survival, layer 3: text 0: “so-so” 50 %, “film” 10 %; text 1: nothing stands out; text 2: “so-so” 50 %, "
+            "“film” 10 %; 1 more texts"
+        )
+        images = self.result(dataclasses.replace(first, pixels=np.zeros((2, 2, 1), np.float32)))
+        assert said(images) == "survival of 1 images, layer 3"
 
     def test_table(self) -> None:
-        tops = ((3, " good", 0.98765), (1, " film", 0.9), (0, "a", 0.8))
-        table = beside(self.result(self.text(*tops), self.text((0, "x", 0.5), answer="negative", probability=0.6)))
-        assert (table.heads, table.columns) == (("model", "text"), ("answer", "p", "score", "highest tokens"))
+        first = self.text([0.05, 0.1, 0.3, 0.2, 0.3], (2, 3, 1))
+        table = beside(self.result(first, self.text([0.2] * 5, (), answer="negative", p=0.6)))
+        assert (table.heads, table.columns) == (("model", "text"), ("answer", "p", "score", "stands out"))
         assert shown(table) == [
-            ("a", "0", "positive", "0.750", "retention", "good 0.988 · film 0.900"),
-            ("a", "1", "negative", "0.600", "retention", "x 0.500"),
+            ("a", "0", "positive", "0.750", "survival", "so-so 50 % · film 10 %"),
+            ("a", "1", "negative", "0.600", "survival", "nothing"),
         ]
         assert table.note == ""
-        many = beside(self.result(*[self.text()] * (ROWS + 1)))
+        many = beside(self.result(*[first] * (ROWS + 1)))
         assert len(many.rows) == ROWS and many.remarks == f"{ROWS} of {ROWS + 1} rows."
 
 

@@ -13,16 +13,29 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from ssmscope.interp.heatmap.figure import BOX, HEADING, LEFT, _boxes, _wrap
+from ssmscope.show.blocks import TokenRow, TokenText
 from ssmscope.show.figure import INK, SOFT, plain
-from ssmscope.show.token_figure import BAR, MARGIN, MARK, colour_bar, drawable, families, fill, sheet_of, write
+from ssmscope.show.token_figure import (
+    BAR,
+    BOX,
+    MARGIN,
+    MARK,
+    Box,
+    colour_bar,
+    draw_boxes,
+    drawable,
+    families,
+    fill,
+    sheet_of,
+    wrap,
+    write,
+)
 from ssmscope.show.tokens import BLUES, bounds, evenly_apart, ramp, shades, short_token, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ssmscope.attacks.effect.result import AttackEffect, Side
-    from ssmscope.interp.heatmap.figure import _Box
 
 BOX_TOKENS = 300
 """How many tokens of each text are written out; the distances are of all."""
@@ -31,6 +44,7 @@ NAMED_TOKENS = 60
 LINES = 6
 """How many layers the legend names."""
 
+LEFT, HEADING = 0.75, 0.3
 BARS, BETWEEN, HEADER, RIGHT = 0.3, 0.32, 1.15, 1.15
 """In inches: the tallest bar, what follows a line of bars, the head of the sheet, and what is right of the tokens."""
 CURVES, NAME = 2.1, 0.062
@@ -40,7 +54,7 @@ CURVES, NAME = 2.1, 0.062
 def draw(result: AttackEffect) -> Figure:
     """The head, both texts, and the distances."""
     sides = (("before", result.before), ("after", result.after))
-    lines = [_wrap(side.text, BOX_TOKENS) for _, side in sides]
+    lines = [wrap(side.text.tokens, side.text.words, BOX_TOKENS) for _, side in sides]
     line = max([6.2, *(boxes[-1].left + boxes[-1].width for side in lines for boxes in side)])
     step = BOX + 0.04 + BARS + BETWEEN
     tops = [HEADER, HEADER + HEADING + step * len(lines[0])]
@@ -52,7 +66,7 @@ def draw(result: AttackEffect) -> Figure:
     assert isinstance(figure, Figure)
     _header(sheet, result, width)
     scale = max(float(side.mean_attention.max()) for _, side in sides) or 1.0
-    for (name, side), boxes, levels, top in zip(sides, lines, colours(result), tops):
+    for (name, side), boxes, top in zip(sides, lines, tops):
         write(sheet, MARGIN, top + 0.05, name, size=8.5, weight="bold", va="top")
         answer = f"answer “{shorten(visible(side.text.answer), 40)}”, p = {side.text.probability:.3f}"
         if len(side) > BOX_TOKENS:
@@ -60,7 +74,7 @@ def draw(result: AttackEffect) -> Figure:
         write(sheet, LEFT, top + 0.05, answer, size=8.5, weight="bold", va="top")
         for number, row in enumerate(boxes):
             y = top + HEADING + number * step
-            _boxes(sheet, row, levels, np.flatnonzero(side.changed).tolist(), y)
+            draw_boxes(sheet, row, LEFT, y, *coloured(side, ends(result)))
             _attended(sheet, row, side, result.size, scale, y + BOX + 0.04 + BARS)
     write(
         sheet,
@@ -92,6 +106,20 @@ def colours(result: AttackEffect) -> tuple[np.ndarray, np.ndarray]:
     return levels[: len(texts[0])], levels[len(texts[0]) :]
 
 
+def coloured(side: Side, ends: tuple[float, float]) -> tuple[TokenText, TokenRow]:
+    """A text and its retention as a row of coloured tokens, the changed ones marked."""
+    text, changed = side.text, np.flatnonzero(side.changed).tolist()
+    row = TokenRow("retention", text.mean, ends, outside=text.special, marked=changed)
+    return TokenText(text.tokens, text.words, (row,), text.answer, text.probability), row
+
+
+def ends(result: AttackEffect) -> tuple[float, float]:
+    """The range of both texts together."""
+    texts = (result.before.text, result.after.text)
+    every = np.concatenate([text.mean[~text.special] for text in texts])
+    return (float(every.min()), float(every.max())) if every.size else (0.0, 0.0)
+
+
 def span(result: AttackEffect) -> str:
     """That range in figures."""
     texts = (result.before.text, result.after.text)
@@ -99,7 +127,7 @@ def span(result: AttackEffect) -> str:
 
 
 def _header(sheet: Axes, result: AttackEffect, width: float) -> None:
-    model = shorten(visible(str(result.provenance.get("model", "a model"))), 40)
+    model = shorten(visible(result.model_name), 40)
     write(sheet, MARGIN, 0.2, f"Effect of a change on {model}", size=10.5, weight="bold", va="top")
     write(sheet, MARGIN, 0.42, result.answer_name, size=8, color=SOFT, va="top")
     on = (
@@ -113,7 +141,7 @@ def _header(sheet: Axes, result: AttackEffect, width: float) -> None:
     colour_bar(sheet, width - RIGHT - BAR, BLUES, ("lowest", "highest"), f"retention, {span(result)}")
 
 
-def _attended(sheet: Axes, boxes: Sequence[_Box], side: Side, size: int, scale: float, base: float) -> None:
+def _attended(sheet: Axes, boxes: Sequence[Box], side: Side, size: int, scale: float, base: float) -> None:
     """Under each token its share of the last position's attention, on the line `base`."""
     shares, named = side.mean_attention, set(side.top(size))
     sheet.plot([LEFT, LEFT + boxes[-1].left + boxes[-1].width], [base, base], color=SOFT, linewidth=0.4)

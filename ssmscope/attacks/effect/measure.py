@@ -47,7 +47,7 @@ def effect_of(
         InputError: an unknown layer.
     """
     trace = model.trace(batch)
-    heatmap = selection_heatmap(model, trace, layers=layers, top=top)
+    heatmap = selection_heatmap(model, trace, score="retention", layers=layers, top=top)
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
     maps = implicit_attention(None, trace, layers=list(chosen), rows="last", heads="abs")

@@ -164,14 +164,13 @@ def prompt_attack(
         **{name: str(value) if value is not None else None for name, value in resources.items()},
         "semantic": str(semantic) if semantic is not None else None,
     }
-    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
     right = {
         name: [judge.right([place[0]])[0] if place is not None else None for place in places]
         for name, places in found.items()
     }
     average, per_template, per_attack = measured(clean, right, recipes, found, seed)
     return PromptAttack(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         templates=templates,
         clean=per_template,
         average_clean=average,

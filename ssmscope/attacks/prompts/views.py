@@ -42,7 +42,7 @@ def draw(result: PromptAttack) -> Figure:
     panel = len(result.attacks) * (number * row + GAP)
     templates = f"{number} templates" if number > 1 else "one template"
     way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"
-    title = ("Prompt attacks on ", str(result.provenance.get("model", "a model")), "")
+    title = ("Prompt attacks on ", result.model_name, "")
     sheet = Sheet(WIDTH, HEADER + panel + FOOTER, title, data_line(result, templates, way))
     _rows(sheet.panel(LEFT, HEADER, WIDTH - LEFT - RIGHT, panel), result, row, panel)
     return sheet.figure

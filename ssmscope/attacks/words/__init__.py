@@ -191,9 +191,8 @@ def word_attack(
         "budget": budget,
         **{name: str(value) if isinstance(value, Path) else value for name, value in own.items()},
     }
-    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
     return WordAttack(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         recipe=recipe,
         labels=tuple(model.labels or data.label_names),
         examples=examples,

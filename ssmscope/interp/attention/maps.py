@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 CLIPPED = 99.5
 """The percentile of |weight| at which a map's colours end."""
+MEAN = "mean of |weight|"
+"""What stands in place of a layer's number where maps are averaged."""
 
 
 def causal(text: AttendedText) -> np.ndarray:
@@ -28,14 +31,44 @@ def limit(map_: AttentionMap, text: AttendedText) -> tuple[float, float]:
 
     The end is the 99.5th percentile, or the largest where that is zero, which it is in a map of few weights.
     """
-    weights = np.abs(map_.values[causal(text)])
-    if map_.sink is not None:
-        weights = np.concatenate([weights, np.abs(map_.sink)])
+    return _end(map_.values[causal(text)], map_.sink)
+
+
+def row_limits(map_: AttentionMap, text: AttendedText) -> np.ndarray:
+    """(queries,): where the colours of each row end on a scale of its own, as `limit` has it."""
+    sinks = [None] * len(map_.values) if map_.sink is None else map_.sink[:, None]
+    rows = zip(map_.values, causal(text), sinks)
+    return np.array([_end(values[seen], sink)[0] for values, seen, sink in rows], dtype=np.float64)
+
+
+def _end(values: np.ndarray, sink: np.ndarray | None) -> tuple[float, float]:
+    weights = np.abs(values if sink is None else np.concatenate([values, sink]))
     if not weights.size:
         return 0.0, 0.0
-    # "higher" leaves a map of fewer than 200 weights as it is: its largest one is above the percentile by rounding.
+    # "higher" leaves fewer than 200 weights as they are: the largest one is above the percentile by rounding.
     largest = float(weights.max())
     return float(np.percentile(weights, CLIPPED, method="higher")) or largest, largest
+
+
+def averaged(text: AttendedText) -> AttentionMap | None:
+    """The mean of |weight| over a text's maps of whole layers and their heads; None where there is one map alone."""
+    maps = [each for each in text.maps if not each.part]
+    if len(maps) < 2:
+        return None
+    values = np.mean([np.abs(each.values) for each in maps], axis=0)
+    sinks = [np.abs(each.sink) for each in maps if each.sink is not None]
+    sink = np.sum(sinks, axis=0) / len(maps) if sinks else None
+    return replace(maps[0], layer=MEAN, head=f"{len(maps)} maps", values=values, sink=sink)
+
+
+def telling(map_: AttentionMap, text: AttendedText) -> int:
+    """The row that shows most when each is coloured on its own scale: that of the largest sum of |weight| on keys other
+    than the query, in shares of where its colours end, at most 1 each; the last of equal ones."""
+    seen, ends = causal(text), row_limits(map_, text)[:, None]
+    weights = np.where(seen, np.abs(map_.values), 0.0)
+    weights[np.arange(len(seen)), seen.sum(axis=1) - 1] = 0.0 if map_.sink is None else np.abs(map_.sink)
+    shown = np.divide(weights, ends, out=np.zeros_like(weights), where=ends > 0).clip(max=1).sum(axis=1)
+    return len(shown) - 1 - int(shown[::-1].argmax())
 
 
 def title(map_: AttentionMap) -> str:
@@ -43,6 +76,8 @@ def title(map_: AttentionMap) -> str:
     parts = [f"layer {map_.layer}" if map_.layer.isdigit() else visible(map_.layer)]
     if map_.part:
         parts.append(visible(map_.part))
+    if map_.layer == MEAN:
+        return f"{MEAN} over {map_.head}"
     if map_.head not in ("mean", "abs"):
         parts.append(f"head {map_.head}" if map_.head.isdigit() else f"channels {visible(map_.head)}")
     return " · ".join(parts)

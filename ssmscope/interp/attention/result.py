@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,14 +23,15 @@ import numpy as np
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.results import Result
+from ssmscope.results import TABLE_ROWS, Result
 from ssmscope.show.table import ROWS, Table, folded
 from ssmscope.show.tokens import numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from ssmscope.show.blocks import Block
 
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
 """The levels by name, and what they hold."""
@@ -107,13 +108,17 @@ class ImplicitAttention(Result, kind="attention"):
         return self.texts[index]
 
     @property
+    def model(self) -> str:
+        """The model's name."""
+        return str(self.provenance.get("model", "a model"))
+
+    @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
         names = list(dict.fromkeys(each.layer for text in self.texts for each in text.maps))
         whole = [int(name) for name in names if name.isdigit()]
         parts = [f"layer{'s' if len(whole) > 1 else ''} {numbers(whole)}"] if whole else []
         parts += [name for name in names if not name.isdigit()]
-        return f"Implicit attention of {model}: {self.level_name}, {', '.join(parts) or 'no maps'}"
+        return f"Implicit attention of {self.model}: {self.level_name}, {', '.join(parts) or 'no maps'}"
 
     @property
     def level_name(self) -> str:
@@ -134,9 +139,7 @@ class ImplicitAttention(Result, kind="attention"):
 
         frames = []
         for result, (label,) in zip(results, labels):
-            frame = result.summary()
-            frame.insert(0, "model", label)
-            frames.append(frame)
+            frames.append(result.summary().assign(model=label))
         every = pd.concat(frames, ignore_index=True)
         empty = [
             name for name in ("part", "outside") if not every[name].map(lambda cell: cell == cell and cell != "").any()
@@ -172,9 +175,9 @@ class ImplicitAttention(Result, kind="attention"):
     def to_frame(self) -> DataFrame:
         """A row per text, map, query and key: the `KEYS` keys of the largest absolute weight of every query.
 
-        Columns text, layer, part, head, query, query_token, key, key_token, weight; the key −1 is the state before the
-        first token, which has no token. Of a pooled map queries and keys are the first positions of their cells. The
-        strongest key of a query comes first, ties by position.
+        Columns model, text, layer, part, head, query, query_token, key, key_token, weight; the key −1 is the state
+        before the first token, which has no token. Of a pooled map queries and keys are the first positions of their
+        cells. The strongest key of a query comes first, ties by position.
         """
         import pandas as pd
 
@@ -189,6 +192,7 @@ class ImplicitAttention(Result, kind="attention"):
                     queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
                     keys = np.where(found < 0, -1, text.edges[found])
                 columns = {
+                    "model": self.model,
                     "text": number,
                     "layer": each.layer,
                     "part": each.part,
@@ -200,38 +204,37 @@ class ImplicitAttention(Result, kind="attention"):
                     "weight": weights,
                 }
                 parts.append(pd.DataFrame(columns))
-        names = ["text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
+        names = ["model", "text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
 
     def summary(self) -> DataFrame:
-        """A row per text and map: columns text, layer, part, head and the readouts distance, recent, sink, outside."""
+        """A row per text and map: columns model, text, layer, part, head and the readouts distance, recent, sink,
+        outside."""
         import pandas as pd
 
         read = ["distance", "recent", "sink", "outside"]
         rows = [
-            (number, each.layer, each.part, each.head, *(getattr(each.readouts, name) for name in read))
-            for number, text in enumerate(self.texts)
+            (self.model, at, each.layer, each.part, each.head, *(getattr(each.readouts, name) for name in read))
+            for at, text in enumerate(self.texts)
             for each in text.maps
         ]
-        return pd.DataFrame(rows, columns=["text", "layer", "part", "head", *read])
+        return pd.DataFrame(rows, columns=["model", "text", "layer", "part", "head", *read])
 
     def figure(self, *, start: int = 0) -> Figure:
         """The maps as triangles, in the colours of their signs; of chosen queries each row over the text, or beside
         the image. One figure holds 4 texts, from number `start` on, and 48 maps."""
-        from ssmscope.interp.attention.figure import draw
+        from ssmscope.interp.attention.views import draw
 
-        return draw(self, start=start)
+        return draw(self, start)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        from ssmscope.interp.attention.terminal import terminal_view
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.interp.attention.page import blocks
+        from ssmscope.interp.attention.views import readouts
+        from ssmscope.show.blocks import Prose
 
-        coloured = console.color_system in ("256", "truecolor") and not console.no_color
-        return terminal_view(self, coloured=coloured)
-
-    def _repr_html_(self) -> str:
-        from ssmscope.interp.attention.page import fragment
-
-        return fragment(self, self._png())
+        yield Prose(self.headline, "title")
+        yield from blocks(self)
+        yield replace(readouts(self), brief=TABLE_ROWS)
 
 
 def _strongest(map_: AttentionMap, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

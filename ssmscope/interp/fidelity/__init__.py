@@ -98,7 +98,7 @@ def fidelity_auc(
     from ssmscope.batching import by_length, tokens_at_once
     from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
     from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
-    from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored
+    from ssmscope.interp.labelled import check_classifier, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import marked_share
@@ -160,7 +160,7 @@ def fidelity_auc(
         "random_rankings": random_rankings,
         "batch_size": batch_size,
     }
-    provenance = {**record_provenance(model.source, options=options, seed=seed), "data": origin_of(data)}
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     if mode == "replace" and not isinstance(chosen, Mapping):
         found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
     return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long)

@@ -1,84 +1,83 @@
-"""What is in a model's memory: which tokens its selection mechanism keeps, or writes."""
+"""What is in a model's memory: which tokens its states still hold, keep, or are replaced at."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.reads import Texts
-from ssmscope.signature import Layers, Top, chosen_layers
+from ssmscope.signature import Layers, Metavar, Range, Reads, Top
 
 if TYPE_CHECKING:
     from ssmscope.interp.heatmap.result import SelectionHeatmap
     from ssmscope.model import Model, TextsLike
 
 
-@analysis("heatmap", reads=Texts(), question="What is in its memory?")
+def check_heatmap(*, score: str, at: int | None, contrast: Any, through: bool, heads: Any, **_: Any) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        InputError: as said.
+    """
+    if score != "survival" and (at is not None or through):
+        raise InputError(
+            f"{'at' if at is not None else 'through'} is of survival, what is left of a token; not of {score}"
+        )
+    if contrast is not None and (at is not None or through or heads is not None):
+        raise InputError("contrast compares whole layers at the end of texts; give it without at, through and heads")
+
+
+@analysis("heatmap", reads=Texts(), question="What is in its memory?", check=check_heatmap)
 def selection_heatmap(
     model: Model | None,
     texts: TextsLike,
     *,
     score: Annotated[
-        Literal["retention", "write"], "E[A_t], the share of its memory that is kept at a token, or 1 − E[A_t]."
-    ] = "retention",
-    layers: Layers = "mean",
+        Literal["survival", "retention", "write"],
+        "A token's share of what the states hold; the share of what it already had that is kept when it reads the "
+        "token (Eq. 10), or replaced.",
+    ] = "survival",
+    at: Annotated[int | None, "Look into the states after this token, from 0; else at the end.", Range(0)] = None,
+    layers: Layers = "all",
+    heads: Annotated[Literal["all", "top"] | None, "Also show every head, or the eight most selective ones."] = None,
+    through: Annotated[bool, "Follow deep layers' memory through those below to the tokens of the input."] = False,
+    contrast: Annotated[
+        str | None, "z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
+    ] = None,
+    scale: Annotated[Literal["shared", "row"], "Colour all rows on one scale, or each on its own."] = "shared",
     top: Top = 5,
-    merge: Annotated[bool, "Put the tokens of a word together, scored by their mean."] = False,
+    punctuation: Annotated[bool, "Name punctuation too."] = False,
+    merge: Annotated[bool, "Put the tokens of a word together."] = False,
 ) -> SelectionHeatmap:
-    """Which tokens the selection mechanism keeps in memory, or writes to it, with the top-k rationale.
+    """What a model's states hold of each token of a text, and the words that stand out.
 
-    Importance(t) = (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10): the retention gate averaged over channels (or
-    heads) and states, how much of its memory a layer keeps when it reads token t. A token that is strongly written
-    scores low; "write" is 1 − retention. Which of the two explains a model better is measured by fidelity AUC.
+    Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
+    Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers; with the
+    half-life of what is written. Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of what a layer
+    already had that is kept when it reads token t: one that is strongly written scores low. Write is 1 − retention.
 
-    Figure and page show every averaged layer; table and terminal do where `layers` is not "mean". The rationale is the
-    `top` tokens of highest average score, ties by position, special tokens left out.
+    The rationale is of whole words that stand out, at most `top` and at most a third of them: those with 1.5 times
+    their even share of the state, or a standard deviation above the mean of other scores. A row whose coefficient of
+    variation over tokens is below 0.1 is noise, and shown flat.
 
     Raises:
-        InputError: a layer that the model does not have, or a score that is not finite.
+        InputError: a layer or position that is not there, a score that is not finite, options that contradict each
+            other, and a trace without its inputs where they are needed.
     """
-    import numpy as np
+    from ssmscope.interp.heatmap.scored import scored
 
-    from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap, ranked
-    from ssmscope.interp.heatmap.words import merged
-    from ssmscope.model import as_trace
-    from ssmscope.results import record_provenance
-
-    trace = as_trace(model, texts, keep_inputs=False)
-    places = chosen_layers(layers, trace.layer_numbers)
-    chosen = tuple(trace.layer_numbers[place] for place in places)
-    retention = trace.retention.detach().double().cpu().numpy()[list(places)]
-    importance = retention if score == "retention" else 1.0 - retention
-    found = []
-    for row, real in enumerate(trace.mask.cpu().numpy()):
-        scores = importance[:, row, real]
-        if not np.isfinite(scores).all():
-            layer = chosen[int(np.flatnonzero(~np.isfinite(scores).all(axis=1))[0])]
-            raise InputError(f"the retention of text {row} is not finite at layer {layer}; the model is damaged")
-        tokens, words = list(trace.tokens[row]), list(trace.words[row])
-        if merge:
-            tokens, words, scores = merged(tokens, words, scores)
-        mean = scores.mean(axis=0).astype(np.float32)
-        answer, probability = trace.answers[row]
-        found.append(
-            ScoredText(
-                tokens=tuple(tokens),
-                words=tuple(words),
-                scores=scores.astype(np.float32),
-                mean=mean,
-                rationale=tuple(ranked(mean, words)[:top]),
-                answer=answer,
-                probability=float(probability),
-                pixels=None if trace.pixels is None else trace.pixels[row].float().cpu().numpy(),
-            )
-        )
-    options = {"score": score, "layers": layers if isinstance(layers, str) else list(chosen)}
-    return SelectionHeatmap(
-        provenance=record_provenance(trace.source, options={**options, "top": top, "merge": merge}),
-        texts=tuple(found),
+    return scored(
+        model,
+        texts,
         score=score,
-        layers=chosen,
-        size=top,
-        by_layer=layers != "mean",
+        at=at,
+        layers=layers,
+        heads=heads,
+        through=through,
+        contrast=contrast,
+        scale=scale,
+        top=top,
+        punctuation=punctuation,
+        merge=merge,
     )

@@ -1,4 +1,4 @@
-"""The selection heatmap of texts: scored tokens, their rationale, and how both are shown."""
+"""The heatmap of texts: scored tokens, the words that stand out, and how both are shown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ssmscope.bootstrap import Estimate
+from ssmscope.interp.heatmap.words import grouped, half_life, joined
 from ssmscope.results import Result
 from ssmscope.show.table import ROWS, Cell, Line, Table, table
 from ssmscope.show.tokens import numbers, visible
@@ -17,10 +18,15 @@ from ssmscope.show.tokens import numbers, visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from ssmscope.show.blocks import Block
 
 
-SCORES = {"retention": "retention E[A_t]", "write": "write 1 − E[A_t]"}
+SCORES = {
+    "survival": "survival: the share of the state that was written at each token",
+    "retention": "retention E[A_t]: the share of what it already had that is kept when it reads the token",
+    "write": "write 1 − E[A_t]: the share of what it had that is replaced when it reads the token",
+}
 """The scores by name, and how the views call them."""
 
 
@@ -42,11 +48,20 @@ class ScoredText:
     mean: np.ndarray
     """(tokens,) float32: the average over the layers."""
     rationale: tuple[int, ...]
-    """Positions of the top-k tokens, the highest first."""
+    """Positions of the tokens of the words that stand out in the average, the highest word first."""
     answer: str
     probability: float
     pixels: np.ndarray | None = None
     """(height, width, channels) float32, of an image whose pixels are the tokens."""
+    half_lives: np.ndarray | None = None
+    """(layers, tokens) float32, of survival: after how many tokens half of what was written at a token is left;
+    infinite where that is not reached in the text."""
+    flat: tuple[bool, ...] = ()
+    """Whether the spread of the average, and of each layer, is noise; empty for none."""
+    standing: tuple[tuple[int, ...], ...] = ()
+    """Per layer the positions of the words that stand out."""
+    heads: np.ndarray | None = None
+    """(heads, tokens) float32, of the heads that are shown."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,22 +77,58 @@ class ScoredText:
         values = self.mean if scores is None else scores
         return [(i, self.tokens[i], float(values[i])) for i in ranked(values, self.words)[:k]]
 
+    def named(self, scores: np.ndarray, places: Sequence[int], *, summed: bool) -> list[tuple[str, float]]:
+        """The words at some places, in their order, with their scores: the sum of their tokens' or their mean."""
+        found = []
+        for at in places:
+            group = next(group for group in grouped(self.words) if at in group)
+            if group[0] == at:
+                values = scores[group].astype(np.float64)
+                found.append(
+                    (visible(joined(self.tokens, group)).strip(), float(values.sum() if summed else values.mean()))
+                )
+        return found
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that is shown: its layer, its number there, and its selectivity, the coefficient of variation over tokens
+    of what it replaces, averaged over the texts."""
+
+    layer: int
+    head: int
+    selectivity: float
+
 
 @dataclass(frozen=True)
 class SelectionHeatmap(Result, kind="heatmap"):
-    """The selection heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
+    """The heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
     vector: ClassVar[bool] = False
 
     texts: tuple[ScoredText, ...]
     score: str
-    """"retention" or "write"."""
+    """"survival", "retention" or "write"."""
     layers: tuple[int, ...]
     """The layer numbers that the rows of every text's `scores` belong to, and that its `mean` averages."""
     size: int
-    """How many tokens a rationale has at most."""
+    """How many words a rationale has at most."""
     by_layer: bool
     """Whether table and terminal show every layer, or only the average."""
+    at: int | None = None
+    """The position whose states are looked into, of survival; None for the end."""
+    contrast: str | None = None
+    """The data over which every token's own average was taken: scores are z-scores then."""
+    through: bool = False
+    """Whether survival is followed through the layers below to the tokens of the input."""
+    reach: int = 1
+    """How many positions what is written at one comes from, by convolutions."""
+    shared: bool = True
+    """Whether all rows of all texts are coloured on one scale."""
+    heads: tuple[Head, ...] = ()
+    """The heads that are shown, the most selective first."""
+    attends: bool = False
+    """Whether the model has layers of attention too, which keep no state."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -94,36 +145,81 @@ class SelectionHeatmap(Result, kind="heatmap"):
         return any(text.pixels is not None for text in self.texts)
 
     @property
+    def summed(self) -> bool:
+        """Whether the scores of a word's tokens add up."""
+        return self.score == "survival" and self.contrast is None
+
+    @property
     def score_name(self) -> str:
         """The score with its formula, as the views call it."""
-        return SCORES[self.score]
+        name = SCORES[self.score]
+        if self.score == "survival" and self.at is not None:
+            name = name.replace("the state", f"the state after token {self.at}")
+        return f"{name}, in spreads above the token's own average over {self.contrast}" if self.contrast else name
 
     @property
     def layers_name(self) -> str:
         """The layers that are averaged, in words."""
         return f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
 
+    def written(self, score: float) -> str:
+        """A score in figures: shares in percent."""
+        if self.summed:
+            return f"{100 * score:.0f} %" if score >= 0.1 else f"{100 * score:.1f} %"
+        return f"{score:+.1f}".replace("-", "−") if self.contrast else f"{score:.3f}"
+
+    def said(self, text: ScoredText, most: int = 3) -> str:
+        """The words of a text that stand out, with their scores."""
+        words = text.named(text.mean, text.rationale, summed=self.summed)[:most]
+        return ", ".join(f"“{word}” {self.written(score)}" for word, score in words) or "nothing stands out"
+
     def verdict(self, at: int = 0) -> str:
-        if len(self) != 1 or self.of_images:
-            return f"{self.score} of {len(self):,} {'images' if self.of_images else 'texts'}, {self.layers_name}"
-        tokens = ", ".join(f"“{visible(token).strip()}” {score:.3f}" for _, token, score in self[0].top(3))
-        return f"highest {self.score}: {tokens or 'no tokens'}"
+        if not len(self) or self.of_images:
+            return f"{self.score} of {len(self):,} images, {self.layers_name}"
+        where = {"survival": "of the states", "retention": "kept at", "write": "replaced at"}[self.score]
+        where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
+        if len(self) == 1:
+            text = self[0]
+            if not text.rationale:
+                why = (
+                    "the spread over tokens is noise"
+                    if text.flat[:1] == (True,)
+                    else "no word holds much more than others"
+                )
+                return f"nothing stands out: {why} ({self.score}, {self.layers_name})"
+            if self.score == "survival" and not self.contrast:
+                return f"{self.said(text)} {where}{self._half_life(text)} ({self.layers_name})"
+            of = f"most above their own average over {self.contrast}" if self.contrast else f"highest {self.score}"
+            return f"{of}: {self.said(text)} ({self.layers_name})"
+        shown = "; ".join(f"text {number}: {self.said(text, 2)}" for number, text in enumerate(self.texts[:3]))
+        rest = f"; {len(self) - 3:,} more texts" if len(self) > 3 else ""
+        return f"{self.score}, {self.layers_name}: {shown}{rest}"
+
+    def _half_life(self, text: ScoredText) -> str:
+        if text.half_lives is None:
+            return ""
+        found = [half_life(row[~text.special], len(text)) for row in text.half_lives]
+        each = found[0] if len(set(found)) == 1 else " and ".join([", ".join(found[:-1]), found[-1]][: len(found)])
+        return (
+            f"; half of what is written is left after {each} tokens" if len(found) <= 3 or len(set(found)) == 1 else ""
+        )
 
     @classmethod
     def compare(cls, results: Sequence[SelectionHeatmap], labels: Sequence[Sequence[str]]) -> Table:
         lines = []
         for result, (label,) in zip(results, labels):
             for number, text in enumerate(result):
-                tokens = " · ".join(f"{token.strip()} {score:.3f}" for _, token, score in text.top(result.size)[:8])
+                words = text.named(text.mean, text.rationale, summed=result.summed)[:8]
+                tokens = " · ".join(f"{word} {result.written(score)}" for word, score in words)
                 cells = {"answer": Cell(text=text.answer), "p": Cell(Estimate(text.probability, math.nan, math.nan))}
-                cells |= {"score": Cell(text=result.score), "highest tokens": Cell(text=tokens)}
+                cells |= {"score": Cell(text=result.score), "stands out": Cell(text=tokens or "nothing")}
                 lines.append(Line((label, str(number)), cells))
         return table(("model", "text"), lines, most=ROWS)
 
     @property
     def headline(self) -> str:
         model = self.provenance.get("model", "a model")
-        return f"Selection heatmap of {model}: {self.score}, {self.layers_name}"
+        return f"Memory of {model}: {self.score}, {self.layers_name}"
 
     def top(self, k: int) -> DataFrame:
         """The k highest tokens of every text: columns text, rank, position, token, score."""
@@ -137,50 +233,50 @@ class SelectionHeatmap(Result, kind="heatmap"):
         return pd.DataFrame(rows, columns=["text", "rank", "position", "token", "score"])
 
     def to_frame(self) -> DataFrame:
-        """A row per text, layer and token: columns text, position, token, word, layer, score, in_rationale.
+        """A row per text, layer and token: columns model, text, position, token, word, layer, head, score, half_life
+        (of survival, infinite where the text is too short for it), in_rationale.
 
-        `layer` is "mean" for the average; the layers follow if they were asked for. `text` and `position`
-        count from 0. `word` is missing for special tokens.
+        `layer` is "mean" for the average; the layers follow if they were asked for, and the heads. `text` and
+        `position` count from 0. `word` is missing for special tokens, `head` and `half_life` where they are not of one.
         """
         import pandas as pd
 
         parts = []
         for number, text in enumerate(self.texts):
             kept = set(text.rationale)
-            rows = zip(("mean", *self.layers), (text.mean, *text.scores), strict=True)
-            for layer, scores in rows if self.by_layer else [("mean", text.mean)]:
+            unknown = np.full((len(self.layers), len(text)), np.nan)
+            lives = unknown if text.half_lives is None else text.half_lives
+            rows = [("mean", None, text.mean, unknown[0])]
+            if self.by_layer:
+                rows += [
+                    (str(n), None, row, life) for n, row, life in zip(self.layers, text.scores, lives, strict=True)
+                ]
+            if text.heads is not None:
+                rows += [(str(h.layer), h.head, row, unknown[0]) for h, row in zip(self.heads, text.heads, strict=True)]
+            for layer, head, scores, half_lives in rows:
                 columns = {
+                    "model": self.provenance.get("model", "a model"),
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),
                     "word": pd.array(text.words, dtype="Int64"),
-                    "layer": str(layer),
+                    "layer": layer,
+                    "head": pd.array([head] * len(text), dtype="Int64"),
                     "score": scores,
+                    "half_life": half_lives,
                     "in_rationale": [position in kept for position in range(len(text))],
                 }
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
     def figure(self, *, start: int = 0) -> Figure:
-        """Every text as coloured tokens above its layers. One figure holds 8 texts, from number `start`
-        on. Of images it is each of them beside the maps of its scores."""
-        if self.of_images:
-            from ssmscope.interp.heatmap.image import draw as draw_images
+        """Every text in the colours of its average, its layers and its heads; of long texts a strip over positions for
+        each, of images a map. One figure holds 8 texts, from number `start` on."""
+        from ssmscope.interp.heatmap.views import draw
 
-            return draw_images(self, start=start)
-        from ssmscope.interp.heatmap.figure import draw
+        return draw(self, start)
 
-        return draw(self, start=start)
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.interp.heatmap.views import blocks
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        from ssmscope.interp.heatmap.terminal import terminal_view
-
-        coloured = console.color_system in ("256", "truecolor") and not console.no_color and not self.of_images
-        return terminal_view(self, coloured=coloured)
-
-    def _repr_html_(self) -> str:
-        if self.of_images:
-            return super()._repr_html_()
-        from ssmscope.interp.heatmap.page import fragment
-
-        return fragment(self)
+        return blocks(self)

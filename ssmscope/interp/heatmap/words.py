@@ -1,25 +1,100 @@
-"""The tokens of a word put together."""
+"""Tokens put together as words, and the words that stand out."""
 
 from __future__ import annotations
 
+import math
+import string
+import unicodedata
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 
+NOISE = 0.1
+"""The coefficient of variation over tokens below which a row is noise."""
+EVEN = 1.5
+"""How many times its even share a word holds at least that stands out; of other scores, how many standard deviations
+above the mean it lies is `APART`."""
+APART = 1.0
+SHARE = 3
+"""At most one in so many words is named."""
 
-def merged(
-    tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray
-) -> tuple[list[str], list[int | None], np.ndarray]:
-    """Neighbouring tokens of the same word as one, its score the mean of theirs. `scores` is (layers,
-    tokens)."""
-    groups = [
+
+def grouped(words: Sequence[int | None]) -> list[list[int]]:
+    """The positions of each word, of neighbouring tokens alone; a special token stands for itself."""
+    pairs = ((word, position) for position, word in enumerate(words))
+    return [
         [position for _, position in group]
-        for _, group in groupby(
-            ((word, position) for position, word in enumerate(words)),
-            key=lambda pair: (pair[0], pair[1] if pair[0] is None else None),
-        )
+        for _, group in groupby(pairs, key=lambda pair: (pair[0], pair[1] if pair[0] is None else None))
     ]
-    joined = [tokens[group[0]] + "".join(tokens[i].removeprefix("##") for i in group[1:]) for group in groups]
-    means = np.stack([scores[:, group].mean(axis=1) for group in groups], axis=1) if groups else scores
-    return joined, [words[group[0]] for group in groups], means
+
+
+def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
+    """A word as one token."""
+    return tokens[group[0]] + "".join(tokens[at].removeprefix("##") for at in group[1:])
+
+
+def together(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
+    """Scores (…, tokens) of words, (…, groups): the sum of their tokens' where scores are shares, else the mean."""
+    of = np.sum if summed else np.mean
+    return np.stack([of(scores[..., group], axis=-1) for group in groups], axis=-1) if groups else scores
+
+
+def is_punctuation(word: str) -> bool:
+    """Whether a word has nothing but punctuation, symbols of the keyboard and white space."""
+    return all(c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word)
+
+
+def varies(quantity: np.ndarray) -> bool:
+    """Whether the spread of a row is more than noise: whether the coefficient of variation of what is written,
+    or left, is at least 0.1 over the ordinary tokens (tokens,).
+
+    A layer whose steps Δ hardly vary does not select, and its retention 1 − Δ|A| varies less still: the test is on
+    what is replaced, which is proportional to Δ where steps are small.
+    """
+    mean = float(np.abs(quantity).mean()) if quantity.size else 0.0
+    return mean > 0 and float(quantity.std()) >= NOISE * mean
+
+
+def standing_out(
+    tokens: Sequence[str],
+    words: Sequence[int | None],
+    scores: np.ndarray,
+    kind: Literal["share", "mean", "z"],
+    top: int,
+    *,
+    punctuation: bool,
+) -> tuple[tuple[int, ...], ...]:
+    """The words that stand out, as the positions of their tokens, the highest first, ties by position: at most `top`,
+    and at most a third of the text's words.
+
+    A word stands out whose share of the state is at least 1.5 times that of an even spread over the words; whose score
+    is a standard deviation above the mean of the words; or, of scores that are z-scores, that is at least 1.
+
+    Args:
+        scores: (tokens,).
+        kind: whether scores add up over the tokens of a word ("share"), or are averaged ("mean"; "z" of z-scores).
+        punctuation: whether punctuation is named too.
+    """
+    groups = [group for group in grouped(words) if words[group[0]] is not None]
+    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
+    if not allowed:
+        return ()
+    found = together(scores.astype(np.float64), groups, summed=kind == "share")
+    limit = APART
+    if kind == "share":
+        limit = EVEN * float(found.sum()) / len(groups)
+    elif kind == "mean":
+        limit = float(found[allowed].mean() + APART * found[allowed].std())
+    high = sorted((at for at in allowed if found[at] > 0 and found[at] >= limit), key=lambda at: (-found[at], at))
+    most = min(top, len(allowed) // SHARE)
+    return tuple(tuple(groups[at]) for at in high[: max(most, 1)])
+
+
+def half_life(found: np.ndarray, length: int) -> str:
+    """The median of half-lives in tokens; where most of what is written outlives the text, that it does."""
+    if not found.size:
+        return "–"
+    middle = float(np.median(found))
+    return f"{middle:.0f}" if math.isfinite(middle) else f"more than {length}"

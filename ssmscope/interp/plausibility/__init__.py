@@ -75,7 +75,7 @@ def plausibility(
     import numpy as np
 
     from ssmscope.batching import by_length, tokens_at_once
-    from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored
+    from ssmscope.interp.labelled import check_classifier, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import plausibility_of
@@ -103,6 +103,5 @@ def plausibility(
                 found[name][row] = scores
     size = int(top) if top is not None and top >= 1 else top
     options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
-    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed)
-    result = plausibility_of(found, masks, top=size, seed=seed)
-    return replace(result, provenance={**provenance, "data": origin_of(data)})
+    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed, data=data)
+    return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance)

@@ -15,7 +15,6 @@ from ssmscope.show.numbers import portion, tokens
 from ssmscope.show.table import Cell, Line, Table, plain, short, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -152,7 +151,7 @@ class Stability(Result, kind="stability"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         same = self.counts()[self.behaviour]
         if len(self.layers) == 1:
             return f"Stability of {model}: {self.behaviour}"
@@ -226,19 +225,9 @@ class Stability(Result, kind="stability"):
         ]
         return pd.DataFrame(rows, columns=["layer", "position", "norm", "low", "high"])
 
-    def figure(self) -> Figure:
-        """Half-lives by layer, on a logarithmic axis, and the states' norms over time."""
-        from ssmscope.probes.stability.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield Prose(f"On {self.inputs}. {self.in_words()}")
-        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
-        yield Picture(self.figure, self.headline)
+        yield from self.opening(f"On {self.inputs}. {self.in_words()}", notes=self.notes)
         yield self._gains()
         yield self._memory()
 

@@ -1,0 +1,153 @@
+"""How attention maps are shown: what the last query takes from each token, readouts, and pictures of whole maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.interp.attention.maps import (
+    CLIPPED,
+    MEAN,
+    averaged,
+    coarse,
+    heads_name,
+    row_limits,
+    span_name,
+    strongest,
+    title,
+)
+from ssmscope.interp.attention.triangles import Triangles
+from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.show.numbers import number
+from ssmscope.show.signed import SIGNED
+from ssmscope.show.table import Cell, Line, Table, bare, table
+from ssmscope.show.token_figure import Panel, chosen_texts, panel, rest_of, stack
+from ssmscope.show.tokens import short_token
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.attention.result import AttendedText, AttentionMap, ImplicitAttention
+
+TEXTS, MAPS = 4, 48
+"""How many texts one figure holds, and how many maps; of chosen queries, how many rows of maps."""
+STRONGEST = 5
+"""How many keys of a query are named."""
+
+
+def last_rows(result: ImplicitAttention) -> TokenRows:
+    """What the last query of each text takes from each token: of several maps the mean |weight|."""
+    texts = []
+    for text in result:
+        shown = averaged(text) or next(iter(text.maps), None)
+        rows = [_row(shown, -1, text)] if shown is not None and len(text.queries) else []
+        about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if rows else "", span_name(text))))
+        texts.append(_text(text, rows, about))
+    name, marked = "what the last query takes from each token", f"its {STRONGEST} strongest keys"
+    return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
+
+
+def _text(text: AttendedText, rows: Sequence[TokenRow], about: str) -> TokenText:
+    shown = (text.tokens, text.words, rows, text.answer, text.probability)
+    return TokenText(*shown, about=about, span=text.span, pixels=text.pixels)
+
+
+def _row(map_: AttentionMap, row: int, text: AttendedText) -> TokenRow:
+    """A row of a map over the tokens, on its own scale; every token of a cell has the cell's weight."""
+    query, values = int(text.queries[row]), map_.values[row]
+    if text.edges is not None:
+        values = np.repeat(values, np.diff(text.edges))
+    state = None if map_.sink is None else float(map_.sink[row])
+    end = float(row_limits(map_, text)[row])
+    signed = map_.layer != MEAN
+    found = [key for key, weight in strongest(map_, row, text, STRONGEST) if key >= 0 and weight]
+    return TokenRow(
+        f"{title(map_)}\nquery {query_name(text, row)}",
+        values,
+        (-end if signed else 0.0, end),
+        signed,
+        outside=np.arange(len(text)) > query,
+        marked=found if text.edges is None and text.pixels is None else (),
+        query=query if text.edges is None else None,
+        state=state,
+    )
+
+
+def query_name(text: AttendedText, row: int) -> str:
+    """A query by its position and its token."""
+    query = int(text.queries[row])
+    return f"{query} “{short_token(text.tokens[query], 20)}”"
+
+
+def key_name(key: int, text: AttendedText) -> str:
+    """A key by its token, or a cell by its positions."""
+    if key < 0:
+        return "[state]"
+    return (
+        f"{text.edges[key]}–{text.edges[key + 1] - 1}" if text.edges is not None else short_token(text.tokens[key], 16)
+    )
+
+
+def readouts(result: ImplicitAttention) -> Table:
+    """A row per text and map: how far back it reaches, on what its mass lies, and the last query's strongest keys."""
+    lines = []
+    for at, text in enumerate(result):
+        for each in text.maps:
+            found, top = each.readouts, result.top
+            shares = {f"last {top}": found.recent, f"first {top}": found.sink}
+            shares |= {"off the mark": found.outside} if text.span is not None else {}
+            cells = {"tokens back": bare(_estimate(found.distance), 1)}
+            cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
+            keys = strongest(each, -1, text, STRONGEST) if len(text.queries) else []
+            named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
+            cells["strongest for the last query"] = Cell(text=named)
+            lines.append(Line((str(at), title(each)), cells))
+    note = (
+        f"{heads_name(result).capitalize()}. Means over the queries of where |weight| lies: how many tokens back, and "
+        f"its shares on the query and the {result.top - 1} tokens before it, on the first {result.top} and the state "
+        f"before them{', and off the marked tokens' if any(text.span for text in result) else ''}."
+    )
+    return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse(result)))))
+
+
+def _estimate(value: float) -> Estimate:
+    return Estimate(value, float("nan"), float("nan"))
+
+
+def draw(result: ImplicitAttention, start: int) -> Figure:
+    """The maps of up to 4 texts, from number `start` on, as triangles; chosen queries over the text, or beside the
+    image. Up to 48 maps.
+
+    Raises:
+        InputError: there is no such text.
+    """
+    texts = chosen_texts(result.texts, start, TEXTS)
+    panels = [_panel(at, text, MAPS // max(len(texts), 1)) for at, text in enumerate(texts, start=start)]
+    whole = any(isinstance(one, Triangles) for one in panels)
+    below = f"limit: the {CLIPPED:g}th percentile of |weight| of each {'map' if whole else 'row'}; "
+    if whole:
+        below = f"rows are queries, columns keys; {below}"
+    elif any(text.pixels is None for text in texts):
+        below += f"underlined: the {STRONGEST} strongest"
+    if any(isinstance(one, Triangles) and one.fold > 1 for one in panels):
+        below += "several weights share a dot, which shows the strongest of them"
+    named = ("Implicit attention of ", result.model, f": {result.level_name}")
+    bars = [(SIGNED, ("−limit", "limit"), "weight")]
+    below = below.removesuffix("; ")
+    return stack(named, (heads_name(result), below), panels, bars, rest_of(len(result), start, len(texts)))
+
+
+def _panel(at: int, text: AttendedText, room: int) -> Panel:
+    cells = len(text) if text.edges is None else len(text.edges) - 1
+    whole = len(text.queries) == cells and bool(text.maps)
+    rows = [(map_, row) for map_ in text.maps for row in range(len(text.queries))]
+    more = len(text.maps) - room if whole else len(rows) - room
+    what = ("map" if whole else "row") + "s" * (more > 1)
+    left_out = f"{more} more {what}; the files have them" if more > 0 else ""
+    about = "; ".join(filter(None, (span_name(text), left_out)))
+    if whole:
+        return Triangles(at, _text(text, (), about), text, text.maps[:room])
+    return panel(at, _text(text, [_row(map_, row, text) for map_, row in rows[:room]], about or "no maps" * (not rows)))

@@ -1,0 +1,179 @@
+"""The heatmap of texts, from what is taken of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmscope.errors import InputError
+from ssmscope.interp.heatmap.measure import Averages, Layers, Score, attends, of_trace, through_layers
+from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.words import grouped, joined, standing_out, together, varies
+from ssmscope.model import as_batch
+from ssmscope.results import record_provenance
+from ssmscope.signature import chosen_layers
+from ssmscope.trace import Trace
+
+if TYPE_CHECKING:
+    from ssmscope.model import Model, TextsLike
+
+SHOWN_HEADS = 8
+"""How many heads "top" shows."""
+MOST_HEADS = 256
+"""How many heads "all" shows at most."""
+CORPUS = 2000
+"""Up to how many texts averages are taken over, drawn by seed 0."""
+
+
+def scored(
+    model: Model | None,
+    texts: TextsLike,
+    *,
+    score: Score,
+    at: int | None,
+    layers: Any,
+    heads: str | None,
+    through: bool,
+    contrast: str | None,
+    scale: str,
+    top: int,
+    punctuation: bool,
+    merge: bool,
+) -> SelectionHeatmap:
+    """`selection_heatmap`."""
+    trace, found = _taken(model, texts, score, at, layers, heads is not None, through)
+    places = chosen_layers(layers, trace.layer_numbers)
+    chosen = tuple(trace.layer_numbers[place] for place in places)
+    values = found.scores
+    if score != "survival":
+        retention = trace.retention.detach().double().cpu().numpy()
+        values = retention if score == "retention" else 1.0 - retention
+    # what the test for noise looks at: what is left or, of retention, what is replaced
+    written = values if score != "retention" else 1.0 - values
+    if through:
+        values = through_layers(trace, np.nan_to_num(values))
+        written = values
+    if contrast is not None:
+        values = _averages(model, contrast, score).contrast(values, as_batch(model, texts))
+    values, written = values[list(places)], written[list(places)]
+    shown = _heads(found, places, heads)
+    kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
+
+    made = []
+    for row, real in enumerate(trace.mask.cpu().numpy()):
+        words = np.array([word is not None for word in trace.words[row]])
+        scores, quantity = values[:, row, real], written[:, row, real]
+        _check_finite(scores[:, words], row, chosen)
+        scores = np.where(np.isnan(scores), 0, scores)  # the z-scores of special tokens
+        mean = scores.mean(axis=0)
+        real_words = words if at is None else words & (np.arange(len(words)) <= at)
+        flat = [not varies(each[real_words]) for each in (quantity.mean(axis=0), *quantity)]
+        tokens, word_of = list(trace.tokens[row]), list(trace.words[row])
+        by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
+        lives = None if found.half_lives is None else found.half_lives[list(places)][:, row, real]
+        if merge:
+            groups = grouped(word_of)
+            tokens, word_of = [joined(tokens, group) for group in groups], [word_of[group[0]] for group in groups]
+            scores, mean = (together(each, groups, summed=kind == "share") for each in (scores, mean))
+            by_head = together(by_head, groups, summed=kind == "share") if shown else by_head
+            lives = None if lives is None else together(lives, groups, summed=False)
+        pixels = None if trace.pixels is None else trace.pixels[row].float().cpu().numpy()
+
+        def standing(
+            of: np.ndarray, noise: bool, tokens: Sequence[str] = tokens, words: Any = word_of
+        ) -> tuple[int, ...]:
+            options: Any = {"kind": kind, "top": top, "punctuation": punctuation or pixels is not None}  # noqa: B023
+            return () if noise else sum(standing_out(tokens, words, of, **options), ())
+
+        made.append(
+            ScoredText(
+                tokens=tuple(tokens),
+                words=tuple(word_of),
+                scores=scores.astype(np.float32),
+                mean=mean.astype(np.float32),
+                rationale=standing(mean, flat[0]),
+                answer=trace.answers[row][0],
+                probability=float(trace.answers[row][1]),
+                pixels=pixels,
+                half_lives=None if lives is None or through else lives.astype(np.float32),
+                flat=tuple(flat),
+                standing=tuple(standing(each, noise) for each, noise in zip(scores, flat[1:])),
+                heads=by_head if shown else None,
+            )
+        )
+    options = {"score": score, "at": at, "layers": layers if isinstance(layers, str) else list(chosen), "heads": heads}
+    options |= {"through": through, "contrast": contrast, "scale": scale, "top": top, "punctuation": punctuation}
+    return SelectionHeatmap(
+        provenance=record_provenance(trace.source, options={**options, "merge": merge}),
+        texts=tuple(made),
+        score=score,
+        layers=chosen,
+        size=top,
+        by_layer=layers != "mean",
+        at=at,
+        contrast=contrast,
+        through=through,
+        reach=found.reach,
+        shared=scale == "shared",
+        heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
+        attends=model is not None and attends(model),
+    )
+
+
+def _taken(
+    model: Model | None, texts: TextsLike, score: Score, at: int | None, layers: Any, heads: bool, through: bool
+) -> tuple[Trace, Layers]:
+    """The trace of the texts, and what was taken of its layers as they ran; of a trace that there is already, what is
+    recomputed."""
+    if isinstance(texts, Trace):
+        _check_position(texts.mask.sum(1).tolist(), at)
+        found = Layers(len(texts.retention), texts.mask, score, at, heads=heads)
+        if score == "survival" or heads:
+            every = range(len(texts.retention))
+            of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
+        return texts, found
+    batch = as_batch(model, texts)
+    assert model is not None
+    _check_position(batch.lengths, at)
+    found = Layers(model.num_layers, batch.mask, score, at, heads=heads)
+    return model.trace(batch, keep_inputs=through, visit=found.visit), found
+
+
+def _check_position(lengths: Sequence[int], at: int | None) -> None:
+    if at is not None and at >= min(lengths):
+        raise InputError(f"there is no token {at} in every text; the shortest has the tokens 0 to {min(lengths) - 1}")
+
+
+def _check_finite(scores: np.ndarray, row: int, chosen: Sequence[int]) -> None:
+    if not np.isfinite(scores).all():
+        layer = chosen[int(np.flatnonzero(~np.isfinite(scores).all(axis=1))[0])]
+        raise InputError(f"the scores of text {row} are not finite at layer {layer}; the model is damaged")
+
+
+def _heads(found: Layers, chosen: Sequence[int], heads: str | None) -> tuple[Head, ...]:
+    """The heads that are shown, the most selective first.
+
+    Raises:
+        InputError: for all heads of a model that has too many.
+    """
+    if heads is None:
+        return ()
+    means = {layer: found.selectivity[layer].mean(0) for layer in chosen}
+    every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
+    if heads == "all" and len(every) > MOST_HEADS:
+        raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MOST_HEADS} heads")
+    every.sort(key=lambda head: (-head.selectivity, head.layer, head.head))
+    return tuple(every if heads == "all" else every[:SHOWN_HEADS])
+
+
+def _averages(model: Model | None, data: str, score: Score) -> Averages:
+    from ssmscope.tasks.text import load_text
+
+    if model is None:
+        raise InputError("contrast needs the model that averages are taken of; give the model first")
+    texts = load_text(data, None, label_names=model.labels).texts
+    drawn = np.random.default_rng(0).permutation(len(texts))[:CORPUS]
+    return Averages(model, [texts[at] for at in sorted(drawn.tolist())], score)

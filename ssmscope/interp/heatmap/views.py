@@ -1,0 +1,213 @@
+"""How the heatmap is shown: the tokens in the colours of the average, of every layer and head; what stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.interp.heatmap.words import half_life
+from ssmscope.results import TABLE_ROWS
+from ssmscope.show import token_rows
+from ssmscope.show.blocks import Block, Picture, Prose, TokenRow, TokenRows, TokenScores, TokenText
+from ssmscope.show.table import ROWS, Cell, Line, table
+from ssmscope.show.token_figure import draw_rows
+from ssmscope.show.tokens import bounds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+
+NAMED = 8
+"""How many words a table names at most."""
+FLAT = "flat: noise"
+WARM = "; in italics, or underlined in orange: the convolution is not yet full"
+
+
+def blocks(result: SelectionHeatmap) -> Iterator[Block]:
+    """The verdict, the coloured texts with their picture, what stands out row by row, and notes."""
+    yield Prose(result.headline, "title")
+    yield Prose(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
+    yield coloured(result)
+    yield Picture(result.figure, result.headline, vector=False, folded=not result.of_images)
+    if not result.of_images:
+        yield replace(table(("text", "of"), list(strongest(result)), most=ROWS), brief=TABLE_ROWS)
+    yield from (Prose(line, "note") for line in notes(result))
+
+
+def coloured(result: SelectionHeatmap) -> TokenScores:
+    """The coloured texts: in a terminal layer by layer where that was asked for, in a page always."""
+    return TokenScores(
+        terminal=lambda colours: token_rows.terminal(rows(result, every=result.by_layer), colours),
+        html=lambda: token_rows.html(rows(result)),
+        style=token_rows.style(),
+        texts=result.texts,
+        layers=result.layers,
+        score=result.score,
+        name=result.score_name,
+        ends=scale(result) if result.shared else None,
+    )
+
+
+def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
+    """Every text with a row for the average and, with `every`, for each layer and head."""
+    shared = scale(result) if result.shared else None
+    of_heads = _ends(result, [heads for text in result if (heads := _heads(text)) is not None])
+    return TokenRows(
+        texts=tuple(_text(text, result, shared, of_heads, every) for text in result),
+        of="layer",
+        score=result.score if result.contrast is None else f"{result.score}, z",
+        name=result.score_name,
+        around=("below its average", "above"),
+        marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
+    )
+
+
+def scale(result: SelectionHeatmap) -> tuple[float, float]:
+    """Where the colours of all averages and layers of all texts begin and end."""
+    return _ends(result, [np.vstack([text.mean[None], text.scores])[:, ~text.special] for text in result])
+
+
+def _ends(result: SelectionHeatmap, scores: Sequence[np.ndarray]) -> tuple[float, float]:
+    """From 0 to the largest share; from the lowest to the highest of other scores; around zero of z-scores."""
+    every = np.concatenate([each.ravel() for each in scores]) if scores else np.zeros(0)
+    if not every.size:
+        return 0.0, 0.0
+    low, high = float(every.min()), float(every.max())
+    if result.contrast is not None:
+        return -max(abs(low), abs(high)), max(abs(low), abs(high))
+    return (0.0, high) if result.score == "survival" else (low, high)
+
+
+def _heads(text: ScoredText) -> np.ndarray | None:
+    return None if text.heads is None else text.heads[:, ~text.special]
+
+
+def _text(
+    text: ScoredText,
+    result: SelectionHeatmap,
+    shared: tuple[float, float] | None,
+    of_heads: tuple[float, float],
+    every: bool,
+) -> TokenText:
+    outside = text.special.copy()
+    if result.at is not None:
+        outside[result.at + 1 :] = True
+
+    def row(
+        name: str, scores: np.ndarray, flat: bool, marked: Sequence[int], ends: tuple[float, float] | None
+    ) -> TokenRow:
+        own = ends or _ends(result, [scores[~outside]])
+        middle = float(scores[~outside].mean()) if not outside.all() else 0.0
+        signed = result.contrast is not None
+        return TokenRow(
+            name,
+            scores,
+            (middle, middle) if flat else own,
+            signed and not flat,
+            outside,
+            marked,
+            (),
+            remark=FLAT * flat,
+        )
+
+    single = len(result.layers) == 1
+    flat = text.flat or (False,) * (1 + len(result.layers))
+    standing = text.standing or ((),) * len(result.layers)
+    made = [row(result.layers_name if single else "mean", text.mean, flat[0], text.rationale, shared)]
+    if every and not single:
+        each = zip(result.layers, text.scores, flat[1:], standing, strict=True)
+        made += [row(f"layer {number}", scores, noise, marked, shared) for number, scores, noise, marked in each]
+    if every and text.heads is not None:
+        for head, scores in zip(result.heads, text.heads, strict=True):
+            name = f"layer {head.layer} head {head.head}\nselectivity {head.selectivity:.2f}"
+            made.append(row(name, scores, False, (), of_heads if result.shared else None))
+    warm = min(result.reach - 1, len(text))
+    span = (0, warm) if warm and not result.of_images else None
+    about = "" if result.of_images else _about(text, result)
+    return TokenText(text.tokens, text.words, made, text.answer, text.probability, about, span, text.pixels)
+
+
+def _about(text: ScoredText, result: SelectionHeatmap) -> str:
+    return f"stands out: {result.said(text)}" if text.rationale else "nothing stands out"
+
+
+def strongest(result: SelectionHeatmap) -> Iterator[Line]:
+    """A row per text and layer, the average first, then heads: what stands out, the half-life, the range of scores."""
+    single = len(result.layers) == 1
+    names = [result.layers_name] if single else ["mean", *(f"layer {layer}" for layer in result.layers)]
+    of_heads = [f"layer {head.layer} head {head.head}" for head in result.heads]
+    for number, text in enumerate(result):
+        scores, standing = (text.mean, *text.scores), (text.rationale, *text.standing)
+        shown = len(names) if result.by_layer else 1
+        for at, (name, row, places) in enumerate(zip(names[:shown], scores, standing)):
+            flat = text.flat[at] if text.flat else False
+            cells = {"stands out": Cell(text=_words(text, row, places, result) or (FLAT if flat else "nothing"))}
+            if text.half_lives is not None and (at or single):
+                life = text.half_lives[max(at - 1, 0)]
+                cells["half-life in tokens"] = Cell(text=half_life(life[~text.special], len(text)))
+            yield Line((str(number), name), cells | _range(text, row, result))
+        for name, row in zip(of_heads, () if text.heads is None else text.heads):
+            highest = [at for at, *_ in text.top(3, row)]
+            cells = {"stands out": Cell(text=_words(text, row, highest, result, whole=False))}
+            yield Line((str(number), name), cells | _range(text, row, result))
+
+
+def _words(
+    text: ScoredText, row: np.ndarray, places: Sequence[int], result: SelectionHeatmap, *, whole: bool = True
+) -> str:
+    """Words with their scores, or single tokens."""
+    found = (
+        text.named(row, places, summed=result.summed) if whole else [(text.tokens[p].strip(), row[p]) for p in places]
+    )
+    return " · ".join(f"{word} {result.written(float(score))}" for word, score in found[:NAMED])
+
+
+def _range(text: ScoredText, row: np.ndarray, result: SelectionHeatmap) -> dict[str, Cell]:
+    seen = slice(None) if result.at is None else slice(result.at + 1)
+    return {"tokens from – to": Cell(text=bounds(row[seen], text.special[seen]))}
+
+
+def notes(result: SelectionHeatmap) -> list[str]:
+    """What has to be said of the scores."""
+    found = []
+    if result.score == "survival":
+        found.append(
+            "Survival: what was written at a token and is left in the states, as a share of all that is left, exact in "
+            "every head, heads weighted by what they hold. Half-life: after how many tokens half of it is left, the "
+            "median over the text's tokens."
+        )
+    if result.contrast is not None:
+        of = "the logarithm of a token's share, in units of an even spread" if result.score == "survival" else "scores"
+        found.append(
+            f"z-scores of {of}: how far it lies above the token's own average over {result.contrast}, in standard "
+            "deviations of tokens about theirs. Rare tokens' averages are drawn to that of all."
+        )
+    if result.through:
+        found.append(
+            "Followed through the layers below to the tokens of the input, half of each by the residual stream."
+        )
+    elif len(result.layers) > 1 and result.score == "survival":
+        found.append("What a deeper layer writes at a token, earlier layers have moved there; see --through.")
+    if any(any(text.flat) for text in result):
+        found.append(
+            "A flat row varies over the tokens by less than a tenth of its mean (of what is replaced, for retention): "
+            "that is noise, and is not coloured."
+        )
+    if result.reach > 1 and not result.of_images:
+        found.append(
+            f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution reaches before "
+            "the text, and what is written there is of fewer tokens."
+        )
+    if result.attends:
+        found.append("Layers of attention keep no state, and have no row.")
+    return found
+
+
+def draw(result: SelectionHeatmap, start: int) -> Figure:
+    """Rows of coloured tokens, strips of long texts, maps of images."""
+    before, model, after = result.headline.partition(str(result.provenance.get("model", "a model")))
+    return draw_rows(rows(result), (before, model, after), start=start)
