@@ -24,11 +24,11 @@ def patch(
     model: Model,
     *,
     clean: Annotated[
-        str | Sequence[int],
+        str,
         "The text with the answer; token ids for a model without a tokenizer.",
         InHand((list, tuple)),
     ],
-    corrupted: Annotated[str | Sequence[int], "One of as many tokens that has another answer.", InHand((list, tuple))],
+    corrupted: Annotated[str, "One of as many tokens that has another answer.", InHand((list, tuple))],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
         "What is patched: the memory behind a token, a mixer's output, the residual stream that a block reads, what a "
