@@ -141,7 +141,7 @@ class TestKeys:
         assert changed("reads.py", "\nX = 1\n") == every, "how texts are read"
         for other in ("reports/page.py", "cli/verbs.py", "cli/serve.py", "training/run.py", "__init__.py"):
             assert changed(other, "\nX = 1\n") == set(), other
-        line = "    chosen = chosen_layers(layers, "
+        line = "    return scored("
         file = root / "interp/heatmap/__init__.py"
         text = file.read_text()
         assert line in text
