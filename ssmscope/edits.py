@@ -25,10 +25,12 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ssmscope import ssm
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.frozen import LEVELS
 from ssmscope.intercept import Before, watched
 from ssmscope.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
 from ssmscope.ssm import Recurrence, Scan
@@ -285,7 +287,7 @@ def replaced(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    rows: Tensor | None = None,
+    rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
     """What another run had, in place of what this one has, at some positions.
 
@@ -295,7 +297,8 @@ def replaced(
             part, of scans by number and recurrence.
         positions: where; all by default.
         heads: of "scans": which heads' outputs.
-        rows: (layers, batch, length) bool, of which rows at which positions, in place of `positions`.
+        rows: by layer, where it is replaced, (batch, length) or (batch, length, heads) bool, in place of layers,
+            positions and heads.
     """
 
     def value(site: Site, like: Tensor, part: int = 0) -> Tensor:
@@ -303,16 +306,19 @@ def replaced(
         if isinstance(values, Mapping):
             found = values[(site.layer, part) if place in ("convolution", "scans") else site.layer]
         assert isinstance(found, Tensor)
-        chosen = torch.zeros(like.shape[:2], dtype=torch.bool, device=like.device)
-        if rows is None:
-            chosen[:, positions] = True
-        else:
+        if rows is not None:
             chosen = rows[site.layer].to(like.device)
-        chosen = chosen.view(*chosen.shape, *[1] * (like.ndim - 2))
-        if heads is not None:
-            own = torch.zeros(like.shape[2], dtype=torch.bool, device=like.device)
-            own[list(heads)] = True
-            chosen = chosen & own.view(1, 1, -1, 1)
+        else:
+            chosen = torch.zeros(
+                like.shape[:2] if heads is None else like.shape[:3], dtype=torch.bool, device=like.device
+            )
+            at = torch.arange(like.shape[1])[positions] if isinstance(positions, slice) else torch.as_tensor(positions)
+            chosen[:, at] = True
+            if heads is not None:
+                absent = torch.ones(like.shape[2], dtype=torch.bool)
+                absent[list(heads)] = False
+                chosen[:, :, absent] = False
+        chosen = chosen.view(*chosen.shape, *[1] * (like.ndim - chosen.ndim))
         return torch.where(chosen, found.to(like), like)
 
     def change(old: Any, site: Site) -> Any:
@@ -320,17 +326,12 @@ def replaced(
             return tuple(scan._replace(y=value(site, scan.y, number)) for number, scan in enumerate(old))
         return value(site, old, site.part)
 
-    where = [] if isinstance(positions, slice) else [int(position) for position in positions]
-    options = {"positions": where or "all", "heads": None if heads is None else list(heads)}
+    where = str(positions) if isinstance(positions, slice) else list(map(int, positions))
+    options = {"positions": where, "heads": heads and list(heads)}
     tensors = list(values.values()) if isinstance(values, Mapping) else [values]
-    return Edit(
-        f"{place} replaced",
-        place,
-        change,
-        None if layers is None else tuple(layers),
-        options=options,
-        key=_digest([place, None if layers is None else list(layers), options], [*tensors, rows]),
-    )
+    own = tuple(rows) if rows is not None else None if layers is None else tuple(layers)
+    key = _digest([place, own, options], [*tensors, *(rows or {}).values()])
+    return Edit(f"{place} replaced", place, change, own, options=options, key=key)
 
 
 def cut_edges(
@@ -340,7 +341,8 @@ def cut_edges(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     recurrences: Sequence[int] | None = None,
-    rows: Tensor | None = None,
+    level: str = "ssm",
+    rows: Mapping[int, Tensor] | None = None,
 ) -> Edit:
     """Cut the edges from source tokens to target tokens: what sources wrote into the state is not read at targets.
 
@@ -355,8 +357,16 @@ def cut_edges(
         heads: whose edges; all by default.
         recurrences: of which of a layer's recurrences, by their numbers in its trace, those that a GroupMamba's module
             borrows after its own; all by default.
-        rows: (layers, batch) bool: in which layers the edges of which rows are cut; all by default.
+        level: "ssm", of what is written into the state at a source; "block", of what a source gives to the input of the
+            convolution, which comes to be written with the tokens after it too (its activation frozen).
+        rows: by layer, whose edges are cut there: (batch,) or (batch, heads) bool; of all rows by default.
+
+    Raises:
+        InputError: another level.
     """
+
+    if level not in LEVELS:
+        raise InputError(f"unknown level {level!r}; allowed are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
 
     def mask(chosen: Sequence[int] | Tensor, like: Tensor) -> Tensor:
         if isinstance(chosen, Tensor):
@@ -369,56 +379,62 @@ def cut_edges(
         layer, reader = site.trace, reader_of(site.mixer)
         assert layer is not None
         like = layer.recurrences[0].x
-        cut, read = mask(sources, like), mask(targets, like)
+        own = torch.ones(1, like.shape[2], dtype=torch.bool, device=like.device)
+        if heads is not None:
+            own = torch.zeros_like(own)
+            own[:, list(heads)] = True
         if rows is not None:
-            cut = cut & rows[site.layer].to(like.device).unsqueeze(-1)
-        if not bool(cut.any()):
-            return scans
+            if site.layer not in rows:
+                return scans
+            chosen = rows[site.layer].to(like.device)
+            own = own & (chosen.unsqueeze(-1) if chosen.ndim == 1 else chosen)
+        cut, read = mask(sources, like).unsqueeze(-1) & own.unsqueeze(1), mask(targets, like)
+        paths = reader.frozen(site.mixer, layer).paths if level == "block" else ()
 
         def part(number: int, recurrence: Recurrence, late: int = 0) -> Tensor:
             if recurrences is not None and number not in recurrences:
                 return torch.zeros_like(recurrence.x)
+            x = torch.where(cut.unsqueeze(-1), recurrence.x, 0)
+            if paths and not late:  # RWKV, which reads late, has no convolution before its recurrence
+                entry, width = paths[number].entry, recurrence.shape[3]
+                source = torch.where(cut.repeat_interleave(width, dim=2), entry.source, 0)
+                x = paths[number].written(entry.values(source, False), False)
             at = torch.zeros_like(read)
             at[:, : at.shape[1] - late] = read[:, late:]
-            return contribution(recurrence, cut, at, heads)
+            return contribution(recurrence, x, at)
 
         if hasattr(reader, "without"):
             return reader.without(site.mixer, layer, scans, part)
         each = enumerate(zip(scans, layer.recurrences))
         return tuple(scan._replace(y=scan.y - part(number, recurrence)) for number, (scan, recurrence) in each)
 
-    given = [each if isinstance(each, Tensor) else None for each in (sources, targets, rows)]
+    tensors = [each if isinstance(each, Tensor) else None for each in (sources, targets)]
     options: dict[str, Any] = {
-        name: "rows" if isinstance(each, Tensor) else list(each)
+        name: "by row" if isinstance(each, Tensor) else list(each)
         for name, each in (("sources", sources), ("targets", targets))
     }
-    options |= {"heads": heads and list(heads), "recurrences": recurrences and list(recurrences)}
-    own = None if layers is None else tuple(layers)
-    return Edit("edges cut", "scans", change, own, options=options, key=_digest([own, options], given))
+    options |= {"heads": heads and list(heads), "recurrences": recurrences and list(recurrences), "level": level}
+    where = tuple(rows) if layers is None and rows is not None else layers
+    where = None if where is None else tuple(where)
+    key = _digest([where, options], [*tensors, *(rows or {}).values()])
+    return Edit("edges cut", "scans", change, where, options=options, key=key)
 
 
 def contribution(
-    recurrence: Recurrence, sources: Tensor, targets: Tensor, heads: Sequence[int] | None = None
-) -> Tensor:
-    """Σ_{s ∈ sources} α[t, s] x_s at every t among the targets and 0 elsewhere, (batch, length, heads, width).
-
-    Args:
-        sources, targets: (batch, length) bool.
-        heads: whose; of the others it is 0.
-    """
-    places, reads = (each.any(0).nonzero().flatten() for each in (sources, targets))
+    recurrence: Recurrence, x: Float[Tensor, "batch length heads width"], targets: Bool[Tensor, "batch length"]
+) -> Float[Tensor, "batch length heads width"]:
+    """Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone, between
+    the first that is not 0 and the last target."""
     result = torch.zeros_like(recurrence.x)
-    if not len(places) or not len(reads) or places[0] > reads[-1]:
+    places = x.flatten(2).any(-1)
+    rows, reads = places.any(1).nonzero().flatten(), targets.any(0).nonzero().flatten()
+    if not len(rows) or not len(reads):
         return result
-    first, stop = int(places[0]), int(reads[-1]) + 1
-    kept = sources[:, :, None, None]
-    if heads is not None:
-        own = torch.zeros(recurrence.x.shape[2], dtype=torch.bool, device=kept.device)
-        own[list(heads)] = True
-        kept = kept & own[:, None]
-    written = replace(recurrence, x=torch.where(kept, recurrence.x, 0), D=None).between(first, stop)
-    read = ssm.scan(written).y * targets[:, first:stop, None, None].to(recurrence.x)
-    return torch.cat([result[:, :first], read, result[:, stop:]], dim=1)
+    row, time = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(places.any(0).nonzero()[0]), int(reads[-1]) + 1)
+    if time.start < time.stop:
+        written = replace(recurrence, x=x, D=None).of_rows(row.start, row.stop).between(time.start, time.stop)
+        result[row, time] = ssm.scan(written).y * targets[row, time, None, None].to(result)
+    return result
 
 
 def new_state(

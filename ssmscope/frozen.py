@@ -110,12 +110,16 @@ class Path:
     initial: Tensor | None = None
     weight: Tensor | float | None = None
 
-    def read(self, values: Channels, biased: bool) -> Channels:
-        """weight ⊙ (α + D)(filter ∗ values), with what comes from before the first position where `biased`."""
+    def written(self, values: Channels, biased: bool) -> Float[Tensor, "batch length heads width"]:
+        """What the recurrence reads of the values, filter ∗ values."""
         if self.filter is not None:
             values = _convolved(values, self.filter.unsqueeze(0), self.filter_tail if biased else None)
-        x = rearrange(values, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
-        y = ssm.scan(replace(self.recurrence, x=x.to(self.recurrence.x)), self.initial if biased else None).y
+        return rearrange(values, "b t (h p) -> b t h p", h=self.recurrence.shape[2]).to(self.recurrence.x)
+
+    def read(self, values: Channels, biased: bool) -> Channels:
+        """weight ⊙ (α + D)(filter ∗ values), with what comes from before the first position where `biased`."""
+        x = self.written(values, biased)
+        y = ssm.scan(replace(self.recurrence, x=x), self.initial if biased else None).y
         y = rearrange(y, "b t h p -> b t (h p)")
         return y if self.weight is None else y * self.weight
 

@@ -100,6 +100,15 @@ class Model:
         return len(self.mixers)
 
     @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """What the state-space layers are called: their numbers in the model's list of layers, in which a hybrid has
+        others too; 0, 1, … where several stand in one of these, or in several lists."""
+        names = {id(part): name for name, part in self.module.named_modules()}
+        within = [[int(part) for part in names[id(mixer)].split(".") if part.isdigit()] for mixer in self.mixers]
+        numbers = tuple(each[0] for each in within if each)
+        return numbers if len(set(numbers)) == len(within) else tuple(range(len(within)))
+
+    @property
     def width(self) -> int:
         """Of the embeddings of its tokens."""
         return self.module.get_input_embeddings().weight.shape[1]
@@ -362,6 +371,7 @@ class Model:
             layers=Layers(len(found), recompute),
             frozen=Layers(len(found), freeze),
             pixels=self.images_of(batch),
+            numbers=self.layer_numbers,
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:

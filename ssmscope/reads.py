@@ -165,6 +165,19 @@ class Texts(Input):
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
 
 
+def one_text(model: Model, text: str | Sequence[int]) -> Batch:
+    """A text, or token ids, which somebody types as "5,17,3" for a model without a tokenizer.
+
+    Raises:
+        InputError: as `Model.encode`, and for what are no ids.
+    """
+    if not isinstance(text, str):
+        return model.encode(ids=list(text))
+    if model.tokenizer is None:
+        return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
+    return model.encode(text)
+
+
 def _data_options(
     *,
     data: Annotated[

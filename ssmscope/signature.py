@@ -169,7 +169,7 @@ class Option:
     @property
     def flags(self) -> tuple[str, ...]:
         """How it is typed."""
-        name = self.name.replace("_", "-")
+        name = self.name.rstrip("_").replace("_", "-")  # from_, since Python has a word of its own
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
@@ -423,21 +423,24 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def chosen_layers(layers: str | Sequence[int], count: int) -> tuple[int, ...]:
-    """The numbers of the layers that an option names, of a model that has `count`: all for a word.
+def chosen_layers(layers: str | Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
+    """The places of the layers that an option names among `numbers`, a model's state-space layers: all for a word.
 
     Raises:
         InputError: a layer that is not there, or one that is named twice.
     """
     if isinstance(layers, str):
-        return tuple(range(count))
-    allowed = f"this model has the layers 0 to {count - 1}"
-    absent = next((layer for layer in layers if not 0 <= layer < count), None)
+        return tuple(range(len(numbers)))
+    if list(numbers) == list(range(len(numbers))):
+        allowed = f"this model has the layers 0 to {len(numbers) - 1}"
+    else:
+        allowed = f"this model's state-space layers are {', '.join(map(str, numbers))}"
+    absent = next((layer for layer in layers if layer not in numbers), None)
     if absent is not None:
         raise InputError(f"there is no layer {absent}; {allowed}")
     if len(set(layers)) < len(layers):
         raise InputError(f"layers is {list(layers)}; name each once; {allowed}")
-    return tuple(layers)
+    return tuple(map(list(numbers).index, layers))
 
 
 # ---- options that several analyses have

@@ -147,6 +147,7 @@ class Trace:
         layers: each layer's `LayerTrace`, recomputed on access.
         frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
+        numbers: the state-space layers' numbers in the model, where it has others between them; None where it has not.
     """
 
     input_ids: Tensor
@@ -160,9 +161,15 @@ class Trace:
     layers: Sequence[LayerTrace]
     frozen: Sequence[FrozenLayer] = ()
     pixels: Tensor | None = None
+    numbers: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """What every layer of `retention` and `layers` is called: a hybrid's by the model's own numbers."""
+        return tuple(range(len(self.retention))) if self.numbers is None else self.numbers
 
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
         """What is left of every token in the states after position `at`, by default the last one: its share, (layers,

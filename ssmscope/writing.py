@@ -73,6 +73,16 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """As `write_atomically`, all of a content; what is no character of a text is written as its escape.
+
+    Raises:
+        OSError: as said.
+    """
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    write_atomically(path, lambda stream: stream.write(data))
+
+
 @contextmanager
 def made(directory: Path) -> Iterator[None]:
     """A directory, made with its parents if need be; those that were made go again, if empty, when the body raises.

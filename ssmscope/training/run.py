@@ -373,7 +373,7 @@ def _describe(
     from ssmscope.training.card import model_card, versions
     from ssmscope.training.checkpoint import write_json
     from ssmscope.training.plan import FINISHED
-    from ssmscope.writing import write_atomically
+    from ssmscope.writing import write_whole
 
     config = module.config
     classifies = options["kind"] in ("text", "sequences", "pixels")
@@ -395,5 +395,5 @@ def _describe(
         "commands_before": _commands_before(options["init_from"]),
         "versions": versions(),
     }
-    write_atomically(out / "README.md", lambda stream: stream.write(model_card(record).encode("utf-8")))
+    write_whole(out / "README.md", model_card(record))
     write_json(out / FINISHED, record)

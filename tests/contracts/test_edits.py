@@ -6,12 +6,13 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from examples import TEXTS, relative
+from examples import TEXTS, matrices, relative
 from loud import TrueFloat64
 
 from ssmscope import ssm
 from ssmscope.edits import PLACES, Edit, contribution, cut_edges, edited, new_state, recorded, replaced
 from ssmscope.errors import InputError
+from ssmscope.frozen import Exit, Path
 from ssmscope.intercept import taken_over
 from ssmscope.mixers import reader_of
 from ssmscope.model import Model
@@ -22,34 +23,44 @@ OTHER = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
 """Another beginning, of three tokens at the most."""
 
 
-def attended(r: ssm.Recurrence, keep: torch.Tensor, initial: torch.Tensor | None) -> torch.Tensor:
-    """y from the matrices of every head with entries (batch, t, s) set to zero, its skip, and what it starts from."""
-    alpha = ssm.attention(replace(r, D=None), groups=r.shape[2]) * keep.unsqueeze(1)
-    y = torch.einsum("bhts,bshp->bthp", alpha, r.x)
+def attended(
+    r: ssm.Recurrence, keep: torch.Tensor, initial: torch.Tensor | None, path: Path | None = None
+) -> torch.Tensor:
+    """y from the matrices of every head with entries (batch, t, s) set to zero, its skip, and what it starts from; with
+    a path the entries of the block's matrices, of every channel."""
+    alpha = ssm.attention(replace(r, D=None), groups=r.shape[2])
+    if path is None:
+        y = torch.einsum("bhts,bshp->bthp", alpha * keep.unsqueeze(1), r.x)
+    else:
+        bare = replace(path, recurrence=replace(path.recurrence, D=None), weight=None, exit=Exit(lambda v: v))
+        channels = matrices(bare, "block") * ~keep.unsqueeze(1)
+        cut = torch.einsum("bcts,bsc->btc", channels, path.entry.source)
+        y = torch.einsum("bhts,bshp->bthp", alpha, r.x) - cut.unflatten(-1, r.x.shape[2:])
     if r.D is not None:
         y = y + (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
     return y if initial is None else y + ssm.scan(replace(r, x=0 * r.x, D=None), initial).y
 
 
-def brute_force(model: Model, batch, keep: torch.Tensor) -> torch.Tensor:
+def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> torch.Tensor:
     """The logits with the entries of all layers' matrices set to zero where `keep` (batch, t, s) is False."""
 
     def handler(below, u, *args, mixer, **kwargs):
         reader = reader_of(mixer)
         layer = reader.quantities(mixer, u, batch.mask)
         starts = layer.initial or (None,) * len(layer.recurrences)
+        paths = reader.frozen(mixer, layer).paths if level == "block" else (None,) * 9
         if reader is rwkv:  # a token reads what the one before left
             later = torch.cat([keep[:, 1:], keep[:, -1:]], dim=1)
-            y = attended(layer.recurrence, later, starts[0])
+            y = attended(layer.recurrence, later, starts[0])  # it has no convolution behind its values
             return reader.returned(reader.output(mixer, layer, (ssm.Scan(y, None, None),)))
         if isinstance(layer, groupmamba.GroupTrace) and layer.borrowed:
             weights = groupmamba.attend(mixer, layer).weights
             every = [replace(layer.recurrence, D=None), *layer.borrowed]
-            y = sum(weights[..., j] * attended(r, keep, None) for j, r in enumerate(every))
+            y = sum(weights[..., j] * attended(r, keep, None, paths[j]) for j, r in enumerate(every))
             y = y + attended(layer.recurrence, 0 * keep, None)  # the skip
             return groupmamba._base(mixer).output(mixer, layer, (ssm.Scan(y, None, None),))
-        pairs = zip(layer.recurrences, starts)
-        return reader.output(mixer, layer, tuple(ssm.Scan(attended(r, keep, H), H, None) for r, H in pairs))
+        each = zip(layer.recurrences, starts, paths)
+        return reader.output(mixer, layer, tuple(ssm.Scan(attended(r, keep, H, path), H, None) for r, H, path in each))
 
     def bound(mixer):
         def run(below, *args, **kwargs):
@@ -83,11 +94,13 @@ def test_cut_edges_are_zeros_in_the_matrices(module):
     sources[0, [1, 4]] = sources[1, 2] = True
     targets[0, [1, 6, 10]] = targets[1, [3, 6]] = True
     keep = ~(targets[:, :, None] & sources[:, None, :])
-    expected = brute_force(model, batch, keep)
-    assert relative(brute_force(model, batch, torch.ones_like(keep)), precise(model, batch)) < 1e-9
-    found = precise(model, batch, cut_edges(sources, targets))
-    changed = relative(expected, precise(model, batch))
-    assert relative(found, expected) < 1e-8 * min(1, changed) and changed > 1e-6
+    plain = precise(model, batch)
+    assert relative(brute_force(model, batch, torch.ones_like(keep)), plain) < 1e-9
+    for level in ("ssm", "block"):
+        expected = brute_force(model, batch, keep, level)
+        found = precise(model, batch, cut_edges(sources, targets, level=level))
+        changed = relative(expected, plain)
+        assert changed > 1e-6 and relative(found, expected) < 1e-8 * min(1, changed)
 
 
 def test_a_token_cut_from_all_is_the_state_without_its_write(module):
@@ -102,7 +115,10 @@ def test_a_token_cut_from_all_is_the_state_without_its_write(module):
         for r, scan, H in zip(layer.recurrences, scans, layer.initial or (None,) * len(scans)):
             without = ssm.scan_reference(replace(r, x=r.x.masked_fill(one[:, :, None, None], 0), D=None), H).y
             skip = 0 if r.D is None else (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
-            assert relative(scan.y - contribution(r, one, every), without + skip) < 1e-9
+            assert (
+                relative(scan.y - contribution(r, r.x.masked_fill(~one[:, :, None, None], 0), every), without + skip)
+                < 1e-9
+            )
 
 
 def test_a_run_patched_with_itself_is_itself(model):

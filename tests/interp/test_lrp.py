@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import EXAMPLES, HYBRIDS, TEXTS, random_example, relative
+from examples import EXAMPLES, TEXTS, random_example, relative
 from loud import TrueFloat64, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
@@ -26,7 +26,10 @@ REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is wo
 
 
 def example(name: str) -> Model:
-    return Model(loud(random_example(name)).double())
+    module = loud(random_example(name)).double()
+    if hasattr(module, "set_experts_implementation"):
+        module.set_experts_implementation("eager")  # transformers 5's own has no float64
+    return Model(module)
 
 
 @contextmanager
@@ -44,13 +47,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-READ = [name for name in EXAMPLES if name not in HYBRIDS]
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_of_attention_are_refused(name):
-    with exact(name) as of, pytest.raises(InputError, match="lrp has no rule for"):
-        lrp(of)
+READ = list(EXAMPLES)
 
 
 @pytest.mark.parametrize("half", [True, False])

@@ -139,7 +139,7 @@ class TestKeys:
         assert changed("matrices/native.c", "\n/* x */\n") == every
         assert changed("models/mamba.py", "\nX = 1\n") == every, "architectures are imported by name"
         assert changed("reads.py", "\nX = 1\n") == every, "how texts are read"
-        for other in ("reports/page.py", "cli/verbs.py", "cli/serve.py", "training/run.py", "__init__.py"):
+        for other in ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py"):
             assert changed(other, "\nX = 1\n") == set(), other
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"

@@ -102,7 +102,9 @@ def influence(
         for start in range(0, model.num_layers, together):
             group = range(start, min(start + together, model.num_layers))
             trace = model.trace(batch, keep_inputs=group)
-            reaches += [reach(str(index), of_layer(model, batch, index, trace.layers[index].u)) for index in group]
+            for index in group:
+                found = of_layer(model, batch, index, trace.layers[index].u)
+                reaches.append(reach(str(trace.layer_numbers[index]), found))
 
     similarity = similarity_of(model, batch, at_once=chunk, seed=seed)
     options: dict[str, Any] = {

@@ -82,7 +82,7 @@ def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int 
         values[place[0]][place[1], chosen] = torch.stack(found, dim=1).cpu().double().numpy()
 
     _visit(model, batch, at_once, measure)
-    places = ("embeddings", *map(str, range(layers)), "output")
+    places = ("embeddings", *map(str, model.layer_numbers), "output")
     return Similarity(places, *(_estimates(values[part], seed) for part in PARTS))
 
 

@@ -22,7 +22,7 @@ from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
 from ssmscope.progress import on_stderr, progress_bar
 from ssmscope.results import SUFFIXES, record_provenance
 from ssmscope.training.checkpoint import STATE, clear, continued, finish, is_new, read_json, write_json
-from ssmscope.writing import settle_all, write_atomically
+from ssmscope.writing import settle_all, write_whole
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -194,8 +194,7 @@ def _save(out: Path, tuned: Any, record: LensFit) -> None:
             tuned.save(staging)
         except RuntimeError as error:  # as torch reports a disk that is full
             raise OSError(str(error).splitlines()[0]) from error
-        content = record.to_json().encode()
-        write_atomically(Path(staging, RECORD), lambda stream: stream.write(content))
+        write_whole(Path(staging, RECORD), record.to_json())
         for file in sorted(Path(staging).iterdir(), key=lambda file: file.name == RECORD):
             os.replace(file, out / file.name)
     finish(out / CLAIMED.parent)

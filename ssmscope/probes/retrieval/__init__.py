@@ -95,7 +95,7 @@ def retrieval(
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     refuse_contexts(steps[-1], examples)  # before the shorter ones are asked
     named = isinstance(filler, str | Path)
-    hay = load_filler(str(filler), split) if named else tuple(filler)  # type: ignore[arg-type]
+    hay = load_filler(str(filler), split) if named else tuple(filler)
     count = token_counter(every[0].tokenizer)
     for task in chosen:  # what cannot be asked is refused before anything is
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
