@@ -141,8 +141,8 @@ class TestKeys:
         assert changed("reads.py", "\nX = 1\n") == every, "how texts are read"
         for other in ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py"):
             assert changed(other, "\nX = 1\n") == set(), other
-        line = "    places = chosen_layers(layers, "
-        file = root / "interp/heatmap/scored.py"
+        line = "    return scored("
+        file = root / "interp/heatmap/__init__.py"
         text = file.read_text()
         assert line in text
         file.write_text(text.replace(line, "    trace = trace\n" + line))
