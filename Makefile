@@ -7,17 +7,20 @@ PARTS ?= 10
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# One thread a test worker: more of them fight for the cores. Bytecode is kept even where the environment forbids it: a
-# run starts many processes, and every worker would rewrite the asserts of all tests.
-THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
-# Nothing of transformers is in these.
-SAME_ON_5 = tests/test_ssm.py tests/test_layout.py tests/test_results.py tests/test_training.py tests/test_bootstrap.py \
-    tests/test_attention.py tests/test_native_attention.py tests/test_fused_attention.py \
-    $(wildcard tests/test_*_scan.py) tests/test_scalar_kernel.py tests/models/test_parts.py tests/attacks/test_regions.py \
-    tests/evaluation/test_store.py tests/training/test_plan.py tests/test_docs.py tests/test_notebooks.py \
-    $(addprefix tests/reports/test_,browser.py engines.py exports.py page.py plan.py running.py) \
-    tests/interp/test_readouts.py tests/interp/test_attention_views.py tests/interp/test_plausibility.py \
-    $(filter-out %/test_language.py %/test_tokenizer.py,$(wildcard tests/tasks/test_*.py))
+# Bytecode is kept even where the environment forbids it: every process would compile what it imports, and every test
+# worker rewrite the asserts of all tests.
+export PYTHONDONTWRITEBYTECODE =
+# One thread a test worker: more of them fight for the cores.
+THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# What reads transformers' code, models and tokenizers, or trains and saves with it.
+ON_5 = tests/contracts tests/models tests/evaluation tests/training/test_books.py tests/training/test_instructions.py \
+    tests/training/test_kinds.py tests/training/test_recording.py tests/training/test_selectivity.py \
+    $(addprefix tests/test_,affine.py cli.py cli_context.py cli_lens.py cli_probes.py demos.py intercept.py model.py) \
+    tests/test_out_of_memory.py tests/test_package.py tests/test_training.py \
+    $(addprefix tests/interp/test_,attending.py captum.py integrated_gradients.py lrp.py methods.py objective.py) \
+    $(addprefix tests/probes/test_,influence.py lens.py lens_training.py retrieval.py snr.py token_loss.py) \
+    $(addprefix tests/attacks/test_,hotflip.py overflow.py position.py prompts.py) \
+    $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
@@ -49,24 +52,24 @@ fuzz: $(VENV)/.dev
 # What has to do with transformers' own code once more, on its newest release 5.
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(SAME_ON_5:%=--ignore=%)
+	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(ON_5)
 
 # The documentation's site, with every notebook run unless `make test` has just run it, into build/site.
 docs: $(VENV)/.dev
 	$(THREADS) $(VENV)/bin/mkdocs build --strict
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[dev,attacks,ray]"
-	$(VENV)/bin/pip install --quiet --no-deps $(PROMPTBENCH)
+	$(PYTHON) tools/install.py $(VENV) --quiet -c constraints.txt -e ".[dev,attacks,ray]"
+	$(PYTHON) tools/install.py $(VENV) --quiet --no-deps $(PROMPTBENCH)
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e .
+	$(PYTHON) tools/install.py $(VENV) --quiet -c constraints.txt -e .
 	touch $@
 
 $(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
 	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
-	$(VENV)-transformers5/bin/pip install --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
+	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
 	touch $@
 
 %/bin/python:

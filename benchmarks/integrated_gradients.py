@@ -36,7 +36,7 @@ from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.integrated import ig
 from ssmscope.interp.objective import Objective, objective
-from ssmscope.models.load import demos
+from ssmscope.shipped import demos
 from ssmscope.tasks.text import load_text
 
 TOLERANCE = 0.01

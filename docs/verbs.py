@@ -9,15 +9,15 @@ import ast
 import inspect
 import re
 import textwrap
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from reference import plain
 
 import ssmscope
 from ssmscope.cli import app
@@ -27,6 +27,8 @@ SECTION = "Verbs"
 
 GUIDES = {
     "attention": "attention.md",
+    "knockout": "interventions.md",
+    "patch": "interventions.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
     "plausibility": "explanations.md",
@@ -168,29 +170,15 @@ def _functions(callback: Any) -> Iterator[Any]:
 
 def _signature(function: Any) -> str:
     """As it is in the source, a parameter a line."""
-    signature = inspect.signature(function)
+    signature, scope = inspect.signature(function), inspect.unwrap(function).__globals__
     shown = []
     for each in signature.parameters.values():
         if each.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in shown:
             shown.append("*")
         default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}"
-        shown.append(f"{each.name}: {_type(function, each.annotation)}{default}")
+        shown.append(f"{each.name}: {plain(each.annotation, scope)}{default}")
     lines = "".join(f"    {each},\n" for each in shown)
     return f"(\n{lines}) -> {signature.return_annotation}"
-
-
-def _type(function: Any, annotation: str) -> str:
-    """An annotation without what it says of the option: that stands in the table above."""
-    try:
-        hint = eval(annotation, {"Annotated": Annotated, **inspect.unwrap(function).__globals__})
-    except NameError:  # a class that is imported for type checkers alone
-        return annotation
-    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-    return (
-        plain.__name__
-        if isinstance(plain, type)
-        else re.sub(r"\b(?:typing|collections\.abc|pathlib)\.", "", str(plain))
-    )
 
 
 def _docstring(text: str) -> str:

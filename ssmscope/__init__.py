@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ssmscope.attacks.position import position_bias as position_bias
     from ssmscope.attacks.prompts import prompt_attack as prompt_attack
     from ssmscope.attacks.words import word_attack as word_attack
+    from ssmscope.edits import Edit as Edit
+    from ssmscope.edits import edited as edited
     from ssmscope.errors import InputError as InputError
     from ssmscope.evaluation import Evaluator as Evaluator
     from ssmscope.interp.attention import attention_gradient as attention_gradient
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Edit": "edits",
+    "edited": "edits",
     "Evaluator": "evaluation",
     "InputError": "errors",
     "LayerTrace": "trace",

@@ -73,7 +73,7 @@ def applied(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def linear_map(
-    module: nn.Module, name: str = "the layer", rows: slice | None = None
+    module: nn.Module, name: str = "the layer", rows: slice | Tensor | None = None
 ) -> Callable[[Tensor, bool], Tensor]:
     """A linear layer, or some of its outputs, as a map that leaves its constant out unless its second argument is true.
 
@@ -238,14 +238,15 @@ def norm_terms(
         return (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + least)).flatten(-2)
 
     with torch.no_grad(), _quiet(norm):
-        ones = torch.ones(1, 1, width, device=device)
+        wide = torch.promote_types(own.weight.dtype, torch.float32)
+        ones = torch.ones(1, 1, width, device=device, dtype=wide)
         ones[..., ::2] = -1
         zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
         of_ones = _tried(lambda: applied(norm, ones), norm, name)
         if zero.shape != ones.shape or of_ones.shape != ones.shape:
             raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
         weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
-        x = _random((2, 3, width), device)
+        x = _random((2, 3, width), device).to(wide)
         found = _tried(lambda: applied(norm, x), norm, name)
         _same(found, normed(x).to(found) * weight + bias, _digits(found), norm, name, type(own).__name__)
         if not centred and bool(bias.any()):

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ssmscope import register
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.inputs import check_writable
 from ssmscope.reads import Input
 from ssmscope.signature import Option, options_of
+from ssmscope.writing import check_writable
 
 if TYPE_CHECKING:
     from ssmscope.results import Result
@@ -236,19 +236,21 @@ class Call:
             declared.reads.check(self.inputs, self.options)
         declared.checked(self.options, len(self.models))
 
-    def run(self, out: Path | None = None) -> tuple[Result, ...]:
-        """Load the models, run the analysis, and give its results; they are saved in `out` where that is given.
+    def run(self, out: Path | None = None, formats: Sequence[str] | None = None) -> tuple[Result, ...]:
+        """Load the models, run the analysis, and give its results; they are saved in `out` where that is given, in the
+        formats that are asked for (see `ssmscope.results.FORMATS`).
 
         Raises:
             InputError: whatever is wrong with the models, inputs or options; then nothing is left in `out`. Also where
                 `out` is not given to an analysis that writes its own files.
         """
         from ssmscope.models.load import load
-        from ssmscope.results import Result, save_together
+        from ssmscope.results import SUFFIXES, Result, checked_formats, save_together
 
         self.check()
         check_writable(out)
         declared = self.analysis
+        formats = checked_formats(SUFFIXES if formats is None else formats)
         if declared.writes and out is None:
             raise InputError(f"{self.name} writes files of its own; give the directory for them as out")
         loaded: list[Any] = list(self.models)
@@ -267,7 +269,7 @@ class Call:
             found = declared.function(*arguments, **options)
             results = (found,) if isinstance(found, Result) else tuple(found)
             if out is not None and not declared.writes:
-                save_together({result.kind: result for result in results}, out)
+                save_together({result.kind: result for result in results}, out, formats)
         return results
 
     def every(self) -> Iterator[tuple[Option, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,21 @@ class Estimate:
 
     def times(self, factor: float) -> Estimate:
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+
+def with_intervals(**found: Estimate | None) -> dict[str, float]:
+    """Columns of a table: each number under its name, with the ends of its interval in NAME_low and NAME_high."""
+    return {
+        name + end: number
+        for name, one in found.items()
+        if one is not None
+        for end, number in (("", one.value), ("_low", one.low), ("_high", one.high))
+    }
+
+
+def interval_columns(names: Iterable[str]) -> list[str]:
+    """The columns of `with_intervals`."""
+    return [name + end for name in names for end in ("", "_low", "_high")]
 
 
 def resampled_sums(

@@ -68,7 +68,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     ids: list[list[int]] = []
     tokens: list[tuple[str, ...]] = []
     words: list[tuple[int | None, ...]] = []
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
         _check_text(text, which)
         _check_symbols(text, tokenizer, which)
@@ -103,7 +103,7 @@ def encode_ids(
     """
     if not rows or any(not row for row in rows):
         raise InputError("no token id was given")
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(rows):
         _check_length(len(row), max_tokens, f"row {number}")
     _check_range(rows, vocabulary, "the given ids hold")
     names = [tuple(tokenizer.convert_ids_to_tokens(list(r)) if tokenizer else map(str, r)) for r in rows]

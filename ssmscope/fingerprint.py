@@ -106,7 +106,8 @@ def _parts(value: Any, name: str, named: bool = False) -> Iterator[Any]:
 def essence(config: Any) -> dict[str, Any]:
     """The fields of a configuration that decide what a model computes, alike under every version of transformers.
 
-    What transformers keeps for all models alike (dtypes, labels, generation, token ids) is left out.
+    What transformers keeps for all models alike (dtypes, labels, generation, token ids) is left out, and so are sets,
+    which no config.json holds.
     """
     from transformers import PretrainedConfig
 
@@ -116,6 +117,7 @@ def essence(config: Any) -> dict[str, Any]:
         *("use_cache", "use_mambapy", "use_falcon_mambapy", "use_associative_scan", "image_size"),
     }
     fields = {k: v for k, v in vars(config).items() if k not in elsewhere and not k.startswith("_")}
+    fields = {k: v for k, v in fields.items() if not isinstance(v, set | frozenset)}
     backbone = fields.pop("backbone", None)
     if backbone is not None:
         fields["backbone"] = essence(backbone)

@@ -56,11 +56,7 @@ class Entry:
     def values(self, source: Channels, biased: bool) -> Channels:
         """activation ⊙ (kernel ∗ source), with bias and tail where `biased`."""
         if self.kernel is not None:
-            taps = self.kernel.shape[1]
-            before = source.new_zeros(source.shape[0], taps - 1, source.shape[2])
-            if biased and self.tail is not None:
-                before = self.tail.to(source)
-            source = _convolved(torch.cat([before, source], dim=1), self.kernel)
+            source = _convolved(source, self.kernel, self.tail if biased else None)
             if biased and self.bias is not None:
                 source = source + self.bias
         return source if self.activation is None else source * self.activation
@@ -114,29 +110,27 @@ class Path:
     initial: Tensor | None = None
     weight: Tensor | float | None = None
 
+    def written(self, values: Channels, biased: bool) -> Float[Tensor, "batch length heads width"]:
+        """What the recurrence reads of the values, filter ∗ values."""
+        if self.filter is not None:
+            values = _convolved(values, self.filter.unsqueeze(0), self.filter_tail if biased else None)
+        return rearrange(values, "b t (h p) -> b t h p", h=self.recurrence.shape[2]).to(self.recurrence.x)
+
     def read(self, values: Channels, biased: bool) -> Channels:
         """weight ⊙ (α + D)(filter ∗ values), with what comes from before the first position where `biased`."""
-        if self.filter is not None:
-            taps = len(self.filter)
-            before = values.new_zeros(values.shape[0], taps - 1, values.shape[2])
-            if biased and self.filter_tail is not None:
-                before = self.filter_tail.to(values)
-            values = _convolved(torch.cat([before, values], dim=1), self.filter.unsqueeze(0))
-        x = rearrange(values, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
-        y = ssm.scan(replace(self.recurrence, x=x.to(self.recurrence.x)), self.initial if biased else None).y
+        x = self.written(values, biased)
+        y = ssm.scan(replace(self.recurrence, x=x), self.initial if biased else None).y
         y = rearrange(y, "b t h p -> b t (h p)")
         return y if self.weight is None else y * self.weight
 
     def finish(self, y: Channels) -> Float[Tensor, "batch length width"]:
         """project(gate ⊙ y)."""
-        if self.exit.centred:
-            y = _centred(y, self.recurrence.shape[2])
+        y = self._centred(y)
         return self.exit.project(y if self.exit.gate is None else y * self.exit.gate)
 
     def shown(self, y: Channels) -> Channels:
         """What the output gate multiplies: y, with the norm's factor and shift where there is a norm."""
-        if self.exit.centred:
-            y = _centred(y, self.recurrence.shape[2])
+        y = self._centred(y)
         y = y if self.exit.factor is None else y * self.exit.factor
         return y if self.exit.shift is None else y + self.exit.shift
 
@@ -180,7 +174,7 @@ class Path:
 
     def pooled_attention(self, level: str, cells: int, *, groups: int = 1, skip: bool = True) -> Tensor:
         """The map of `ssm.pooled_attention` at a level, (batch, groups, cells, cells)."""
-        heads, width = self.recurrence.shape[2:4]
+        heads = self.recurrence.shape[2]
         each = heads // groups
         # What stands around is of the size of the input times the reach: of a long text some heads at a time.
         slices = next(n for n in range(1, each + 1) if each % n == 0 and (n == each or self._size() <= n * AT_ONCE))
@@ -234,22 +228,24 @@ class Path:
         def cut(t):
             return t[row : row + 1, :length] if isinstance(t, Tensor) and t.ndim > 1 else t
 
-        entry = replace(
-            self.entry,
-            source=cut(self.entry.source),
-            activation=cut(self.entry.activation),
-            tail=_row(self.entry.tail, row),
-        )
+        entry = replace(self.entry, source=cut(self.entry.source), activation=cut(self.entry.activation))
         leaving = replace(self.exit, gate=cut(self.exit.gate), behind=cut(self.exit.behind))
         return replace(
             self,
             recurrence=self.recurrence.of_rows(row, row + 1).between(0, length),
-            entry=entry,
+            entry=replace(entry, tail=_row(self.entry.tail, row)),
             exit=leaving,
             filter_tail=_row(self.filter_tail, row),
             initial=_row(self.initial, row),
             weight=cut(self.weight),
         )
+
+    def _centred(self, y: Channels) -> Channels:
+        """y less the mean over the width of each head, where the norm subtracts it."""
+        if not self.exit.centred:
+            return y
+        by_head = rearrange(y, "b t (h p) -> b t h p", h=self.recurrence.shape[2])
+        return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
 
     def _shape(self) -> tuple[int, int]:
         batch, length = self.recurrence.shape[:2]
@@ -454,13 +450,8 @@ class _Weighed(Path):
     """A path whose block-level maps are multiplied by its source: contributions instead of coefficients."""
 
     def _taps(self) -> Tensor | None:
-        taps = super()._taps()
-        source = self.entry.source
-        if self.exit.centred:
-            source = _centred(source, self.recurrence.shape[2])
-        if taps is None:
-            return source.unsqueeze(2)
-        return taps * source.unsqueeze(2)
+        taps, source = super()._taps(), self._centred(self.entry.source).unsqueeze(2)
+        return source if taps is None else taps * source
 
 
 def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
@@ -485,16 +476,12 @@ def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
     return torch.where(c == 0, slope, act(c) / torch.where(c == 0, 1, c))
 
 
-def _convolved(padded: Tensor, kernel: Tensor) -> Tensor:
-    """Σ_j kernel_j source_{t−j} of an input with its taps − 1 positions before the first."""
-    taps = kernel.shape[1]
-    length = padded.shape[1] - taps + 1
+def _convolved(source: Channels, kernel: Tensor, tail: Tensor | None) -> Channels:
+    """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first."""
+    taps, (batch, length, channels) = kernel.shape[1], source.shape
+    before = source.new_zeros(batch, taps - 1, channels) if tail is None else tail.to(source)
+    padded = torch.cat([before, source], dim=1)
     return torch.stack([padded[:, taps - 1 - j : taps - 1 - j + length] * kernel[:, j] for j in range(taps)]).sum(0)
-
-
-def _centred(y: Tensor, heads: int) -> Tensor:
-    by_head = rearrange(y, "b t (h p) -> b t h p", h=heads)
-    return rearrange(by_head - by_head.mean(-1, keepdim=True), "b t h p -> b t (h p)")
 
 
 def _channel(recurrence: Recurrence, place: int) -> Recurrence:

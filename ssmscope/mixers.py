@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -57,6 +58,7 @@ class Architecture(Protocol):
 
 
 _READERS: dict[type[nn.Module], Architecture] = {}
+_WAITING: dict[str, Callable[[], Architecture]] = {}
 
 
 def register(architecture: Architecture) -> None:
@@ -65,21 +67,36 @@ def register(architecture: Architecture) -> None:
         _READERS[mixer] = architecture
 
 
+def register_later(module: str, architecture: Callable[[], Architecture]) -> None:
+    """Make an architecture's mixers, which stand in the module of this name, readable once a model has some of that
+    module's: neither is imported before."""
+    _WAITING[module] = architecture
+
+
 def reader_of(mixer: nn.Module) -> Architecture:
     """The architecture that reads this mixer.
 
     Raises:
         InputError: when none does.
     """
-    kind = type_before_parametrizations(mixer)
-    if kind not in _READERS:
+    reader = _reader(mixer)
+    if reader is None:
         raise InputError(f"{type(mixer).__name__} is no layer that can be read; these are: {known_mixers()}")
-    return _READERS[kind]
+    return reader
+
+
+def _reader(module: nn.Module) -> Architecture | None:
+    kind = type_before_parametrizations(module)
+    if kind not in _READERS and kind.__module__ in _WAITING:
+        register(_WAITING[kind.__module__]())
+        _WAITING.pop(kind.__module__, None)  # another thread may have been here
+    return _READERS.get(kind)
 
 
 def known_mixers() -> str:
-    """The names of all layer classes that can be read."""
-    return ", ".join(sorted(cls.__name__ for cls in _READERS))
+    """The names of all layer classes that can be read, and of the model types whose layers can."""
+    waiting = ", ".join(sorted(name.split(".")[-2] for name in _WAITING))
+    return ", ".join(sorted(cls.__name__ for cls in _READERS)) + (f", and those of {waiting}" if waiting else "")
 
 
 def mixers(module: nn.Module) -> list[nn.Module]:
@@ -88,10 +105,10 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     Raises:
         InputError: for a mixer in an adapter of its parameters, which are the adapted ones in a forward pass only.
     """
-    if type_before_parametrizations(module) in _READERS:
+    if _reader(module) is not None:
         return [module]
     inside = innermost(module)
-    if inside is not module and type_before_parametrizations(inside) in _READERS:
+    if inside is not module and _reader(inside) is not None:
         raise InputError(
             f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
             "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
@@ -136,6 +153,10 @@ def fast_scan(
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
+    if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
+        raise InputError(
+            "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
+        )
     with ExitStack() as around:
         around.enter_context(watched(before=[(part, _without_cache) for part in caching]))
         for reader in dict.fromkeys(map(reader_of, found)):
@@ -197,17 +218,57 @@ def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **k
 def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
     u = args[0] if args else kwargs["hidden_states"]
     if (args[1] if len(args) > 1 else kwargs.get("cache_params")) is not None or kwargs.get("state") is not None:
+        if id(mixer) in _computed_by.get():
+            raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader = reader_of(mixer)
-    layer = reader.quantities(mixer, u, mask if mask is not None else kwargs.get("attention_mask"), state)
-    if _constant.get():
-        layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
+    reader, mask = reader_of(mixer), mask if mask is not None else kwargs.get("attention_mask")
+    instead = _computed_by.get().get(id(mixer))
+    if instead is not None:
+        result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
+        return reader.returned(result) if hasattr(reader, "returned") else result
+    layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
     return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
+
+
+def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
+    """A mixer's terms, without gradients by its weights within `weights_constant`."""
+    layer = reader_of(mixer).quantities(mixer, u, mask, state)
+    if _constant.get():
+        layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
+    return layer
+
+
+Compute = Callable[..., Tensor]
+"""A mixer's output, from (mixer, u, mask, state, retention, visit, whether its forward pass is its own)."""
+
+_computed_by: ContextVar[Mapping[int, Compute]] = ContextVar("computed by", default=MappingProxyType({}))
+_entering: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("entering", default=MappingProxyType({}))
+
+
+@contextmanager
+def computed_by(instead: Mapping[int, Compute], entering: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Within the context, and in this thread alone, `fast_scan` computes mixers (by their id) with these functions, and
+    what their convolutions read is changed by `entering`."""
+    tokens = (
+        _computed_by.set(MappingProxyType({**_computed_by.get(), **instead})),
+        _entering.set(MappingProxyType({**_entering.get(), **entering})),
+    )
+    try:
+        yield
+    finally:
+        _computed_by.reset(tokens[0])
+        _entering.reset(tokens[1])
+
+
+def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:
+    """What a mixer's convolution reads, as it was computed or as a run changes it."""
+    change = _entering.get().get(id(mixer))
+    return conv_input if change is None else change(conv_input)
 
 
 def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:

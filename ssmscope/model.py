@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ssm
+from ssmscope.batching import by_length
+from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
@@ -22,8 +24,6 @@ from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
 """What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
-
-TOKENS_AT_ONCE = 4096  # texts of a trace run together up to this many tokens: larger batches are slower on a CPU
 
 
 class Run(NamedTuple):
@@ -100,6 +100,20 @@ class Model:
         return len(self.mixers)
 
     @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """What the state-space layers are called: their numbers in the model's list of layers, in which a hybrid has
+        others too; 0, 1, … where several stand in one of these, or in several lists."""
+        names = {id(part): name for name, part in self.module.named_modules()}
+        within = [[int(part) for part in names[id(mixer)].split(".") if part.isdigit()] for mixer in self.mixers]
+        numbers = tuple(each[0] for each in within if each)
+        return numbers if len(set(numbers)) == len(within) else tuple(range(len(within)))
+
+    @property
+    def width(self) -> int:
+        """Of the embeddings of its tokens."""
+        return self.module.get_input_embeddings().weight.shape[1]
+
+    @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
@@ -125,17 +139,20 @@ class Model:
         return versions(stored_weights(self.module), adapters(self.module))
 
     @property
-    def source(self) -> dict[str, str]:
-        """Where a result comes from: model, architecture, fingerprint, dtype, device."""
+    def source(self) -> dict[str, Any]:
+        """Where a result comes from: model, architecture, fingerprint, dtype, device; and the edits of its runs, within
+        `edited`."""
         return self._source(self.fingerprint)
 
-    def _source(self, fingerprint: str) -> dict[str, str]:
+    def _source(self, fingerprint: str) -> dict[str, Any]:
+        edits = [edit.describe() for edit in edits_of(self.module)]
         return {
             "model": self.name,
             "architecture": self.architecture,
             "fingerprint": fingerprint,
             "dtype": str(next(self.module.parameters()).dtype).removeprefix("torch."),
             "device": self.device.type,
+            **({"edits": edits} if edits else {}),
         }
 
     def encode(
@@ -212,15 +229,23 @@ class Model:
         ):
             yield
 
-    def run(self, batch: Batch, states: Sequence[LayerState] | None = None, *, last_only: bool = False) -> Run:
+    def run(
+        self,
+        batch: Batch,
+        states: Sequence[LayerState] | None = None,
+        *,
+        last_only: bool = False,
+        edits: Edit | Sequence[Edit] = (),
+    ) -> Run:
         """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
 
         A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a
         padded batch every row continues from its own last real position. With `last_only` a language model's logits
-        are those at each text's last position.
+        are those at each text's last position. `edits` change what its layers compute, see `ssmscope.edits`.
 
         Raises:
-            InputError: for states of a model in which more than the state-space layers looks back, as attention does.
+            InputError: for states of a model in which more than the state-space layers looks back, as attention does;
+                and as `edited`.
         """
         after: list[LayerState] = []
 
@@ -228,8 +253,12 @@ class Model:
             mixer = self.mixers[index]
             after.append(reader_of(mixer).state_after(mixer, layer, scans))
 
-        with torch.no_grad(), self.running(mask=batch.mask, states=states, visit=keep):
-            logits = self.forward(batch, last_only=last_only)
+        with ExitStack() as around:
+            if edits:
+                around.enter_context(edited(self, edits))
+            around.enter_context(self.running(mask=batch.mask, states=states, visit=keep))
+            with torch.no_grad():
+                logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
     @property
@@ -273,8 +302,10 @@ class Model:
         runs, with a layer's number, the rows that run together, and the layer's terms on them: what it takes from these
         need not be recomputed.
 
+        Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
+
         Raises:
-            InputError: as `encode`, and for a layer that the model does not have.
+            InputError: as `encode`, for a layer that the model does not have, and for a run whose states are edited.
         """
         batch = texts if isinstance(texts, Batch) else self.encode(texts, ids=ids, values=values)
         rows, length = batch.input_ids.shape
@@ -283,11 +314,15 @@ class Model:
         absent = sorted(set(wanted) - set(range(len(found))))
         if absent:
             raise InputError(f"there is no layer {absent[0]}; {self.name} has the layers 0 to {len(found) - 1}")
-        weights = self._versions()
+        weights, edits = self._versions(), edits_of(self.module)
+        if any(edit.place == "state" for edit in edits):
+            raise InputError(
+                "a run whose states are edited is in pieces and has no trace; edit other places, or run it"
+            )
         retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
         inputs: list[Tensor | None] = [None] * len(found)
         logits: Tensor | None = None
-        for chosen in _by_length(batch.lengths):
+        for chosen in map(sorted, by_length(batch.lengths)):
             part = batch.rows(chosen)
             width = part.input_ids.shape[1]
 
@@ -317,7 +352,7 @@ class Model:
                 raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
             self._check_unchanged(index, weights)
             with torch.no_grad(), evaluating(self.module):
-                return detached(reader_of(found[index]).quantities(found[index], u, batch.mask))
+                return detached(again(self, edits, index, u, batch.mask))
 
         def freeze(index: int) -> FrozenLayer:
             layer = recompute(index)
@@ -336,6 +371,7 @@ class Model:
             layers=Layers(len(found), recompute),
             frozen=Layers(len(found), freeze),
             pixels=self.images_of(batch),
+            numbers=self.layer_numbers,
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:
@@ -466,14 +502,3 @@ def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Seque
     if model is None:
         raise InputError(f"a {type(texts).__name__} was given without its model; give the model first")
     return model.trace(texts, keep_inputs=keep_inputs)
-
-
-def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows in batches of alike length, each of at most `TOKENS_AT_ONCE` tokens, padding included."""
-    chosen: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda r: lengths[r]):
-        if chosen and lengths[row] * (len(chosen) + 1) > TOKENS_AT_ONCE:
-            yield sorted(chosen)
-            chosen = []
-        chosen.append(row)
-    yield sorted(chosen)

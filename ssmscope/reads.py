@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ssmscope.errors import InputError
-from ssmscope.inputs import texts_of, whole_numbers
-from ssmscope.signature import REPEATED, Metavar, Option, Range, Reads, options_of
+from ssmscope.reading import LARGEST, SURROGATE, decoded_text, read_text
+from ssmscope.signature import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads, options_of
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch
@@ -31,6 +33,8 @@ TEXTS = ("text", "file", "ids", "image")
 """The options that give texts."""
 MOST_TOKENS = 16384
 """Of a text, unless somebody says otherwise."""
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx")
+"""How files end that hold more than lines of text."""
 
 
 class Input(ABC):
@@ -161,6 +165,19 @@ class Texts(Input):
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
 
 
+def one_text(model: Model, text: str | Sequence[int]) -> Batch:
+    """A text, or token ids, which somebody types as "5,17,3" for a model without a tokenizer.
+
+    Raises:
+        InputError: as `Model.encode`, and for what are no ids.
+    """
+    if not isinstance(text, str):
+        return model.encode(ids=list(text))
+    if model.tokenizer is None:
+        return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
+    return model.encode(text)
+
+
 def _data_options(
     *,
     data: Annotated[
@@ -204,3 +221,66 @@ class Data(Input):
             raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file with text and label")
         read = load_text if self.of == "texts" else load_labelled
         return read(name, values["split"], label_names=model.labels)
+
+
+# ---- what was typed, as values
+
+
+def texts_of(texts: Sequence[str] | None, file: str | None) -> list[str]:
+    """The texts of `--text` or of `--file`.
+
+    Raises:
+        InputError: both or neither are given, a text is not valid UTF-8, or the file cannot be used.
+    """
+    if texts and file is not None:
+        raise InputError("--text cannot be combined with --file; give one of them")
+    if file is not None:
+        return lines_of(file)
+    if not texts:
+        raise InputError(
+            "no text; give --text TEXT, --file FILE, or --ids 5,17,3 for a model without a tokenizer; --image FILE for "
+            "one of pixels"
+        )
+    for text in texts:
+        if SURROGATE.search(text):
+            raise InputError("--text is not valid UTF-8; give it in UTF-8, or in a file with --file")
+    return list(texts)
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a UTF-8 file, `-` being stdin.
+
+    Raises:
+        InputError: the file cannot be read, is a table, is no UTF-8 text, has no line, or an empty one between others:
+            the numbers of the texts would no longer be those of the lines.
+    """
+    suffix = Path(file).suffix.lower()
+    if suffix in TABLES:
+        raise InputError(f"--file {file} is a table, and --file takes lines: save its texts one a line in a .txt file")
+    advice = "save it as UTF-8, one text a line"
+    if file == "-":
+        text = decoded_text(sys.stdin.buffer.read(LARGEST + 1), "--file -", advice=advice)
+    else:
+        text = read_text(file, f"--file {file}", advice=advice)
+    lines = text.replace("\r\n", "\n").split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise InputError(f"--file {file} is empty; give one text a line")
+    empty = next((number for number, line in enumerate(lines, start=1) if not line.strip()), None)
+    if empty is not None:
+        raise InputError(f"--file {file}: line {empty} is empty; give one text a line")
+    return lines
+
+
+def whole_numbers(value: str, option: str, example: str) -> list[int]:
+    """The numbers of "5,17,3".
+
+    Raises:
+        InputError: a part is no whole number of at most 18 digits.
+    """
+    parts = [part.strip() for part in value.split(",")]
+    wrong = next((part for part in parts if not WHOLE_NUMBER.fullmatch(part)), None)
+    if wrong is not None:
+        raise InputError(f"{option} {value!r}: {wrong!r} is no whole number; write for example {option} {example}")
+    return [int(part) for part in parts]

@@ -22,7 +22,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -111,8 +111,6 @@ class Metavar:
 
 REPEATED = object()
 """The option is given once for each value, since its values may have commas in them."""
-ITSELF = object()
-"""Python code may give what the option names in place of its name: texts instead of a file."""
 NO_EFFECT = object()
 """The option changes no number of the result: a cache, progress."""
 
@@ -171,7 +169,7 @@ class Option:
     @property
     def flags(self) -> tuple[str, ...]:
         """How it is typed."""
-        name = self.name.replace("_", "-")
+        name = self.name.rstrip("_").replace("_", "-")  # from_, since Python has a word of its own
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
@@ -324,19 +322,34 @@ def _written(value: Any) -> str:
 def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -> dict[str, Option]:
     """The keyword-only parameters of a function as options, by name.
 
-    Only their annotations are evaluated, so that a module need not import what its other parameters are.
+    The help of one without `Annotated` is its entry under `Args:` in the docstring; its texts and paths are names. Only
+    the options' annotations are evaluated, so that a module need not import what its other parameters are.
 
     Raises:
-        TypeError: a parameter without `Annotated` and help, or of a type that is no option's.
+        TypeError: a parameter without help, or of a type that is no option's.
     """
     names = {"Annotated": Annotated, "Literal": Literal, **getattr(function, "__globals__", {})}
-    found = {}
+    helps, found = dict(documented(function)), {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in without:
             hint = parameter.annotation
             hint = eval(hint, names) if isinstance(hint, str) else hint  # noqa: S307  # the function's own annotation
+            if not hasattr(hint, "__metadata__") and parameter.name in helps:
+                kinds = tuple(str if kind is Path else kind for kind in _members(hint))
+                marks = (Metavar("NAME"),) if str in kinds else ()
+                hint = Annotated[(typing.Union[kinds], helps[parameter.name], *marks)]  # noqa: UP007
             found[parameter.name] = _option(parameter, hint)
     return found
+
+
+def documented(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """The name and the text of every entry under `Args:` in a docstring."""
+    _, _, section = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    for entry in re.split(r"\n(?=    \w)", "\n" + section):
+        name, colon, text = entry.strip().partition(": ")
+        if colon:
+            yield name, " ".join(text.split()).replace("`", "")
 
 
 def _option(parameter: inspect.Parameter, hint: Any) -> Option:
@@ -359,8 +372,6 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
             of_mappings = typing.get_origin(inner[1])
             nested = isinstance(of_mappings, type) and issubclass(of_mappings, Mapping)
             objects += [] if nested else [Mapping]
-        elif ITSELF in marks and isinstance(origin, type) and issubclass(origin, Sequence):
-            objects += [list, tuple]
         elif isinstance(origin, type) and issubclass(origin, Sequence):
             several = True
             for each in _members(inner[0]):
@@ -382,8 +393,6 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
         kinds, singles = ([str if kind is Path else kind for kind in each] for each in (kinds, singles))
     kinds = [kind for kind in dict.fromkeys(kinds) if kind is not os.PathLike and not (kind is str and Path in kinds)]
     kinds = [float] if set(kinds) == {int, float} else kinds
-    if ITSELF in marks and kinds == [Path]:  # a name or file is typed; only Python code has a path
-        kinds, objects = [str], [*objects, Path]
     if set(kinds) == {int, str}:
         kinds, objects = [str], [*objects, Integral]
     if len(kinds) > 1 or not (kinds or words or elements or nested):
@@ -414,21 +423,24 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def chosen_layers(layers: str | Sequence[int], count: int) -> tuple[int, ...]:
-    """The numbers of the layers that an option names, of a model that has `count`: all for a word.
+def chosen_layers(layers: str | Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
+    """The places of the layers that an option names among `numbers`, a model's state-space layers: all for a word.
 
     Raises:
         InputError: a layer that is not there, or one that is named twice.
     """
     if isinstance(layers, str):
-        return tuple(range(count))
-    allowed = f"this model has the layers 0 to {count - 1}"
-    absent = next((layer for layer in layers if not 0 <= layer < count), None)
+        return tuple(range(len(numbers)))
+    if list(numbers) == list(range(len(numbers))):
+        allowed = f"this model has the layers 0 to {len(numbers) - 1}"
+    else:
+        allowed = f"this model's state-space layers are {', '.join(map(str, numbers))}"
+    absent = next((layer for layer in layers if layer not in numbers), None)
     if absent is not None:
         raise InputError(f"there is no layer {absent}; {allowed}")
     if len(set(layers)) < len(layers):
         raise InputError(f"layers is {list(layers)}; name each once; {allowed}")
-    return tuple(layers)
+    return tuple(map(list(numbers).index, layers))
 
 
 # ---- options that several analyses have

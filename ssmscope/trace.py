@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -147,6 +147,7 @@ class Trace:
         layers: each layer's `LayerTrace`, recomputed on access.
         frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
+        numbers: the state-space layers' numbers in the model, where it has others between them; None where it has not.
     """
 
     input_ids: Tensor
@@ -156,13 +157,19 @@ class Trace:
     tokens: tuple[tuple[str, ...], ...]
     words: tuple[tuple[int | None, ...], ...]
     answers: tuple[tuple[str, float], ...]
-    source: Mapping[str, str]
+    source: Mapping[str, Any]
     layers: Sequence[LayerTrace]
     frozen: Sequence[FrozenLayer] = ()
     pixels: Tensor | None = None
+    numbers: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """What every layer of `retention` and `layers` is called: a hybrid's by the model's own numbers."""
+        return tuple(range(len(self.retention))) if self.numbers is None else self.numbers
 
     def survival(self, at: int | None = None, *, signed: bool = False) -> Tensor:
         """What is left of every token in the states after position `at`, by default the last one: its share, (layers,

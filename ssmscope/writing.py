@@ -23,6 +23,8 @@ LOCK = "lock"
 """The file by which a directory is held."""
 PATIENCE = 60.0
 """For how many seconds a set waits until another process has published its own of the same name."""
+LONGEST_NAME = 255
+"""How many bytes the name of a file or directory has at most."""
 LOOKS = 20
 """How often a file is looked for that another process may just be replacing, every 10 ms."""
 
@@ -69,6 +71,16 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """As `write_atomically`, all of a content; what is no character of a text is written as its escape.
+
+    Raises:
+        OSError: as said.
+    """
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    write_atomically(path, lambda stream: stream.write(data))
 
 
 @contextmanager
@@ -246,3 +258,23 @@ def _holder(file: Path) -> str:
         if number := file.read_text(encoding="utf-8").strip():
             return f"process {number}"
     return "another process"
+
+
+def check_writable(out: Path | None) -> None:
+    """Refuse a directory that cannot be written to before the work begins; nothing is created.
+
+    Raises:
+        InputError: it is a file, lies under a file, or is somebody else's.
+    """
+    if out is None:
+        return
+    if os.path.exists(out) and not os.path.isdir(out):
+        raise InputError(f"--out {out} is a file; give a directory")
+    existing = next(parent for parent in (out, *out.absolute().parents) if os.path.lexists(parent))
+    if not os.path.isdir(existing):
+        raise InputError(f"--out {out} lies under {existing}, which is a file; give a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: {existing} cannot be written to; give a directory of yours")
+    longest = next((part for part in out.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
+    if longest is not None:
+        raise InputError(f"--out has a name of {len(longest):,} characters; give a shorter one")

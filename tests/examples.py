@@ -12,6 +12,7 @@ from torch import nn
 
 import ssmscope.models
 from ssmscope import ssm
+from ssmscope.frozen import Path
 
 
 class Made(NamedTuple):
@@ -32,7 +33,15 @@ _MADE = {architecture: _made(architecture) for architecture in ssmscope.models.a
 EXAMPLES = {
     name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
 }
-HYBRIDS = ("bamba",)
+HYBRIDS = tuple(
+    name
+    for architecture, made in _MADE.items()
+    for name, module in made.models.items()
+    if any(
+        type(part).__name__.endswith("Attention") and not isinstance(part, architecture.MIXERS)
+        for part in module.modules()
+    )
+)
 """Those in which layers of attention look back too."""
 TEXTS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9], [90, 1, 2, 3, 4, 5]]
 
@@ -54,3 +63,28 @@ def log_decay(r: ssm.Recurrence) -> torch.Tensor:
 
 def decayed(r: ssm.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
     return replace(r, A=None, log_a=change(log_decay(r)), expected=False)
+
+
+def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
+    """Every channel's matrix, (batch, channels, length, length), as they are before the projection."""
+    path = replace(path, exit=replace(path.exit, behind=None))
+    left, taps = path.around(level)
+    heads, width = path.recurrence.shape[2:4]
+    D = path.recurrence.D
+    each = []
+    for p in range(width):
+        one = replace(
+            path.recurrence,
+            x=path.recurrence.x[..., p : p + 1],
+            D=D[:, p : p + 1] if D is not None and D.ndim == 2 else D,
+        )
+        each.append(
+            ssm.attention(
+                one,
+                groups=heads,
+                skip=skip,
+                left=None if left is None else left[..., p : p + 1],
+                taps=None if taps is None else taps[..., p : p + 1],
+            )
+        )
+    return torch.stack(each, dim=2).flatten(1, 2)

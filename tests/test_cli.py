@@ -20,6 +20,7 @@ import pytest
 import typer
 
 from ssmscope import cli, errors, register
+from ssmscope.signature import options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "a good film with bad acting , but great music .".split()
@@ -316,7 +317,7 @@ class TestHeatmap:
     def test_prints_the_tokens_and_the_answer(self, analyze: Answer, mamba: Path) -> None:
         answer = analyze("heatmap", mamba, "--text", "a good film with bad acting")
         assert answer.code == 0 and answer.err == ""
-        assert all(word in answer.out for word in ("answer", "retention", "rationale", "acting"))
+        assert all(word in answer.out for word in ("answer", "survival", "stands out", "half-life"))
 
     def test_writes_four_files_and_says_where(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
         answer = analyze("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "new" / "folder")
@@ -352,7 +353,7 @@ class TestHeatmap:
             (["--text", "zebra quagga"], "does not know"),
             (["--text", "🎬🍿"], "does not know"),
             (["--text", "a \x1b[31mgood film"], "U+001B at position 2"),
-            (["--text", "a film", "--text", "bad\x00film"], "text 2 has the control character U+0000 at position 3"),
+            (["--text", "a film", "--text", "bad\x00film"], "text 1 has the control character U+0000 at position 3"),
             (["--text", "good film " * 10_000], "20,000 tokens, more than the limit of 16,384"),
             (["--text", TEXT, "--max-tokens", "5"], "11 tokens, more than the limit of 5"),
             (["--text", "a \udcff film"], "not valid UTF-8"),
@@ -504,13 +505,14 @@ class TestTrain:
     def test_options_are_those_of_the_function(self) -> None:
         from ssmscope.training import train_model
 
-        ours = inspect.signature(cli.train).parameters
+        train = next(each.callback for each in cli.app.registered_commands if each.callback.__name__ == "train")
+        ours, declared = inspect.signature(train).parameters, options_of(train_model, without=("command",))
         theirs = inspect.signature(train_model).parameters
         assert set(ours) - set(theirs) == {"json"} and set(theirs) - set(ours) == {"command"}
         asked_for = {name for name in ours if ours[name].default is inspect.Parameter.empty}
         assert asked_for == {"architecture", "data"} and ours["out"].default is None  # then it is runs/NAME-ARCH
-        for name in set(ours) & set(theirs) - {"out"}:
-            assert ours[name].default == theirs[name].default, name
+        for name, option in declared.items():
+            assert option.read(ours[name].default) == theirs[name].default, name
         described = [typing.get_args(ours[name].annotation)[1].help for name in theirs if name in ours]
         assert all(described)
 
@@ -519,10 +521,12 @@ class TestTrain:
         assert "did you mean 'mamba2'" in refusal("train", "mmaba2", "--data", reviews, "--out", out)
         assert "sst2" in refusal("train", "mamba", "--data", "sst3", "--out", out)
         assert "missing option '--data'" in refusal("train", "mamba", "--out", out)
-        assert "'--width': 'wide' is no whole number" in refusal(
+        assert "width is 'wide'; allowed is a whole number" in refusal(
             "train", "mamba", "--data", reviews, "--out", out, "--width", "wide"
         )
-        assert "'--beta': 'x' is no number" in refusal("train", "mamba", "--data", "d", "--out", out, "--beta", "x")
+        assert "beta is 'x'; allowed is a number" in refusal(
+            "train", "mamba", "--data", "d", "--out", out, "--beta", "x"
+        )
         assert "is a file" in refusal("train", "mamba", "--data", reviews, "--out", reviews)
         assert "learning" in refusal("train", "mamba", "--data", reviews, "--out", out, "--learning-rate", "-1")
 
@@ -581,3 +585,52 @@ class TestFaults:
 
     def test_a_value_error_of_ours_is_told_from_a_users(self) -> None:
         assert issubclass(errors.InputError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("analyze heat", ["heatmap"]),
+        ("analyze heatmap --sc", ["--score"]),
+        ("analyze heatmap demo/sst2-bal", ["demo/sst2-baleen-b", "demo/sst2-baleen-e"]),
+    ],
+)
+def test_a_shell_completes_verbs_options_and_models(line, words):
+    asks = {"_ANALYZE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "ssmscope"], env={**os.environ, **asks}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == words
+
+
+class TestFormats:
+    def test_what_is_asked_for_is_written_and_the_result_always(self, analyze, tmp_path):
+        given = (
+            "stability",
+            "demo/sst2-mamba2",
+            "--length",
+            "9",
+            "--out",
+            str(tmp_path),
+            "--formats",
+            "svg,pdf,tex,md",
+        )
+        answer = analyze(*given)
+        assert answer.code == 0
+        written = {file.suffix: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+        assert set(written) == {".json", ".svg", ".pdf", ".tex", ".md"}
+        assert b"<svg" in written[".svg"] and written[".pdf"].startswith(b"%PDF")
+        assert b"\\toprule" in written[".tex"] and written[".md"].startswith(b"| ")
+        assert all(str(tmp_path / f"stability{suffix}") in answer.out for suffix in written)
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            (["--formats", "png,jpg", "--out", "OUT"], "unknown format 'jpg'; allowed are json, csv, png, html, svg"),
+            (["--formats", "png"], "--formats says what is written: give --out DIR too"),
+        ],
+    )
+    def test_what_is_refused(self, analyze, tmp_path, given, says):
+        out = tmp_path / "out"
+        answer = analyze("stability", "demo/sst2-mamba2", *(str(out) if each == "OUT" else each for each in given))
+        assert answer.code == 2 and says in answer.err and answer.err.count("\n") == 1 and not out.exists()

@@ -14,7 +14,7 @@ import torch
 
 import ssmscope
 from ssmscope.model import Model
-from ssmscope.models.load import demos
+from ssmscope.shipped import demos
 from ssmscope.tasks import pixels, text
 from ssmscope.tasks.babi import question_tokens, questions
 from ssmscope.tasks.documents import bits_per_character, document_data, load_documents
@@ -95,7 +95,7 @@ def test_the_accuracy_is_measured_again(name, real_data):
 
 @pytest.mark.parametrize("name, data", OTHERS)
 def test_the_other_text_classifiers_are_those_of_their_cards(name, data, real_data):
-    """On 200 test texts, within 4 standard deviations of the accuracy on all."""
+    """On 60 test texts, within 4 standard deviations of the accuracy on all."""
     real_data(data, "test")
     record = card(name)
     expected = record["test"]["accuracy"]
@@ -103,23 +103,23 @@ def test_the_other_text_classifiers_are_those_of_their_cards(name, data, real_da
     kind = name.removeprefix(f"demo/{data.replace('_', '-')}-")
     assert f"analyze train {kind} --data {data}" in record["command"] and name in record["command"]
     assert record["command"] in (demos()[name] / "README.md").read_text()
-    examples = load_text(data, "test").sample(200, seed=1)
+    examples = load_text(data, "test").sample(60, seed=1)
     model, right = ssmscope.load(name), 0
     pairs = sorted(zip(examples.texts, examples.labels, strict=True), key=lambda pair: len(pair[0]))
     for start in range(0, len(pairs), 8):
         texts, labels = zip(*pairs[start : start + 8])
         right += int((model.logits(model.encode(list(texts))).argmax(-1) == torch.tensor(labels)).sum())
-    assert abs(right / 200 - expected) < 4 * (expected * (1 - expected) / 200) ** 0.5
+    assert abs(right / 60 - expected) < 4 * (expected * (1 - expected) / 60) ** 0.5
 
 
 @pytest.mark.parametrize("name", PIXELS)
 def test_the_pixel_classifiers_are_those_of_their_cards(name, real_data):
-    """On 300 test images, within 4 standard deviations of the accuracy on all 10,000."""
+    """On 100 test images, within 4 standard deviations of the accuracy on all 10,000."""
     real_data("cifar10", "test")
     record = card(name)
     assert record["test"]["examples"] == 10_000 and record["test"]["accuracy"] > 0.55
     assert f"analyze train {name.removeprefix('demo/cifar10-')} --data cifar10" in record["command"]
-    data = load_pixels("cifar10", "test").sample(300, seed=1)
+    data = load_pixels("cifar10", "test").sample(100, seed=1)
     model = ssmscope.load(name)
     right = 0
     for start in range(0, len(data), 4):
@@ -131,7 +131,7 @@ def test_the_pixel_classifiers_are_those_of_their_cards(name, real_data):
 
 @pytest.mark.parametrize("name", BABI)
 def test_the_models_of_questions_are_those_of_their_cards(name, real_data):
-    """On 150 test questions, within 4 standard deviations of the accuracy on all 10,000, which were told as those."""
+    """On 60 test questions, within 4 standard deviations of the accuracy on all 10,000, which were told as those."""
     real_data("wikitext2", "test")
     record = card(name)
     assert "--data babi --length 1000 --filler wikitext2" in record["command"]
@@ -140,7 +140,7 @@ def test_the_models_of_questions_are_those_of_their_cards(name, real_data):
     for task in record["test"]["groups"]:
         for length in (0, 500, 1000):
             rows = question_tokens(
-                questions(task, length=length, examples=10, split="test", filler=filler, seed=9), model.tokenizer
+                questions(task, length=length, examples=4, split="test", filler=filler, seed=9), model.tokenizer
             )
             answers = [int(targets[size - 1]) for targets, size in zip(rows.targets, rows.lengths)]
             found = last_logits(model, [ids[:size].tolist() for ids, size in zip(rows.ids, rows.lengths)]).argmax(-1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import inspect
 import os
 import re
 import shutil
@@ -13,6 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+import ssmscope
+from ssmscope import register
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -28,12 +32,21 @@ EDITS = {
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    pytest.importorskip("mkdocs", reason="the documentation needs mkdocs: pip install '.[docs]'")
-    spec = importlib.util.spec_from_file_location("docs_verbs", DOCS / "verbs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("verbs")
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    return loaded("reference")
+
+
+def loaded(name: str) -> ModuleType:
+    """A file of docs, as mkdocs loads it."""
+    for package in ("mkdocs", "griffe"):
+        pytest.importorskip(package, reason=f"the documentation needs {package}: pip install '.[docs]'")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(DOCS)
+        return importlib.import_module(name)
 
 
 def test_every_verb_has_a_page_with_all_its_options(hook: ModuleType) -> None:
@@ -56,6 +69,28 @@ def test_a_verbs_page_has_the_defaults_and_the_function(hook: ModuleType) -> Non
     assert "    steps: int = 20,\n" in page and "**Raises**" in page
     assert "analyze fidelity [OPTIONS] MODEL\n" in page
     assert "analyze snr [OPTIONS] MODEL…\n" in hook.page("snr", hook.verbs()["snr"])
+
+
+def test_the_api_reference_is_what_the_package_lists(reference: ModuleType) -> None:
+    page = reference.page()
+    described = re.findall(r"^::: (\S+)\n    options:\n      heading: ssmscope\.(\w+)$", page, flags=re.MULTILINE)
+    packages = re.findall(r"^### ssmscope\.(\w+)$", page, flags=re.MULTILINE)
+    assert sorted([name for _, name in described] + packages + ["__version__"]) == sorted(dir(ssmscope))
+    assert [name for _, name in described[:4]] == ["load", "Model", "Trace", "Result"]
+    for path, name in described:
+        module, _, own = path.rpartition(".")
+        assert getattr(importlib.import_module(module), own) is getattr(ssmscope, name)
+        assert getattr(ssmscope, name).__doc__
+    assert {each.function.__name__ for each in register.analyses().values()} <= {name for _, name in described}
+
+
+def test_types_are_those_without_the_words_for_the_command_line(reference: ModuleType) -> None:
+    from ssmscope.interp import heatmap
+
+    given = inspect.signature(heatmap.selection_heatmap).parameters
+    plain = {name: reference.plain(each.annotation, vars(heatmap)) for name, each in given.items()}
+    assert plain["model"] == "Model | None" and plain["top"] == "int"
+    assert plain["layers"] == "Literal['mean', 'all'] | Sequence[int]"
 
 
 def test_guides_are_pages(hook: ModuleType) -> None:

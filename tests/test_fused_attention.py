@@ -46,7 +46,7 @@ def run(terms, *, groups=1, precision="tf32x3"):
 def why_skipped() -> str | None:
     if DEVICE == "cuda":
         return fused.why_not()
-    library = fused._library()
+    library = fused.kernels.found()
     if isinstance(library, str):
         return library
     if not library.INTERPRETED:
@@ -303,7 +303,7 @@ def test_without_triton_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "ssmscope.matrices.fused_kernels", raising=False)
     monkeypatch.delattr(matrices, "fused_kernels", raising=False)
-    why = fused._library.__wrapped__()
+    why = fused.kernels.look()
     assert isinstance(why, str) and why.startswith("triton cannot be imported")
 
 

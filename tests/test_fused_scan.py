@@ -42,7 +42,7 @@ def run(terms, *, expected=False, retention=False):
 def why_skipped() -> str | None:
     if DEVICE == "cuda":
         return fused.why_not()
-    library = fused._library()
+    library = fused.kernels.found()
     if isinstance(library, str):
         return library
     if not library.INTERPRETED:
@@ -283,5 +283,5 @@ def test_without_triton_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "ssmscope.scans.fused_kernels", raising=False)
     monkeypatch.delattr(scans, "fused_kernels", raising=False)
-    why = fused._library.__wrapped__()
+    why = fused.kernels.look()
     assert isinstance(why, str) and why.startswith("triton cannot be imported")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"mixers"}
+READ |= {"mixers", "batching", "progress", "edits"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -30,9 +30,12 @@ MAY_IMPORT = {
     "limits": {"errors"},
     "register": {"errors"},
     "signature": {"errors"},
-    "reads": CORE | FILES | {"signature", "inputs", "tasks"},
-    "analysis": CORE | FILES | {"register", "signature", "reads", "inputs", "results"},
-    "results": {"errors", "writing", "register", "show"},
+    "reads": CORE | FILES | {"signature", "tasks"},
+    "analysis": CORE | FILES | {"register", "signature", "reads", "results"},
+    "jsonable": set(),
+    "results": {"errors", "jsonable", "writing", "register", "show"},
+    "batching": set(),
+    "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
     "tasks": {"errors", *FILES},
@@ -43,11 +46,13 @@ MAY_IMPORT = {
     "survival": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
-    "mixers": READ - {"mixers", "fingerprint"},
+    "mixers": READ - {"mixers", "fingerprint", "edits"},
+    "edits": READ - {"fingerprint", "edits"},
     "model": READ | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
-    "models": CORE - {"models"} | {"reading"},
+    "shipped": set(),
+    "models": CORE - {"models"} | {"reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
@@ -56,21 +61,19 @@ MAY_IMPORT = {
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "show", "interp"},
-    "training": CORE | FILES | {"results", "bootstrap", "tasks"},
+    "training": CORE | FILES | {"shipped", "results", "bootstrap", "tasks"},
     "reports": CORE
     | FILES
+    | {"shipped"}
     | ROOMS
     | DECLARED
     | {"register"}
     | {"results", "bootstrap", "tasks", "evaluation", "training", "show"},
-    "inputs": {"errors", *FILES},
-    "options": {"errors", "inputs", *FILES},
-    "command": CORE | FILES | {"results", "tasks", "inputs", "options"},
     "cli": CORE
     | FILES
     | ROOMS
     | DECLARED
-    | {"results", "tasks", "evaluation", "training", "reports", "inputs", "options", "command", "register"},
+    | {"shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
 }
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
@@ -159,7 +162,7 @@ def test_transformers_is_not_imported_below_models(name: str) -> None:
 
 
 QUICK = [
-    *("__init__", "analysis", "cli", "command", "errors", "inputs", "options", "reading", "reads", "register"),
+    *("__init__", "analysis", "cli", "errors", "reading", "reads", "register"),
     *("results", "signature", "tasks", "tasks.text", "training", "writing"),
     *(name for name in MODULES if name.startswith("cli.")),
     *(module.removeprefix("ssmscope.") for module in register.packages().values()),

@@ -67,7 +67,7 @@ def test_bytes_of_a_character_are_shown_as_it():
         (["😀😀"], "only characters"),
         (["a film\x1b[31m"], r"control character U\+001B at position 6"),
         (["a\x00b"], r"U\+0000 at position 1"),
-        (["a film", ""], "text 2 is empty"),
+        (["a film", ""], "text 1 is empty"),
         (["film " * 40], r"has 41 tokens, more than the limit of 32.*--max-tokens"),
     ],
 )
@@ -191,7 +191,7 @@ class TestPixels:
             own = pixel_model.module(input_values=IMAGES / 255).logits
         torch.testing.assert_close(pixel_model.logits(batch), own, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pixel_model.run(batch).logits, own, rtol=1e-4, atol=1e-4)
-        monkeypatch.setattr("ssmscope.model.TOKENS_AT_ONCE", 8)  # every image on its own
+        monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)  # every image on its own
         trace = pixel_model.trace(values=IMAGES)
         torch.testing.assert_close(trace.logits, own, rtol=1e-4, atol=1e-4)
         assert trace.retention.shape == (2, 2, 7) and trace.layers[1].u.shape == (2, 7, 8)

@@ -239,7 +239,7 @@ def test_other_cases_stay_with_torch(monkeypatch):
 
 def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler -O9")
-    assert native._library.__wrapped__() == "no C compiler: no-such-compiler not found"
+    assert native.kernels.look() == "no C compiler: no-such-compiler not found"
 
 
 @needs_kernel
@@ -247,7 +247,7 @@ def test_no_memory_says_so(monkeypatch):
     class Failing:
         ssm_whole = ssm_singles = ssm_pooled = staticmethod(lambda *_: 1)
 
-    monkeypatch.setattr(native, "_library", lambda: Failing())
+    monkeypatch.setattr(native.kernels, "found", lambda: Failing())
     r, _ = draw(12, 32, 4)
     for make in (lambda: native.whole(r, 1, False, False, Around()), lambda: native.whole(r, 1, True, False, Around())):
         with pytest.raises(MemoryError, match="attention matrix"):

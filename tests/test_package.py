@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from exhaustive import few
 from warm import PLAIN, TORCH, Warm
 
 import ssmscope
@@ -33,13 +34,17 @@ def python(code: str, warm: Warm = PLAIN) -> str:
 
 @pytest.mark.parametrize(
     "first",
-    [
-        "import ssmscope.models, transformers",
+    few(
+        [
+            "import ssmscope.models, transformers",
+            "import transformers, ssmscope.models",
+            "import ssmscope, transformers; ssmscope.load",
+            "import ssmscope, transformers; ssmscope.models",
+            "import ssmscope.models.classifier",
+        ],
         "import transformers, ssmscope.models",
         "import ssmscope, transformers; ssmscope.load",
-        "import ssmscope, transformers; ssmscope.models",
-        "import ssmscope.models.classifier",
-    ],
+    ),
 )
 def test_transformers_knows_our_models(first: str) -> None:
     """Once ssmscope.models is imported, by whatever and in any order."""

@@ -19,9 +19,10 @@ import pytest
 from matplotlib.figure import Figure
 from warm import PLAIN, TRANSFORMERS
 
-from ssmscope import register, results
+from ssmscope import jsonable, register, results
 from ssmscope.errors import InputError
-from ssmscope.results import READABLE, Result, record_provenance
+from ssmscope.jsonable import READABLE
+from ssmscope.results import Result, record_provenance
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +207,7 @@ def test_a_compressed_bomb_takes_no_memory(provenance, shape):
 def test_an_array_beyond_the_limit_is_listed_and_not_inflated(provenance, monkeypatch):
     first = sample(provenance, parts=(Part("", np.arange(READABLE + 1)),))
     small = first.to_dict()
-    monkeypatch.setattr(results, "LARGEST", 8 * READABLE)
+    monkeypatch.setattr(jsonable, "LARGEST", 8 * READABLE)
     assert isinstance(first.to_dict()["parts"][0]["values"]["values"], list)
     assert Result.from_dict(json.loads(first.to_json())) == first
     with pytest.raises(InputError, match="cannot be read as an array of shape"):
@@ -315,7 +316,7 @@ def test_load_imports_no_foreign_module(provenance):
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize("path", ["ssmscope.__main__.X", "ssmscope.cli.app.X", "ssmscope.training.run.X"])
+@pytest.mark.parametrize("path", ["ssmscope.__main__.X", "ssmscope.cli.verbs.X", "ssmscope.training.run.X"])
 def test_load_imports_nothing_that_a_file_names(tmp_path, provenance, path):
     """`ssmscope.__main__` is the command line: importing it runs whatever sys.argv says, and ends the process."""
     file = tmp_path / "x.json"

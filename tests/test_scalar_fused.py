@@ -39,7 +39,7 @@ def run(terms):
 def why_skipped() -> str | None:
     if DEVICE == "cuda":
         return scalar_fused.why_not()
-    library = scalar_fused._library()
+    library = scalar_fused.kernels.found()
     if isinstance(library, str):
         return library
     if not library.INTERPRETED:

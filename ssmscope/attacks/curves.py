@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -49,12 +49,6 @@ class Questions:
     def after(self) -> str:
         """What the template has after the text."""
         return self.template.after if self.template is not None else ""
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Where the examples come from, as results keep it."""
-        data = self.data
-        return {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
 
 
 def questions(

@@ -11,19 +11,51 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Annotated
 
-# isort: off
-from ssmscope import command
-from ssmscope.cli.app import app as app
+import typer
+
+from ssmscope import __version__
+from ssmscope.cli import command
+from ssmscope.cli.pages import report, serve
+from ssmscope.cli.training import models, train
+from ssmscope.cli.verbs import add_to, declared
+from ssmscope.signature import options_of
+from ssmscope.training import train_model
+
+app = typer.Typer(
+    cls=command.Verbs,
+    help="Interpret and probe trained state-space models: Mamba, Mamba-2, Falcon-Mamba, Baleen and their kin.",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ssmscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def analyze(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that need no verb."""
+
 
 # The order of the verbs in --help is that of these lines.
-from ssmscope.cli.training import train as train, models as models
-from ssmscope.cli.report import report as report
-from ssmscope.cli.serve import serve as serve
-from ssmscope.cli import verbs
-# isort: on
+app.command()(declared(train, options_of(train_model, without=("command",))))
+app.command()(models)
+app.command()(declared(report))
+app.command()(declared(serve))
+add_to(app)
 
-verbs.add_to(app)
+COMPLETION = "_ANALYZE_COMPLETE"
+"""The variable of the environment in which a shell asks to complete a line, which click names after the program."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -36,6 +68,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if COMPLETION in os.environ:  # the shell asks for the next word
+        app(prog_name="analyze")
     # A refusal is one line: what libraries have to say while they load would bury it.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.warnoptions:

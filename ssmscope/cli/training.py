@@ -11,18 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ssmscope import command
-from ssmscope.cli.app import app
-from ssmscope.command import (
-    JSON,
-)
-from ssmscope.inputs import check_writable
-from ssmscope.options import keyword_options, taking
+from ssmscope.cli import command
+from ssmscope.cli.command import JSON
 from ssmscope.training import ARCHITECTURES, train_model
+from ssmscope.writing import check_writable
 
 
-@app.command()
-@taking(keyword_options(train_model, without=("command",)))
 def train(
     architecture: Annotated[str, typer.Argument(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")],
     data: Annotated[
@@ -85,11 +79,9 @@ def _next_step(out: Path, record: Mapping[str, Any]) -> str:
     return f"; try: analyze heatmap {shlex.quote(str(out))} --ids 0,1,1,0"
 
 
-@app.command()
 def models(json: JSON = False) -> None:
     """The shipped models with their accuracy, and what can be loaded."""
-    from ssmscope.models.fields import readable_types
-    from ssmscope.models.load import demos
+    from ssmscope.shipped import demos, readable_types
 
     records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
     if json:

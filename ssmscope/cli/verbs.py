@@ -1,11 +1,12 @@
-"""The verbs of analyses, made from what the analyses declare."""
+"""Verbs made from what is declared: those of analyses from their register, others from a function and its options."""
 
 from __future__ import annotations
 
 import inspect
 import shlex
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,26 @@ import typer
 
 from ssmscope import register
 from ssmscope.analysis import Analysis, Call
-from ssmscope.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console
-from ssmscope.inputs import check_writable
-from ssmscope.signature import Option
+from ssmscope.cli.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
+from ssmscope.errors import InputError
+from ssmscope.signature import Option, options_of
+from ssmscope.writing import check_writable
 
 PANELS = {"interp": "Interpret", "probes": "Probe", "attacks": "Attack"}
 """Under which heading of the help the analyses of a room stand."""
 
+FORMATS = Annotated[
+    str | None,
+    typer.Option("--formats", metavar="A,B,…", help="Those of csv, png, html, svg, pdf, tex, md; json always."),
+]
 OUT_NEEDED = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.")]
 MODELS = Annotated[
-    list[str], typer.Argument(metavar="MODEL…", help="One or several: demo/NAME, a directory, a file, or a hub id.")
+    list[str],
+    typer.Argument(
+        metavar="MODEL…",
+        help="One or several: demo/NAME, a directory, a file, or a hub id.",
+        autocompletion=shipped,
+    ),
 ]
 
 
@@ -55,11 +66,14 @@ def verb(analysis: Analysis) -> Callable[..., None]:
     """The function that answers an analysis' verb, with the signature that typer reads."""
 
     def answer(**given: Any) -> None:
-        out, json = given.pop("out"), given.pop("json")
+        out, json, formats = given.pop("out"), given.pop("json"), given.pop("formats", None)
         call = _call(analysis, given)
         check_writable(out)
-        results = call.run(out)
-        _print(results, out, json, analysis)
+        chosen = None if formats is None else [each.strip() for each in formats.split(",")]
+        if chosen is not None and out is None:
+            raise InputError("--formats says what is written: give --out DIR too")
+        results = call.run(out, chosen)
+        _print(results, out, json, analysis, chosen)
         if analysis.writes and not json:
             model = shlex.quote(call.models[0])
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
@@ -75,16 +89,47 @@ def verb(analysis: Analysis) -> Callable[..., None]:
         inspect.Parameter("out", keyword, annotation=out, default=inspect.Parameter.empty if analysis.writes else None),
         inspect.Parameter("json", keyword, annotation=JSON, default=False),
     ]
+    if not analysis.writes:
+        parameters.append(inspect.Parameter("formats", keyword, annotation=FORMATS, default=None))
     if analysis.loads:
         parameters += [
             inspect.Parameter("tokenizer", keyword, annotation=TOKENIZER, default=None),
             inspect.Parameter("device", keyword, annotation=DEVICE, default="cpu"),
         ]
-    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    answer.__annotations__ = {each.name: each.annotation for each in parameters}
     answer.__doc__ = help_of(analysis)
     answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
     answer.analysis = analysis  # type: ignore[attr-defined]
+    return _signed(answer, parameters)
+
+
+def declared(function: Callable[..., None], more: Mapping[str, Option] | None = None) -> Callable[..., None]:
+    """A verb that is no analysis, as typer reads it. Its keyword-only options are declared as those of an analysis are;
+    `more` stand in place of its `**options`. What typer's own marks describe is left to typer."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    options: dict[str, Option] = {}
+    parameters: list[inspect.Parameter] = []
+    typers = [name for name, hint in hints.items() if not isinstance(getattr(hint, "__metadata__", ("",))[0], str)]
+    own = options_of(function, without=typers)
+    for each in inspect.signature(function).parameters.values():
+        if each.name in typers:
+            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
+        else:
+            found = {each.name: own[each.name]} if each.name in own else dict(more or {})
+            options |= found
+            parameters += map(parameter, found.values())
+
+    def answer(**given: Any) -> None:
+        for name, option in options.items():
+            given[name] = option.read(None if given[name] in ([], ()) else given[name])
+        function(**given)
+
+    answer.__name__, answer.__doc__ = function.__name__, function.__doc__
+    return _signed(answer, parameters)
+
+
+def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    answer.__annotations__ = {each.name: each.annotation for each in parameters}
     return answer
 
 
@@ -120,11 +165,14 @@ def _group_help(analysis: Analysis) -> str:
     return inspect.cleandoc(sys.modules[analysis.module].__doc__ or "").partition("\n\n")[0]
 
 
-def _print(results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis) -> None:
+def _print(
+    results: tuple[Any, ...], out: Path | None, json: bool, analysis: Analysis, formats: Sequence[str] | None
+) -> None:
     """The results as a person or a program reads them, and where their files are."""
-    from ssmscope.results import SUFFIXES
+    from ssmscope.results import SUFFIXES, checked_formats
 
-    files = [out / f"{result.kind}.{s}" for result in results for s in SUFFIXES] if out is not None else []
+    suffixes = checked_formats(SUFFIXES if formats is None else formats)
+    files = [out / f"{result.kind}.{s}" for result in results for s in suffixes] if out is not None else []
     for number, result in enumerate(results):
         if json:
             print(result.to_json())

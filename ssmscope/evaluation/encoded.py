@@ -28,7 +28,7 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
         raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
     if not texts:
         return []
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(texts):
         half = SURROGATE.search(text)
         if half is not None:
             raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is no character: remove it")
@@ -37,11 +37,11 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
     rows: list[list[int]] = found["input_ids"]
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
     start, end = _added(model, texts[longest])
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows):
         if len(row) <= start + end and not blank:
             which = f"text {number}" if len(rows) > 1 else "the text"
             raise InputError(
-                f"{which} ({texts[number - 1][:40]!r}) has no token that the tokenizer of {model.name} knows: give at "
+                f"{which} ({texts[number][:40]!r}) has no token that the tokenizer of {model.name} knows: give at "
                 "least one word"
             )
     if end and not model.is_classifier:

@@ -155,6 +155,8 @@ class Evaluator:
     def _keys(self, rows: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], bytes]:
         """Distinct rows by what decides their scores."""
         shared = self._settings | {"fingerprint": self.model.fingerprint}  # which knows the dtype, too
+        if edits := self.model.source.get("edits"):
+            shared |= {"edits": edits}
         of_labels = [_digest([shared, paths]) for paths in self._paths or (None,)]
         found = {}
         for row, label in rows:

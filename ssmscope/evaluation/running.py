@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ssmscope import ssm
+from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import Pieces, Rows
 from ssmscope.evaluation.states import States, alone, gathered, joined, size
@@ -38,9 +39,8 @@ Read = Callable[[Int[np.ndarray, " ends"], Tensor, States], None]
 
 def tokens_together(model: Model) -> int:
     """How many tokens suit the model's device at a time."""
-    width = model.module.get_input_embeddings().weight.shape[1]
     fewest, most = TOKENS_AT_ONCE
-    return min(max(fewest, NUMBERS_AT_ONCE // width), most) * (1 if model.device.type == "cpu" else ON_A_GPU)
+    return min(max(fewest, NUMBERS_AT_ONCE // model.width), most) * (1 if model.device.type == "cpu" else ON_A_GPU)
 
 
 def states_together(model: Model, size: int) -> int:
@@ -75,7 +75,7 @@ def run_pieces(
     def run(chosen: Int[np.ndarray, " chosen"], starts: States, keep: bool) -> States:
         ended: list[States] = []
         most = _rows_together(model, states_at_once if starts or keep else None)
-        for part in _batches((pieces.stop - pieces.start)[chosen], tokens_at_once, most):
+        for part in by_length((pieces.stop - pieces.start)[chosen].tolist(), tokens_at_once, most=most):
             batch = chosen[part]
             ids, mask = rows.padded(pieces.row[batch], pieces.start[batch], pieces.stop[batch])
             start = gathered(starts, _index(places[pieces.above[batch]], model)) if starts else None
@@ -110,18 +110,6 @@ def _rows_together(model: Model, states_at_once: int | None) -> int:
     numbers = len(model.labels) if model.labels is not None else model.vocabulary
     most = max(1, LOGITS_AT_ONCE // numbers)
     return most if states_at_once is None else min(most, states_at_once)
-
-
-def _batches(lengths: Int[np.ndarray, " pieces"], tokens: int, rows: int) -> list[slice]:
-    """Neighbours in batches of at most so many tokens, padding included, and rows; `lengths` ascend."""
-    found, first = [], 0
-    for at, length in enumerate(lengths.tolist()):
-        if at > first and (length * (at + 1 - first) > tokens or at - first >= rows):
-            found.append(slice(first, at))
-            first = at
-    if first < len(lengths):
-        found.append(slice(first, len(lengths)))
-    return found
 
 
 def run_batch(

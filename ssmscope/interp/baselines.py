@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ssmscope.affine import embedding_table
@@ -59,6 +59,15 @@ def baseline_embeddings(
         chosen = _settled(model, baseline, table)
         found = table[chosen] if isinstance(chosen, int) else _mean(model, table, scaled=chosen == SCALED)
     return found.expand(*batch.mask.shape, width).masked_fill(~batch.mask.unsqueeze(-1), 0)
+
+
+def ordinary(objective: Objective) -> Bool[Tensor, "texts length"]:
+    """Where tokens of the texts themselves stand: neither special tokens nor padding."""
+    mask = objective.batch.mask
+    found = torch.zeros_like(mask)
+    for row, words in enumerate(objective.batch.words):
+        found[row, : len(words)] = torch.tensor([word is not None for word in words], device=mask.device)
+    return found & mask
 
 
 def baseline_name(objective: Objective, baseline: str | int | float = NEUTRAL) -> str:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.errors import InputError
 from ssmscope.interp.plausibility.marked import marked_tokens
-from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.tasks.text import TextData
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch
     from ssmscope.model import Model
-
-ON_A_GPU = 16  # times as many tokens run together there
 
 
 def check_classifier(model: Model, data: Any, what: str) -> None:
@@ -39,16 +35,6 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
         raise InputError(f"{data.name} ({data.split}) has no example")
 
 
-def origin_of(data: TextData) -> dict[str, Any]:
-    """What a result's provenance says of its data."""
-    return {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
-
-
-def tokens_at_once(model: Model) -> int:
-    """How many tokens, padding included, run together by default: as many as suit the device."""
-    return TOKENS_AT_ONCE * (1 if model.device.type == "cpu" else ON_A_GPU)
-
-
 def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list[np.ndarray | None]]:
     """Per text its tokens, those that are not special, and which of the latter people marked."""
     lengths, sizes, masks = [], [], []
@@ -64,17 +50,6 @@ def read_texts(model: Model, data: TextData) -> tuple[list[int], list[int], list
         sizes.append(int(own.sum()))
         masks.append(mask if mask is not None and mask.any() else None)
     return lengths, sizes, masks
-
-
-def together(rows: Sequence[int], lengths: Sequence[int], size: int | None, tokens: int) -> Iterator[list[int]]:
-    """Texts of alike length in batches of `size`, or of at most `tokens` tokens, padding included."""
-    chosen: list[int] = []
-    for row in sorted(rows, key=lambda row: lengths[row]):
-        if chosen and (len(chosen) == size or (size is None and lengths[row] * (len(chosen) + 1) > tokens)):
-            yield chosen
-            chosen = []
-        chosen.append(row)
-    yield chosen
 
 
 def scored(name: str, scores: Any, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:

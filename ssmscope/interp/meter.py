@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rich.console import Console
+from ssmscope.progress import on_stderr
 
 WORTH_SAYING = 2.0
 """Seconds from which on the cost of a method is said."""
@@ -14,10 +14,6 @@ SURE = 0.3
 """Seconds of work, or one gradient of a long one, after which the rate is taken for known: the first runs are slow."""
 EVERY = 10.0
 """Seconds between two lines of progress."""
-
-
-def on_stderr(line: str) -> None:
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(line)
 
 
 @dataclass(eq=False)
@@ -29,7 +25,7 @@ class Meter:
         clock: seconds.
     """
 
-    say: Callable[[str], None] = on_stderr
+    say: Callable[[str], None] = field(default_factory=lambda: on_stderr().print)
     clock: Callable[[], float] = time.perf_counter
     _label: str = ""
     _texts: int = 0

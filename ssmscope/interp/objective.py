@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from ssmscope import batching
+from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.meter import Meter
 from ssmscope.mixers import weights_constant
-from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.model import Model
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep: 2 GiB of float32."""
@@ -25,6 +27,22 @@ KEPT = 40
 
 Target = int | str | Sequence[int]
 """A class, a token, a text of several tokens, or the ids of several tokens."""
+
+
+def room(model: Model, *, gradients: bool = False, every_position: bool = False, layers: int | None = None) -> int:
+    """How many tokens run together.
+
+    Args:
+        gradients: whether there will be a backward pass, which keeps what every layer did.
+        every_position: whether the logits of every position are asked for.
+        layers: through how many layers the gradients go; by default through all.
+    """
+    most = batching.TOKENS_AT_ONCE
+    if gradients:
+        most = min(most, NUMBERS_AT_ONCE // (KEPT * (model.num_layers if layers is None else layers) * model.width))
+    if every_position:
+        most = min(most, NUMBERS_AT_ONCE // (4 * model.vocabulary))
+    return max(1, most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +134,11 @@ class Objective:
             (found,) = torch.autograd.grad(self(inputs, texts).sum(), inputs)
         return found
 
+    def function(self, text: int = 0) -> nn.Module:
+        """f of one text alone, as a function of (runs, length, width) embeddings that gives (runs,): captum's
+        `forward_func`, for its attributions and its metrics. What else it is called with is taken no notice of."""
+        return _Function(self, text)
+
     def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
         """The places of `texts` in batches of runs of alike length that suit the device.
 
@@ -123,21 +146,9 @@ class Objective:
             texts: which text each run is a copy of.
             gradients: whether there will be a backward pass, which keeps what every layer did.
         """
-        most = TOKENS_AT_ONCE
-        if gradients:
-            width = self.model.module.get_input_embeddings().weight.shape[1]
-            most = min(most, NUMBERS_AT_ONCE // (KEPT * self.model.num_layers * width))
-        if self.continues:  # the logits of every position
-            most = min(most, NUMBERS_AT_ONCE // (4 * self.model.vocabulary))
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
-        chosen: list[int] = []
-        for place in sorted(range(len(texts)), key=lambda place: (sizes[texts[place]], place)):
-            if chosen and sizes[texts[place]] * (len(chosen) + 1) > most:
-                yield chosen
-                chosen = []
-            chosen.append(place)
-        if chosen:
-            yield chosen
+        most = room(self.model, gradients=gradients, every_position=self.continues)
+        yield from by_length([sizes[text] for text in texts], most)
 
     def rows(self, chosen: Sequence[int]) -> Objective:
         """The same of the chosen texts, padded to the longest of them."""
@@ -188,6 +199,21 @@ class Objective:
         return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
 
 
+class _Function(nn.Module):
+    """See `Objective.function`. The model is no part of this module, so nothing that is hooked on it stays there."""
+
+    def __init__(self, objective: Objective, text: int) -> None:
+        super().__init__()
+        self._given = objective, text
+
+    def forward(self, embeddings: Tensor, *_: Any) -> Tensor:
+        objective, text = self._given
+        if torch.is_grad_enabled() and embeddings.requires_grad:
+            return objective(embeddings, [text] * len(embeddings))
+        parts = embeddings.split(max(1, tokens_at_once(embeddings.device) // embeddings.shape[1]))
+        return torch.cat([objective(part, [text] * len(part)) for part in parts])
+
+
 def _precise(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -233,24 +259,13 @@ def objective(
 
 def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
     """A classifier's logits, or a language model's at every text's last position, without gradients."""
-    size = 1 if model.is_classifier else model.vocabulary
-    most = min(TOKENS_AT_ONCE, NUMBERS_AT_ONCE // size)
+    most = min(batching.TOKENS_AT_ONCE, NUMBERS_AT_ONCE // (1 if model.is_classifier else model.vocabulary))
     found: list[Tensor] = [torch.empty(0)] * len(batch.tokens)
-    lengths = batch.lengths
-    chosen: list[int] = []
-
-    def run() -> None:
+    for chosen in by_length(batch.lengths, most):
         part = batch.rows(chosen)
         with torch.no_grad(), model.running(mask=part.mask):
             for row, logits in zip(chosen, _precise(model.forward(part, last_only=True)), strict=True):
                 found[row] = logits
-
-    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
-        if chosen and lengths[row] * (len(chosen) + 1) > most:
-            run()
-            chosen = []
-        chosen.append(row)
-    run()
     return torch.stack(found)
 
 

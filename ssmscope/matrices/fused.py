@@ -2,17 +2,13 @@
 GPU; silent when absent.
 
 The sum over channels and states is a matrix product whose operands are never stored: they are made, tile by tile, in
-registers. As for the scan (`ssmscope.scans.fused`), triton comes with torch's builds for CUDA, compiles the kernels on
-first use and keeps them in its own cache; without it, or with SSMSCOPE_NATIVE=0, `why_not` says so.
+registers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import os
-import subprocess
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,6 +19,7 @@ from torch import Tensor
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.matrices.terms import Around, diagonals
 from ssmscope.scans import native
+from ssmscope.scans.launching import Kernels, on
 
 PRECISIONS = ("tf32", "bf16", "tf32x3")
 BLOCK = 32  # rows of the triangles on the diagonal
@@ -35,25 +32,6 @@ TOGETHER = 64  # tiles whose sums of steps are summed at a time
 FLOOR = -126.0  # float32 knows no 2^-127 but for subnormal numbers
 SPAN = 96.0  # factors of a triangle reach 2^96; 2^31 are left for c and `left`
 MOST = 256  # states of a channel
-
-
-def available(device: torch.device | str = "cuda") -> bool:
-    """Whether matrices in float32 on this GPU are made by the Triton kernels; compiles them when that was not yet
-    tried."""
-    return why_not(device) is None
-
-
-def why_not(device: torch.device | str = "cuda") -> str | None:
-    """Why the Triton kernels are not in use on this device, in one line, or None when they are."""
-    if os.environ.get(native.SWITCH) == "0":
-        return f"{native.SWITCH}=0"
-    device = torch.device(device)
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return "they run on GPUs only"
-    loaded = _library()
-    if isinstance(loaded, str):
-        return loaded
-    return _tried(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def applicable(
@@ -116,7 +94,7 @@ def mean(
         hopper = None
         if delta.device.type == "cuda" and plan.tile == 128 and plan.below and precision != "tf32x3":
             hopper = _hopper(delta.device.index)
-        with torch.no_grad(), _on(delta):
+        with torch.no_grad(), on(delta):
             _make(out, plan, b, c, delta, A, left, right, precision, hopper)
     return out
 
@@ -226,7 +204,7 @@ def _strip_splits(plan: _Plan) -> int:
 
 def _make(out, plan: _Plan, b, c, delta, A, left, right, precision: str, hopper: ModuleType | None) -> None:
     """`mean` into `out`, the tiles below the diagonal by the kernel of `hopper` where that is given."""
-    kernels = _loaded()
+    kernel = kernels.loaded()
     batch, length, heads, state, groups, bc_groups, segment = plan[:7]
     tile, matrices = plan.tile, plan.matrices
     decays = torch.mul(A.T, math.log2(math.e), out=A.new_empty(state, heads))
@@ -236,7 +214,7 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, precision: str, hopper:
     factor = delta if right is None else right
 
     def sums(size: int, since: Tensor, halves: bool) -> None:
-        kernels.sums[(-(-length // size), -(-heads // 32), batch)](
+        kernel.sums[(-(-length // size), -(-heads // 32), batch)](
             *(delta, factor, since, until, written, totals, length, heads, *delta.stride(), *factor.stride()),
             BLOCK=size,
             CHANNELS=32,
@@ -268,7 +246,7 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, precision: str, hopper:
                 num_warps=4,
             )
         else:
-            kernels.tiles[(pairs * splits, matrices)](
+            kernel.tiles[(pairs * splits, matrices)](
                 *(*terms, b, c, *rest, *b.stride(), *c.stride(), *gate.stride()),
                 **common,
                 **states,
@@ -280,7 +258,7 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, precision: str, hopper:
     # the small kernels first: the GPU is busy with them while the large one is prepared
     strip = out.new_empty(plan.strip_splits, matrices, length, tile)
     blocks = -(-length // BLOCK)
-    kernels.triangles[(blocks * plan.strip_splits, matrices)](
+    kernel.triangles[(blocks * plan.strip_splits, matrices)](
         *(delta, written, decays, b, c, gate, strip, *strip.stride()[:2], *cut, plan.strip_splits, scale),
         *(*delta.stride(), *b.stride(), *c.stride(), *gate.stride()),
         **common,
@@ -298,9 +276,9 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, precision: str, hopper:
     if plan.splits > 1:
         packed = out.new_empty(plan.splits, matrices, plan.below, tile, tile)
     if plan.below:
-        kernels.starts[(-(-heads // 32), batch)](totals, before, plan.tiles, heads, STEP=TOGETHER, CHANNELS=32)
+        kernel.starts[(-(-heads // 32), batch)](totals, before, plan.tiles, heads, STEP=TOGETHER, CHANNELS=32)
         tiles(tile, plan.below, "out" if plan.splits == 1 else "packed", packed, plan.splits, since, until)
-    kernels.gather[(plan.tiles**2 * (tile // 32), matrices)](
+    kernel.gather[(plan.tiles**2 * (tile // 32), matrices)](
         *(packed, strip, out, *packed.stride()[:2], *strip.stride()[:2]),
         *(length, plan.splits if plan.splits > 1 else 0, plan.strip_splits),
         TILE=tile,
@@ -328,47 +306,17 @@ def _hopper(index: int) -> ModuleType | None:
         from ssmscope.matrices import fused_hopper
 
         plan, out = _plan(one, one[..., 0], 1), one.new_empty(1, 1, 2 * TILE, 2 * TILE)
-        with _on(one):
+        with on(one):
             _make(out, plan, one, one, one[..., 0], one[0, :1, 0], None, None, "tf32", fused_hopper)
-    except _faults(ImportError, AttributeError, TypeError, ValueError, AssertionError):
+    except kernels.faults(ImportError, AttributeError, TypeError, ValueError, AssertionError):
         return None
     return fused_hopper
 
 
-def _faults(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What goes wrong where triton cannot compile or launch a kernel."""
-    return (_loaded().triton.errors.TritonError, RuntimeError, OSError, subprocess.SubprocessError, *others)
+def _attempt(one: Tensor) -> Tensor:
+    one = one.new_ones(1, 2 * TILE, 1, 1)
+    return mean(one, one, one[..., 0], one[0, :1, 0])
 
 
-def _on(t: Tensor):
-    """Triton launches on the current GPU, which need not be the tensor's."""
-    return torch.cuda.device(t.device) if t.device.type == "cuda" else contextlib.nullcontext()
-
-
-def _loaded() -> ModuleType:
-    library = _library()
-    if isinstance(library, str):
-        raise RuntimeError(f"the fused attention is not available: {library}")
-    return library
-
-
-@functools.cache
-def _library() -> ModuleType | str:
-    """The module of the kernels, or why there is none."""
-    try:
-        from ssmscope.matrices import fused_kernels
-    except ImportError as error:
-        return " ".join(f"triton cannot be imported: {error}".split())
-    return fused_kernels
-
-
-@functools.cache
-def _tried(index: int) -> str | None:
-    """Why this GPU does not run the kernels: triton needs a C compiler, and a GPU that it knows."""
-    device = torch.device("cuda", index)
-    one = torch.ones(1, 2 * TILE, 1, 1, device=device)
-    try:
-        mean(one, one, one[..., 0], one[0, :1, 0])
-    except _faults() as error:
-        return " ".join(f"triton cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
-    return None
+kernels = Kernels("ssmscope.matrices.fused_kernels", "the fused attention", _attempt)
+available, why_not = kernels.available, kernels.why_not

@@ -1,14 +1,12 @@
 """Attention matrices of layers with a decay per state and heads of width 1 by C kernels (`native.c`), for float32 on a
 CPU; optional, silent when absent.
 
-As for the scan (`ssmscope.scans.native`), they are compiled on first use and kept; without a compiler, or with
-SSMSCOPE_NATIVE=0, `why_not` says so and matrices are made by torch.
+Without the kernels (`ssmscope.scans.building`) matrices are made by torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from ssmscope.matrices.terms import Around, needs_gradients, skips
 from ssmscope.scans import building
+from ssmscope.scans.building import address
 from ssmscope.scans.native import is_plain
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -24,16 +23,6 @@ SMALL = 2**15  # decays; fewer are not worth waking threads for
 FEW = 16  # channels, fewer of which are better kept apart
 REACH = 16  # the most that an input may spread: REACH of the source
 MOST = 256  # states of a channel
-
-
-def available() -> bool:
-    """Whether matrices in float32 on a CPU are made by the C kernels; compiles them when that was not yet tried."""
-    return why_not() is None
-
-
-def why_not() -> str | None:
-    """Why the C kernels are not in use, in one line, or None when they are."""
-    return building.why_not(_library)
 
 
 def applicable(r: Any, around: Around) -> bool:
@@ -82,7 +71,7 @@ class _Held:
             *(length, heads, state, around.reach, threads, r.expected),
             *(_view(delta), _view(left), _view(None if taps is None else taps[:, 0])),
             0 if taps is None else taps.stride(1),
-            *map(_address, (A, b, c, D)),
+            *map(address, (A, b, c, D)),
         )
 
 
@@ -109,11 +98,11 @@ def whole(r: Any, groups: int, absolute: bool, skip: bool, around: Around) -> Te
             for first, last in segments(r, group * per_group, (group + 1) * per_group):
                 part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
                 held = _Held(part, beside.of_heads(first, last), None if D is None else D[first:last])
-                to = (_address(out[row, group]), length)
+                to = (address(out[row, group]), length)
                 if absolute or last - first < FEW:
-                    failed = _loaded().ssm_singles(held.terms, absolute, *to)
+                    failed = kernels.loaded().ssm_singles(held.terms, absolute, *to)
                 else:
-                    failed = _loaded().ssm_whole(held.terms, *to)
+                    failed = kernels.loaded().ssm_whole(held.terms, *to)
                 _check(failed)
     return out.div_(per_group)
 
@@ -135,7 +124,7 @@ def pooled(r: Any, edge: Tensor, groups: int, skip: bool, around: Around) -> Ten
             for first, last in segments(r, group * per_group, (group + 1) * per_group):
                 part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
                 held = _Held(part, beside.of_heads(first, last), None if D is None else D[first:last])
-                _check(_loaded().ssm_pooled(held.terms, _address(edge), cells, _address(out[row, group])))
+                _check(kernels.loaded().ssm_pooled(held.terms, address(edge), cells, address(out[row, group])))
     return out.div_(per_group)
 
 
@@ -147,7 +136,7 @@ def row(r: Any, t: int) -> Tensor:
         for first, last in segments(r, 0, heads):
             held = _Held(r.of_rows(i, i + 1).of_heads(first, last), Around(), None)
             found = out[i] if (first, last) == (0, heads) else r.b.new_empty(length, last - first)
-            _loaded().ssm_row(held.terms, t, _address(found))
+            kernels.loaded().ssm_row(held.terms, t, address(found))
             if found.data_ptr() != out[i].data_ptr():
                 out[i, :, first:last] = found
     return out[:, : t + 1].transpose(1, 2)
@@ -164,26 +153,9 @@ def _view(t: Tensor | None) -> _View:
     return _View(None, 0, 0) if t is None else _View(t.data_ptr(), *t.stride())
 
 
-def _address(t: Tensor | None) -> int | None:
-    return None if t is None else t.data_ptr()
-
-
 def _check(failed: int) -> None:
     if failed:
         raise MemoryError("no memory left for the attention matrix")
-
-
-def _loaded() -> ctypes.CDLL:
-    library = _library()
-    if isinstance(library, str):
-        raise RuntimeError(f"the C attention is not available: {library}")
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | str:
-    """The kernels, compiled if need be, or why there are none. Tried once per process."""
-    return building.library(SOURCE, "attention", _declare)
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -192,3 +164,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ssm_singles.argtypes = [terms, ctypes.c_int, numbers, number]
     library.ssm_row.argtypes, library.ssm_row.restype = [terms, number, numbers], None
     library.ssm_pooled.argtypes = [terms, numbers, number, numbers]
+
+
+kernels = building.Library(SOURCE, "attention", "the C attention", _declare)
+available, why_not = kernels.available, kernels.why_not

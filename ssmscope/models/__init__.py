@@ -1,32 +1,62 @@
 """The architectures that can be read, one file each, and the models we add to transformers.
 
 Every module of this package that defines `MIXERS` is an architecture: see `ssmscope.mixers.Architecture`. Importing the
-package makes our model types known to transformers' Auto classes.
+package makes our model types known to transformers' Auto classes, and imports none of the families of `LATER`.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import partial
+from importlib.util import find_spec
 from types import ModuleType
 
 import transformers
 
 from ssmscope import mixers
 
+LATER: dict[str, tuple[str, ...]] = {
+    "bamba": ("bamba",),
+    "falcon_h1": ("falcon_h1",),
+    "granitemoehybrid": ("granitemoehybrid",),
+    "jamba": ("jamba",),
+    "nemotron_h": ("nemotron_h",),
+    "olmo_hybrid": ("olmo_hybrid",),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "qwen3_next": ("qwen3_next",),
+    "zamba": ("zamba",),
+    "zamba2": ("zamba2",),
+}
+"""Families that are read by the module of this package of the same name as transformers' folder of theirs, which is
+imported with the first model of the family, and their model types. A release of transformers need not have each."""
+
+
+def present() -> list[str]:
+    """The families of `LATER` that the installed transformers has."""
+    return [name for name in LATER if find_spec(f"transformers.models.{name}") is not None]
+
+
+def _import(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
+
 
 def _modules() -> dict[str, ModuleType]:
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name not in LATER)
+    return {name: _import(name) for name in names}
 
 
 def architectures() -> dict[str, ModuleType]:
-    """The architecture modules of this package, by name."""
-    return {name: module for name, module in _modules().items() if hasattr(module, "MIXERS")}
+    """The architecture modules of this package, by name; every family is imported."""
+    found = {name: module for name, module in _modules().items() if hasattr(module, "MIXERS")}
+    return found | {name: _import(name) for name in present()}
 
 
 def register() -> None:
     """Make every architecture readable and our model types known to transformers' Auto classes."""
+    for name in present():
+        mixers.register_later(f"transformers.models.{name}.modeling_{name}", partial(_import, name))
     for module in _modules().values():
         if hasattr(module, "MIXERS"):
             mixers.register(module)

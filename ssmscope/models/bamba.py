@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 from transformers.models.bamba.modeling_bamba import BambaMixer
 
-from ssmscope.models.mamba2 import frozen, output, quantities, state_after
+from ssmscope.models.mamba2 import frozen, output, quantities, state_after, with_longer_memory
 
 __all__ = ["frozen", "output", "quantities", "state_after"]
 
@@ -23,7 +23,4 @@ def examples() -> dict[str, nn.Module]:
     sizes = dict(vocab_size=97, hidden_size=24, intermediate_size=16, num_hidden_layers=3, attn_layer_indices=[1])
     heads = dict(num_attention_heads=2, num_key_value_heads=2, mamba_n_heads=6, mamba_d_head=8, mamba_d_state=6)
     module = BambaForCausalLM(BambaConfig(**sizes, **heads, mamba_chunk_size=8, initializer_range=0.1))
-    for part in module.modules():
-        if isinstance(part, BambaMixer):
-            part.dt_bias.data.uniform_(-5.0, -2.0)  # steps as Mamba-2's: Bamba's own forget within one
-    return {"bamba": module}
+    return {"bamba": with_longer_memory(module)}

@@ -24,6 +24,7 @@ from torch.nn.functional import normalize, rms_norm, silu, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
     ReadMixer,
@@ -83,7 +84,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     """
     assert isinstance(mixer, DeltaMixer)
     mask = as_mask(mask)
-    conv_input = hide_padding(mixer.qkv_proj(u), mask)
+    conv_input = entering(mixer, hide_padding(mixer.qkv_proj(u), mask))
     tail = state.conv if state is not None else None
     convolved = hide_padding(silu(causal_convolution(conv_input, *convolution(mixer, conv_input), tail)), mask)
     q, k, v = (

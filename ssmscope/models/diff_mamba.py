@@ -30,6 +30,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
@@ -86,7 +87,7 @@ def _s6_quantities(
     mixer: DiffS6Mixer, u: Tensor, mask: Tensor | None, state: LayerState | None, extras: dict[str, Tensor]
 ) -> LayerTrace:
     z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
     x, B1, C1, B2, C2 = mixer.terms(hide_padding(mixer.act(convolved), mask))

@@ -17,6 +17,7 @@ from typing import Any
 import transformers
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.shipped import readable_types
 
 DEEPEST = 32
 """Lists and objects within one another; a model's configuration has three or four."""
@@ -58,13 +59,6 @@ def _too_deep(value: Any, left: int) -> bool:
 def number(value: Any) -> float:
     """A number of a configuration; transformers 5 writes infinity as a dict that transformers 4 hands on."""
     return float(value["__float__"]) if isinstance(value, dict) else float(value)
-
-
-def readable_types() -> list[str]:
-    """The transformers model types with layers that can be read."""
-    from ssmscope.models import architectures
-
-    return sorted({"ssm-classifier", *(kind for a in architectures().values() for kind in a.MODEL_TYPES)})
 
 
 SIGNED = ("spectral_abscissa",)

@@ -233,6 +233,16 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return _base(mixer).output(mixer, layer, (scanned,))
 
 
+def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
+    """The scan less the `part` of every recurrence that is read, as much of it as is attended to."""
+    borrowed = getattr(layer, "borrowed", ())
+    each = [part(j, recurrence) for j, recurrence in enumerate((layer.recurrence, *borrowed))]
+    if not isinstance(layer, GroupTrace) or not borrowed:
+        return (scans[0]._replace(y=scans[0].y - each[0]),)
+    read = (attend(mixer, layer).weights * torch.stack(each, dim=-1)).sum(-1)
+    return (scans[0]._replace(y=scans[0].y - read),)
+
+
 def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     """The layer as a linear map of the inputs of its group: Σ_j diag(α_j) [C^l W_V (∏ Ā^j) B̄^j] with the attention
     weights α_j frozen; a part for itself and for each module before it."""

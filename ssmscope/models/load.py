@@ -23,7 +23,7 @@ from ssmscope.mixers import mixers
 from ssmscope.model import Model
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
-from ssmscope.models.fields import DTYPES, check_depth, check_fields, number, read_object, readable_types
+from ssmscope.models.fields import DTYPES, check_depth, check_fields, number, read_object
 from ssmscope.models.in_memory import converted, readable
 from ssmscope.models.quiet import quiet
 from ssmscope.models.stored import (
@@ -38,14 +38,9 @@ from ssmscope.models.stored import (
     weight_files,
 )
 from ssmscope.models.tokenizers import read_tokenizer
+from ssmscope.shipped import demos, readable_types
 
-DEMOS = Path(__file__).parent.parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
-
-def demos() -> dict[str, Path]:
-    """The shipped trained models: `demo/NAME` and their directories."""
-    return {f"demo/{path.parent.name}": path.parent for path in sorted(DEMOS.glob("*/config.json"))}
 
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
@@ -299,8 +294,9 @@ def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.
     try:
         config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
         for part in (config, getattr(config, "backbone", None)):
-            if part is not None and hasattr(part, "time_step_limit"):
-                part.time_step_limit = tuple(map(number, part.time_step_limit))
+            limits = getattr(part, "time_step_limit", None)
+            if part is not None and limits is not None:
+                part.time_step_limit = tuple(map(number, limits))
     except InputError:
         raise
     except BROKEN as error:

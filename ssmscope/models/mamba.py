@@ -13,6 +13,7 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMi
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
@@ -40,7 +41,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     """
     mask = as_mask(mask)
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     x = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
     x = hide_padding(mixer.act(x), mask)
@@ -48,6 +49,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
     if isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
+    elif hasattr(mixer, "dt_layernorm"):  # Jamba's
+        step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
     delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
     recurrence = Recurrence(
         x=at_least_float32(x).unsqueeze(-1),
@@ -68,24 +71,28 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act(layer.z))
 
 
-def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
-    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen."""
+def frozen(
+    mixer: nn.Module, layer: LayerTrace, x_rows: slice | None = None, z_rows: slice | None = None
+) -> FrozenLayer:
+    """The layer as a linear map with Δ, B, C, SiLU and the gate frozen; see `entry` and `leaving`."""
     u = at_least_float32(layer.u)
-    path = Path(layer.recurrence, entry(mixer, layer), leaving(mixer, layer))
+    path = Path(layer.recurrence, entry(mixer, layer, x_rows), leaving(mixer, layer, rows=z_rows))
     return FrozenLayer(u, (path,), rest=constant(mixer, "out_proj", u))
 
 
-def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
-    """How the layer's input becomes what its recurrence reads."""
-    enter = projection(mixer, "in_proj", slice(0, mixer.intermediate_size))
+def entry(mixer: nn.Module, layer: LayerTrace, rows: slice | None = None) -> Entry:
+    """How the layer's input becomes what its recurrence reads, of these outputs of `in_proj`, else the first half."""
+    enter = projection(mixer, "in_proj", rows or slice(0, mixer.intermediate_size))
     return convolved_entry(mixer, layer, mixer.act, enter)
 
 
-def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None) -> Exit:
-    """How the recurrence's output becomes the layer's; whatever it is, nothing here depends on `y`."""
+def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: slice | None = None) -> Exit:
+    """How the recurrence's output becomes the layer's, z being these outputs of `in_proj`, by default the second half;
+    whatever it is, nothing here depends on `y`."""
     assert layer.z is not None
     project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
-    opening = opened_by(projection(mixer, "in_proj", slice(mixer.intermediate_size, None)), mixer.act, z)
+    enter = projection(mixer, "in_proj", rows or slice(mixer.intermediate_size, None))
+    opening = opened_by(enter, mixer.act, z)
     return Exit(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
-from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, MambaRMSNormGated
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -21,9 +21,9 @@ from ssmscope.models.parts import (
     convolution,
     convolved_entry,
     gated_norm,
+    gated_norm_weight,
     hide_padding,
     layer_state,
-    norm_weight,
     opened_by,
     projection,
     rms_factor,
@@ -40,16 +40,29 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
+    return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
+
+
+def terms(
+    mixer: nn.Module,
+    u: Tensor,
+    projected: Tensor,
+    limits: tuple[float, float],
+    mask: Tensor | None,
+    state: LayerState | None,
+) -> LayerTrace:
+    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, with Δ from limits[0] to
+    limits[1]."""
     mask = as_mask(mask)
-    z, conv_input, step = mixer.in_proj(u).split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
-    conv_input = hide_padding(conv_input, mask)
+    z, conv_input, step = projected.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
+    conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
     xBC = at_least_float32(hide_padding(xBC, mask))
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))
-    delta = hide_padding(delta.clamp(*mixer.time_step_limit), mask)
+    delta = hide_padding(delta.clamp(*limits), mask)
     recurrence = Recurrence(
         x=rearrange(x, "b t (h p) -> b t h p", h=mixer.num_heads),
         b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
@@ -94,13 +107,21 @@ def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:
     opened, opening = silu(z), opened_by(projection(mixer, "in_proj", slice(0, mixer.intermediate_size)), silu, z)
     size = getattr(norm, "group_size", None)  # transformers before 5 has one group
     factor = rms_factor(rearrange(y, "b t h p -> b t (h p)") * opened, norm.variance_epsilon, size)
-    factor = factor * norm_weight(mixer, "norm", (MambaRMSNormGated, BambaRMSNormGated))
+    factor = factor * gated_norm_weight(mixer)
     return Exit(lambda v: project(v, False), gate=opened * factor, opening=opening, factor=factor)
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
     """Where a run continues from after this layer."""
     return layer_state(layer, scans, mixer.conv_kernel_size)
+
+
+def with_longer_memory(module: nn.Module) -> nn.Module:
+    """A random hybrid with steps as those of Mamba and Mamba-2: as initialised most forget within one."""
+    for name, parameter in module.named_parameters():
+        if name.endswith(("dt_bias", "dt_proj.bias")):
+            parameter.data.uniform_(-5.0, -2.0)
+    return module
 
 
 def examples() -> dict[str, nn.Module]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, silu
 
-from ssmscope.affine import agrees_with_weight, depthwise, linear_map, norm_terms, offset
+from ssmscope.affine import agrees_with_weight, depthwise, innermost, linear_map, norm_terms, offset
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.mixers import as_constant, reader_of
@@ -108,7 +108,13 @@ def gated_norm(norm: nn.Module, y: Tensor, z: Tensor) -> Tensor:
     return norm(y, z)
 
 
-GATED_NORMS = ("MambaRMSNormGated", "BambaRMSNormGated")
+GATED_NORMS = (
+    "MambaRMSNormGated",
+    "BambaRMSNormGated",
+    "GraniteMoeHybridRMSNormGated",
+    "NemotronHRMSNormGated",
+    "Zamba2RMSNormGated",
+)
 """The norms of the libraries of which `gated_norm` knows what they compute."""
 
 
@@ -160,7 +166,7 @@ def _sum_of_shifts(padded: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-def projection(mixer: nn.Module, name: str, rows: slice | None = None) -> Callable[[Tensor, bool], Tensor]:
+def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:
     """A linear layer of a mixer, or some of its outputs, as a map that leaves its constant out unless its second
     argument is true.
 
@@ -215,6 +221,17 @@ def norm_weight(mixer: nn.Module, name: str, kind: type[nn.Module] | tuple[type[
     weight = norm_terms(getattr(mixer, name), kind, _named(mixer, name)).weight
     assert weight is not None
     return at_least_float32(weight)
+
+
+def gated_norm_weight(mixer: nn.Module) -> Tensor:
+    """The weight of a mixer's gated norm, one of `GATED_NORMS`, in at least float32.
+
+    Raises:
+        InputError: when it is no such norm.
+    """
+    kind = type(innermost(mixer.norm))
+    known = kind.__name__ in GATED_NORMS and kind.__module__.startswith("transformers.")
+    return norm_weight(mixer, "norm", kind if known else ())
 
 
 def convolved_entry(

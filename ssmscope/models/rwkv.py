@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -41,6 +42,7 @@ from ssmscope.affine import agrees_with_weight, norm_terms
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, skip_alone
 from ssmscope.intercept import taken_over, watched
+from ssmscope.mixers import entering
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
@@ -101,7 +103,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     attention = mixer.attention
     mask = as_mask(mask)
     tail = state.conv if state is not None else None
-    x = hide_padding(mixer.ln1(_entering(mixer, u)), mask)
+    x = entering(mixer, hide_padding(mixer.ln1(_entering(mixer, u)), mask))
     before = _before(x, tail)
     k, v, z = (
         project(_mixed(x, before, mix))
@@ -137,6 +139,11 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """The block's output (batch, length, width) from its terms: x + W_o (σ(z) ⊙ wkv), then the channel mixing."""
     x = _after_time_mixing(mixer, layer, layer.scan() if scans is None else scans)
     return x + _channel_mixing(mixer, layer, x)
+
+
+def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
+    """The scan less the `part` of its recurrence: a token reads the memory that the token before it left."""
+    return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence, late=1)),)
 
 
 def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:

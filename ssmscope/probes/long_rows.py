@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ssmscope import mixers, ssm
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
 from ssmscope.evaluation.states import States, alone, gathered
 from ssmscope.mixers import reader_of
 from ssmscope.model import Model
-from ssmscope.probes.lens.data import packed
 from ssmscope.trace import LayerState, LayerTrace
 
 PIECE = 2048
@@ -53,7 +53,7 @@ def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE) -> Iterator[Piece
     longest = int(lengths.max(initial=1))
     width = piece if longest <= piece or continues(model, rows)[0] else longest
     ascending = np.argsort(lengths, kind="stable").tolist()
-    for chosen in packed(ascending, np.minimum(lengths, width).tolist(), tokens_together(model)):
+    for chosen in by_length(np.minimum(lengths, width).tolist(), tokens_together(model), rows=ascending):
         going, start, states = np.array(chosen), 0, None
         while len(going):
             stop = np.minimum(lengths[going], start + width)
@@ -115,12 +115,3 @@ def own_names(models: Sequence[Model]) -> tuple[str, ...]:
             name = f"{model.name} ({number})"
         names.append(name)
     return tuple(names)
-
-
-def stderr_lines(shown: bool) -> Callable[[str], None] | None:
-    """Prints lines on stderr; None where nothing is to be shown."""
-    if not shown:
-        return None
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print

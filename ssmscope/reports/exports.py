@@ -25,6 +25,7 @@ from ssmscope.reports.grouping import Found, Group, compared, groups, unique
 from ssmscope.reports.record import Report
 from ssmscope.show.markup import to_latex, to_markdown
 from ssmscope.show.pictures import drawn
+from ssmscope.writing import write_whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -43,15 +44,8 @@ def write(report: Report, directory: str | os.PathLike[str]) -> list[Path]:
     written = []
     try:
         for path, content in _files(report):
-            whole = root / path
-            whole.parent.mkdir(parents=True, exist_ok=True)
-            part = whole.with_name(f".{whole.name}.part")
-            try:
-                part.write_bytes(content)
-                os.replace(part, whole)
-            finally:
-                part.unlink(missing_ok=True)
-            written.append(whole)
+            write_whole(root / path, content)
+            written.append(root / path)
     except OSError as error:
         raise InputError(f"cannot write to {root}: {error.strerror or error}") from error
     return written

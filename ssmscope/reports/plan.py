@@ -304,6 +304,7 @@ class _Reader:
         for key, value in given.items():
             name = key.replace("-", "_")
             known = (*verb.inputs, *verb.options, *SETTING)
+            name = f"{name}_" if f"{name}_" in known else name  # from_, since Python has a word of its own
             if name in OWN:
                 raise InputError(f"{where}: the option {key!r} is set by the report itself; leave it out")
             if name not in known:

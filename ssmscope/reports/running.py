@@ -19,8 +19,8 @@ from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.record import DONE, FAILED, Report
-from ssmscope.reports.store import LOG, Store, write_whole
-from ssmscope.writing import held
+from ssmscope.reports.store import LOG, Store
+from ssmscope.writing import held, write_whole
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError, extra
-from ssmscope.frozen import LEVELS
-from ssmscope.interp.heatmap.result import SCORES
+from ssmscope.register import analysis_of
 from ssmscope.reports.guard import LARGEST, Argument, OwnPage
 from ssmscope.reports.live import CHARACTERS
 from ssmscope.show.tokens import visible
@@ -155,10 +154,10 @@ def _lay_out(live: Live, gradio: Any, page: Any) -> None:
         text = gradio.Textbox(label="Text", lines=3, max_lines=8, elem_id="ssmscope-text")
         edited = gradio.Textbox(label="Edited text (optional)", lines=3, max_lines=8, elem_id="ssmscope-edited")
     with gradio.Row():
-        score = gradio.Radio(
-            list(SCORES), value="survival", label="Score of the heatmap", elem_id="ssmscope-score", scale=1
-        )
-        level = gradio.Radio(list(LEVELS), value="block", label="Level of attention", elem_id="ssmscope-level", scale=1)
+        named: dict[str, Any] = {"label": "Score of the heatmap", "elem_id": "ssmscope-score", "scale": 1}
+        score = _choice(gradio.Radio, "heatmap", "score", **named)
+        named |= {"label": "Level of attention", "elem_id": "ssmscope-level"}
+        level = _choice(gradio.Radio, "attention", "level", **named)
         button = gradio.Button("Analyze", variant="primary", elem_id="ssmscope-analyze", scale=1)
     # One event at a time: two threads that run a model would only wait for each other.
     quiet = _known(button.click, concurrency_id="models", api_visibility="private", show_progress="minimal")
@@ -181,9 +180,8 @@ def _column(
     gradio.HTML(_heading(model))
     prediction = gradio.HTML(elem_id=f"ssmscope-prediction-{number}")
     with gradio.Row():
-        layer = gradio.Dropdown(
-            ["mean", *layers], value="mean", label="Layer of the heatmap", elem_id=f"ssmscope-layer-{number}"
-        )
+        named = f"ssmscope-layer-{number}"
+        layer = gradio.Dropdown(["mean", *layers], value="mean", label="Layer of the heatmap", elem_id=named)
         of = gradio.Dropdown(layers, value="0", label="Layer of attention", elem_id=f"ssmscope-attention-{number}")
     heatmaps, tokens, rows, sides = [], [], [], []
     for place, side in enumerate(SIDES):
@@ -218,6 +216,12 @@ def _column(
     for trigger in (score.change, layer.change):
         trigger(partial(_heatmaps, live, number), [asked, score, layer], heatmaps, **quiet)
     return after
+
+
+def _choice(control: Any, verb: str, name: str, **shown: Any) -> Any:
+    """A control for an option of an analysis, with its words and its default."""
+    option = analysis_of(verb).options[name]
+    return control([*option.words], value=option.default, **shown)
 
 
 def _row(live: Live, number: int, place: int, texts: Any, position: str, layer: str, level: str) -> str:

@@ -81,7 +81,7 @@ def check_model(name: str, place: Path) -> None:
     """
     from ssmscope.models.checkpoints import is_mamba_ssm
     from ssmscope.models.diff_checkpoints import is_diff_mamba2
-    from ssmscope.models.fields import readable_types
+    from ssmscope.shipped import readable_types
 
     file = place / "config.json"
     if place.is_file() or not file.is_file():  # a state dict, or a directory of checkpoints

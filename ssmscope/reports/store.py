@@ -13,6 +13,7 @@ from ssmscope.errors import InputError
 from ssmscope.reports.jobs import Job
 from ssmscope.reports.record import DONE, FAILED, MISSING, Entry
 from ssmscope.results import Result
+from ssmscope.writing import write_whole
 
 RECORD = "job.json"
 LOG = "job.log"
@@ -136,18 +137,3 @@ def _is_result(path: Path) -> bool:
     except ValueError:
         return True  # reading it says what is wrong
     return isinstance(document, dict) and isinstance(document.get("kind"), str) and "class" in document
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,11 +1,13 @@
 """How the C kernels are built: compiled by the user's own compiler ($CC, cc, gcc or clang) on first use, in seconds,
 and kept in the user's cache directory under a name that holds the hash of the sources, the compiler and the processor.
+Without a compiler, or with SSMSCOPE_NATIVE=0, `Library.why_not` says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -16,6 +18,8 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 SWITCH = "SSMSCOPE_NATIVE"
 HEADER = Path(__file__).with_name("vectors.h")
@@ -28,12 +32,50 @@ class Unavailable(Exception):
     """The kernels cannot be had; the message says why."""
 
 
-def why_not(load: Callable[[], ctypes.CDLL | str]) -> str | None:
-    """Why the kernels that `load` gives are not in use, in one line, or None when they are."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0"
-    loaded = load()
-    return loaded if isinstance(loaded, str) else None
+class Library:
+    """The kernels of one C file, compiled if need be; tried once per process.
+
+    Args:
+        source: the C file.
+        file: what the kernels are called in file names.
+        name: what they are called in messages.
+        declare: gives the functions of the loaded library their types.
+    """
+
+    def __init__(self, source: Path, file: str, name: str, declare: Callable[[ctypes.CDLL], None]) -> None:
+        self.source, self.file, self.name, self.declare = source, file, name, declare
+        self.found = functools.cache(self.look)
+
+    def available(self) -> bool:
+        """Whether work in float32 on a CPU runs through the kernels; compiles them when that was not yet tried."""
+        return self.why_not() is None
+
+    def why_not(self) -> str | None:
+        """Why the kernels are not in use, in one line, or None when they are."""
+        if os.environ.get(SWITCH) == "0":
+            return f"{SWITCH}=0"
+        found = self.found()
+        return found if isinstance(found, str) else None
+
+    def look(self) -> ctypes.CDLL | str:
+        """The kernels, or why there are none; `found` keeps the answer."""
+        return library(self.source, self.file, self.declare)
+
+    def loaded(self) -> ctypes.CDLL:
+        """The kernels.
+
+        Raises:
+            RuntimeError: there are none.
+        """
+        found = self.found()
+        if isinstance(found, str):
+            raise RuntimeError(f"{self.name} is not available: {found}")
+        return found
+
+
+def address(t: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin, as C takes it; None for none."""
+    return None if t is None else t.data_ptr()
 
 
 def library(source: Path, name: str, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | str:

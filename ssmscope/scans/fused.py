@@ -1,17 +1,11 @@
 """The scan with a decay per state by Triton kernels (`fused_kernels`), for float32 on a GPU; silent when absent.
 
-Triton comes with torch's builds for CUDA; it compiles the kernels on first use, in some seconds, and keeps them in its
-own cache. The forward pass keeps the states before every `CHECK`-th step; the backward pass recomputes what lies
-between. Without triton, or with SSMSCOPE_NATIVE=0, `why_not` says so and `diagonal.scan` stays with torch.
+The forward pass keeps the states before every `CHECK`-th step; the backward pass recomputes what lies between. Without
+the kernels (`launching`) `diagonal.scan` stays with torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import subprocess
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,29 +13,12 @@ from torch import Tensor
 
 from ssmscope.scans import native
 from ssmscope.scans.exponents import smallest_exponent
+from ssmscope.scans.launching import Kernels, on
 
 CHECK = 16  # steps; the states before them are what the backward pass needs
 TILE = 256  # states of one program's tile at most, unless a single channel has more: 8 registers of each thread
 FILL = 2048  # programs that keep a GPU busy: with fewer, tiles get smaller
 MOST = 4096  # states of a channel; with more, torch is as fast
-
-
-def available(device: torch.device | str = "cuda") -> bool:
-    """Whether scans in float32 on this GPU run through the Triton kernels; compiles one when that was not yet tried."""
-    return why_not(device) is None
-
-
-def why_not(device: torch.device | str = "cuda") -> str | None:
-    """Why the Triton kernels are not in use on this device, in one line, or None when they are."""
-    if os.environ.get(native.SWITCH) == "0":
-        return f"{native.SWITCH}=0"
-    device = torch.device(device)
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return "they run on GPUs only"
-    loaded = _library()
-    if isinstance(loaded, str):
-        return loaded
-    return _tried(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor) -> bool:
@@ -113,8 +90,8 @@ def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: 
     starts = x.new_empty(plan.chunks, *initial.shape) if keep else None
     kept = x.new_empty(plan.blocks * plan.groups, *x.shape[:2]) if retention else None
     if plan.programs and plan.length:
-        with _on(x):
-            _loaded().forward[(plan.programs,)](
+        with on(x):
+            kernels.loaded().forward[(plan.programs,)](
                 *(x, delta, A, b, c, initial, y, final, y if starts is None else starts, y if kept is None else kept),
                 *(initial.numel(), *plan[:4], *x.stride()[:3], *delta.stride(), *b.stride(), *c.stride()),
                 **plan.sizes(expected),
@@ -151,8 +128,8 @@ class _Scan(torch.autograd.Function):
         grad_A = x.new_empty(plan.batch, *A.shape)
         grad_b, grad_c = (x.new_empty(plan.blocks, *b.shape) for _ in range(2))
         before = x.new_empty(plan.programs, CHECK, plan.block, plan.states)
-        with _on(x):
-            _loaded().backward[(plan.programs,)](
+        with on(x):
+            kernels.loaded().backward[(plan.programs,)](
                 *(x, delta, A, b, c, grad_y, starts, grad_final),
                 *(before, grad_x, grad_delta, grad_A, grad_b, grad_c, grad_initial),
                 *(grad_final.numel(), *plan[:4], *x.stride()[:3], *delta.stride(), *b.stride(), *c.stride()),
@@ -162,35 +139,9 @@ class _Scan(torch.autograd.Function):
         return grad_x, grad_b.sum(0), grad_c.sum(0), grad_initial, grad_delta, grad_A.sum(0), None, None
 
 
-def _on(t: Tensor):
-    """Triton launches on the current GPU, which need not be the tensor's."""
-    return torch.cuda.device(t.device) if t.device.type == "cuda" else contextlib.nullcontext()
-
-
-def _loaded() -> ModuleType:
-    library = _library()
-    if isinstance(library, str):
-        raise RuntimeError(f"the Triton scan is not available: {library}")
-    return library
-
-
-@functools.cache
-def _library() -> ModuleType | str:
-    """The module of the kernels, or why there is none."""
-    try:
-        from ssmscope.scans import fused_kernels
-    except ImportError as error:
-        return " ".join(f"triton cannot be imported: {error}".split())
-    return fused_kernels
-
-
-@functools.cache
-def _tried(index: int) -> str | None:
-    """Why this GPU does not run the kernels: triton needs a C compiler, and a GPU that it knows."""
-    device = torch.device("cuda", index)
-    one = torch.ones(1, 1, 1, 1, device=device)
-    try:
-        _forward(one, one, one, one, one[..., 0], one[0, 0], False, False, keep=False)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        return " ".join(f"triton cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
-    return None
+kernels = Kernels(
+    "ssmscope.scans.fused_kernels",
+    "the Triton scan",
+    lambda one: _forward(one, one, one, one, one[..., 0], one[0, 0], False, False, keep=False),
+)
+available, why_not = kernels.available, kernels.why_not

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssmscope.scans import native, scalar_fused
+from ssmscope.scans.launching import on
 
 STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
@@ -47,7 +48,7 @@ class _SiluConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         y = x.new_empty(x.shape)
-        with scalar_fused._on(x):
+        with on(x):
             _kernels().convolve[_grid(x)](x, weight, bias, y, x.shape[1], *x.stride()[:2], **_sizes(x, weight))
         ctx.save_for_backward(x, weight, bias)
         return y
@@ -61,7 +62,7 @@ class _SiluConvolution(torch.autograd.Function):
         grid, sizes, taps = _grid(x), _sizes(x, weight), weight.shape[1]
         grad_total, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
         sums = x.new_empty(batch, grid[1], taps + 1, channels)
-        with scalar_fused._on(x):
+        with on(x):
             _kernels().convolve_back_activation[grid](
                 *(x, weight, bias, grad, grad_total, sums, length, *x.stride()[:2], *grad.stride()[:2]), **sizes
             )
@@ -76,7 +77,7 @@ class _GatedNorm(torch.autograd.Function):
         flat_y, flat_z = _rows(y), _rows(z)
         out = y.new_empty(y.shape)
         sizes = _norm_sizes(y)
-        with scalar_fused._on(y):
+        with on(y):
             _kernels().norm[(-(-len(flat_y) // ROWS),)](
                 *(flat_y, flat_z, weight, out, len(flat_y), eps, flat_y.stride(0), flat_z.stride(0)), **sizes
             )
@@ -92,7 +93,7 @@ class _GatedNorm(torch.autograd.Function):
         programs = -(-len(flat_y) // ROWS)
         grad_y, grad_z, sums = y.new_empty(y.shape), y.new_empty(y.shape), y.new_empty(programs, y.shape[-1])
         strides = (flat_y.stride(0), flat_z.stride(0), given.stride(0))
-        with scalar_fused._on(y):
+        with on(y):
             _kernels().norm_back[(programs,)](
                 *(flat_y, flat_z, weight, given, grad_y, grad_z, sums, len(flat_y), ctx.eps, *strides),
                 **_norm_sizes(y),

@@ -1,13 +1,11 @@
 """The scan with a decay per state by a C kernel (`native.c`), for float32 on a CPU; optional, silent when absent.
 
-The kernel is compiled on first use and kept (`building`). Without a compiler, or with SSMSCOPE_NATIVE=0, `why_not` says
-so and `diagonal.scan` stays with torch.
+Without the kernel (`building`) `diagonal.scan` stays with torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 
 import torch
@@ -15,21 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ssmscope.scans import building
-from ssmscope.scans.building import SWITCH
+from ssmscope.scans.building import SWITCH, address
 
 __all__ = ["SWITCH", "applicable", "available", "is_plain", "scan", "why_not"]
 SOURCE = Path(__file__).with_name("native.c")
 SMALL = 2**15  # decays; fewer are not worth waking threads for
-
-
-def available() -> bool:
-    """Whether scans in float32 on a CPU run through the C kernel; compiles it when that was not yet tried."""
-    return why_not() is None
-
-
-def why_not() -> str | None:
-    """Why the C kernel is not in use, in one line, or None when it is."""
-    return building.why_not(_library)
 
 
 def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor) -> bool:
@@ -76,7 +64,7 @@ def keys(b: Tensor, elapsed: Tensor, A: Tensor, *, to_end: bool) -> Tensor:
     """
     b, A = b.contiguous(), A.contiguous()
     squares = elapsed.new_empty(elapsed.shape)
-    if _loaded().ssm_keys(_shape(elapsed, b, False), _view(elapsed), *map(_address, (A, b, squares)), to_end):
+    if kernels.loaded().ssm_keys(_shape(elapsed, b, False), _view(elapsed), *map(address, (A, b, squares)), to_end):
         raise MemoryError("no memory left for the keys of the selective scan")
     return squares
 
@@ -104,14 +92,14 @@ def _view(t: Tensor) -> _View:
 
 def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states at the chunks' starts or None."""
-    library, shape = _loaded(), _shape(x, b, expected)
+    library, shape = kernels.loaded(), _shape(x, b, expected)
     b, c, initial, A = (t.contiguous() for t in (b, c, initial, A))
     y = x.new_empty(x.shape)
     final = x.new_empty(initial.shape)
     starts = x.new_empty(library.ssm_starts_size(shape)) if keep else None
     kept = x.new_empty(x.shape[:2]) if retention else None
     failed = library.ssm_forward(
-        shape, _view(x), _view(delta), *map(_address, (A, b, c, initial, y, final, starts, kept))
+        shape, _view(x), _view(delta), *map(address, (A, b, c, initial, y, final, starts, kept))
     )
     if failed:
         raise MemoryError("no memory left for the selective scan")
@@ -136,34 +124,17 @@ class _Scan(torch.autograd.Function):
         shape = _shape(x, b, ctx.expected)
         b, c, A, grad_final = (t.contiguous() for t in (b, c, A, grad_final))
         back = [t.new_empty(t.shape) for t in (x, delta, A, b, c, grad_final)]
-        failed = _loaded().ssm_backward(
+        failed = kernels.loaded().ssm_backward(
             shape,
             *map(_view, (x, delta)),
-            *map(_address, (A, b, c, starts)),
+            *map(address, (A, b, c, starts)),
             _view(grad_y),
-            *map(_address, (grad_final, *back)),
+            *map(address, (grad_final, *back)),
         )
         if failed:
             raise MemoryError("no memory left for the gradient of the selective scan")
         grad_x, grad_delta, grad_A, grad_b, grad_c, grad_initial = back
         return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
-
-
-def _address(t: Tensor | None) -> int | None:
-    return None if t is None else t.data_ptr()
-
-
-def _loaded() -> ctypes.CDLL:
-    library = _library()
-    if isinstance(library, str):
-        raise RuntimeError(f"the C scan is not available: {library}")
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | str:
-    """The kernel, compiled if need be, or why there is none. Tried once per process."""
-    return building.library(SOURCE, "scan", _declare)
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -172,3 +143,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 8]
     library.ssm_keys.argtypes = [shape, view, *[numbers] * 3, ctypes.c_int]
     library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 4, view, *[numbers] * 7]
+
+
+kernels = building.Library(SOURCE, "scan", "the C scan", _declare)
+available, why_not = kernels.available, kernels.why_not

@@ -1,17 +1,11 @@
 """The scan with one decay per head by Triton kernels (`scalar_fused_kernels`), for float32 on a GPU; optional.
 
 A kernel walks the chunks and keeps the state before each; another reads all chunks side by side; the backward pass does
-the same with the adjoint. Without triton, or with SSMSCOPE_NATIVE=0, `why_not` says so and `scalar.scan` stays with
-torch.
+the same with the adjoint. Without the kernels (`launching`) `scalar.scan` stays with torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import subprocess
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,29 +14,12 @@ from torch.nn.functional import pad
 
 from ssmscope.scans import native
 from ssmscope.scans.exponents import smallest_exponent
+from ssmscope.scans.launching import Kernels, on
 
 FILL = 256  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
 MOST = 256  # of P and of N: with more, a program's tiles no longer fit
 STEPS = 32  # of a chunk
 COLUMNS = 32  # of heads whose states a program takes at once
-
-
-def available(device: torch.device | str = "cuda") -> bool:
-    """Whether scans in float32 on this GPU run through the Triton kernels; compiles one when that was not yet tried."""
-    return why_not(device) is None
-
-
-def why_not(device: torch.device | str = "cuda") -> str | None:
-    """Why the Triton kernels are not in use on this device, in one line, or None when they are."""
-    if os.environ.get(native.SWITCH) == "0":
-        return f"{native.SWITCH}=0"
-    device = torch.device(device)
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return "they run on GPUs only"
-    loaded = _library()
-    if isinstance(loaded, str):
-        return loaded
-    return _tried(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> bool:
@@ -119,7 +96,7 @@ def _carry(plan: _Plan, S: Tensor, left: Tensor, right: Tensor, first: Tensor, r
     first, last = first.contiguous(), first.new_empty(first.shape)
     width = 16 if plan.batch * plan.heads < FILL else min(_power(plan.width, 16), 64)
     programs = plan.batch * plan.heads * -(-plan.width // width)
-    _loaded().carry[(programs,)](
+    kernels.loaded().carry[(programs,)](
         *(S, left, right, first, states, last),
         *(plan.length, plan.heads, plan.groups),
         *(*left.stride(), *right.stride()),
@@ -133,11 +110,11 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
         plan = _plan(x, b)
-        with _on(x):
+        with on(x):
             S = plan.sums(log_a)
             states, final = _carry(plan, S, x, b, initial, False)
             y = x.new_empty(x.shape)
-            _loaded().read[(plan.programs,)](
+            kernels.loaded().read[(plan.programs,)](
                 *(S, x, b, c, states, y),
                 *(plan.length, plan.heads, plan.groups, plan.blocks),
                 *(*x.stride(), *b.stride(), *c.stride()),
@@ -152,7 +129,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx, grad_y: Tensor, grad_final: Tensor) -> tuple[Tensor, ...]:
         S, b, c, x, states = ctx.saved_tensors
         plan = _plan(x, b)
-        with _on(x):
+        with on(x):
             adjoints, grad_initial = _carry(plan, S, grad_y, c, grad_final, True)
             steps = (plan.batch, plan.chunks, plan.steps, plan.heads)
             through, read_by, written = (x.new_empty(steps) for _ in range(3))
@@ -160,17 +137,17 @@ class _Scan(torch.autograd.Function):
             grad_b, grad_c = (x.new_empty(plan.blocks, *b.shape) for _ in range(2))
             shape = (plan.batch, plan.length, plan.heads, plan.groups, plan.blocks)
             sizes, programs = plan.side_by_side(), (plan.programs,)
-            _loaded().back_within[programs](
+            kernels.loaded().back_within[programs](
                 *(S, x, b, c, grad_y, through, grad_x, grad_b, grad_c, *shape),
                 *(*x.stride(), *b.stride(), *c.stride(), *grad_y.stride()),
                 **sizes,
             )
-            _loaded().back_across[programs](
+            kernels.loaded().back_across[programs](
                 *(S, x, b, adjoints, states, written, met, grad_x, grad_b, *shape, *x.stride(), *b.stride()),
                 **sizes,
                 ADJOINT=True,
             )
-            _loaded().back_across[programs](
+            kernels.loaded().back_across[programs](
                 *(S, grad_y, c, states, states, read_by, met, grad_x, grad_c, *shape, *grad_y.stride(), *c.stride()),
                 **sizes,
                 ADJOINT=False,
@@ -184,35 +161,7 @@ class _Scan(torch.autograd.Function):
         return grad_log_a, grad_b, grad_c, grad_x, grad_initial
 
 
-def _on(t: Tensor):
-    """Triton launches on the current GPU, which need not be the tensor's."""
-    return torch.cuda.device(t.device) if t.device.type == "cuda" else contextlib.nullcontext()
-
-
-def _loaded() -> ModuleType:
-    library = _library()
-    if isinstance(library, str):
-        raise RuntimeError(f"the Triton scan is not available: {library}")
-    return library
-
-
-@functools.cache
-def _library() -> ModuleType | str:
-    """The module of the kernels, or why there is none."""
-    try:
-        from ssmscope.scans import scalar_fused_kernels
-    except ImportError as error:
-        return " ".join(f"triton cannot be imported: {error}".split())
-    return scalar_fused_kernels
-
-
-@functools.cache
-def _tried(index: int) -> str | None:
-    """Why this GPU does not run the kernels: triton needs a C compiler, and a GPU that it knows."""
-    device = torch.device("cuda", index)
-    one = torch.ones(1, 1, 1, 1, device=device)
-    try:
-        scan(one[..., 0], one, one, one, one)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        return " ".join(f"triton cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
-    return None
+kernels = Kernels(
+    "ssmscope.scans.scalar_fused_kernels", "the Triton scan", lambda one: scan(one[..., 0], one, one, one, one)
+)
+available, why_not = kernels.available, kernels.why_not

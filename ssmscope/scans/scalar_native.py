@@ -1,14 +1,12 @@
 """The scan with one decay per head by a C kernel (`scalar.c`), for float32 on a CPU, where no gradient is wanted;
 optional, silent when absent.
 
-The kernel is compiled on first use and kept (`building`). Without a compiler, or with SSMSCOPE_NATIVE=0, `why_not` says
-so and `scalar.scan` stays with torch.
+Without the kernel (`building`) `scalar.scan` stays with torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 
 import torch
@@ -18,16 +16,6 @@ from ssmscope.scans import building
 from ssmscope.scans.native import SMALL, is_plain
 
 SOURCE = Path(__file__).with_name("scalar.c")
-
-
-def available() -> bool:
-    """Whether such scans run through the C kernel; compiles it when that was not yet tried."""
-    return why_not() is None
-
-
-def why_not() -> str | None:
-    """Why the C kernel is not in use, in one line, or None when it is."""
-    return building.why_not(_library)
 
 
 def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> bool:
@@ -52,7 +40,7 @@ def scan(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> tup
     threads = torch.get_num_threads() if x.numel() * states > SMALL else 1
     shape = _Shape(batch, length, heads, groups, width, states, threads)
     address = (initial.data_ptr(), y.data_ptr(), final.data_ptr())
-    if _loaded().ssm_heads(shape, *map(_view, (log_a, b, c, x)), *address):
+    if kernels.loaded().ssm_heads(shape, *map(_view, (log_a, b, c, x)), *address):
         raise MemoryError("no memory left for the scan")
     return y, final
 
@@ -71,18 +59,9 @@ def _view(t: Tensor) -> _View:
     return _View(t.data_ptr(), *t.stride()[:3])
 
 
-def _loaded() -> ctypes.CDLL:
-    library = _library()
-    if isinstance(library, str):
-        raise RuntimeError(f"the C scan is not available: {library}")
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | str:
-    """The kernel, compiled if need be, or why there is none. Tried once per process."""
-    return building.library(SOURCE, "scan-of-heads", _declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     library.ssm_heads.argtypes = [ctypes.POINTER(_Shape), *[_View] * 4, *[ctypes.c_void_p] * 3]
+
+
+kernels = building.Library(SOURCE, "scan-of-heads", "the C scan", _declare)
+available, why_not = kernels.available, kernels.why_not

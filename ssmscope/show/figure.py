@@ -60,7 +60,7 @@ def heading(figure: Figure, before: str, model: str, after: str, below: str, asi
 
 def title(result: Any) -> tuple[str, str, str]:
     """A result's headline as what is before its model's name, the name, and what is after it."""
-    before, model, after = result.headline.partition(str(result.provenance.get("model", "a model")))
+    before, model, after = result.headline.partition(result.model_name)
     return before, model, after
 
 

@@ -16,7 +16,7 @@ import torch
 
 from ssmscope.errors import UNPICKLABLE, InputError, ran_out_of_memory
 from ssmscope.reading import parse_json
-from ssmscope.writing import LOCK, held, write_atomically
+from ssmscope.writing import LOCK, held, write_atomically, write_whole
 
 PLAN = "plan.json"
 """The file that says what a run is to do."""
@@ -90,7 +90,7 @@ def is_new(out: Path, folder: Path) -> bool:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """`content` as indented JSON, atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda stream: stream.write(text.encode("utf-8")))
+    write_whole(path, text)
 
 
 def read_json(path: Path) -> dict[str, Any]:

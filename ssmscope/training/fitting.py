@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
@@ -21,6 +21,7 @@ from ssmscope.mixers import fast_scan
 from ssmscope.models.baleen import anneal_prior
 from ssmscope.models.diff_layers import Subtraction
 from ssmscope.models.selective import SelectiveSSM
+from ssmscope.progress import progress_bar
 from ssmscope.scans.compiling import compiled_pieces
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
@@ -143,7 +144,7 @@ class Fit:
             if self.options["compile"] and self._compiles():
                 stack.enter_context(compiled_pieces())
             self._record()
-            bar = stack.enter_context(_progress(self.console))
+            bar = stack.enter_context(progress_bar(self.console))
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
         assert self.best is not None
@@ -316,15 +317,3 @@ def _apart(expected: list[Tensor], found: list[Tensor]) -> float:
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=console.quiet or not console.is_terminal,
-        transient=True,
-    )

@@ -198,6 +198,7 @@ def train_model(
     """
     given: dict[str, Any] = dict(locals())
 
+    from ssmscope.progress import on_stderr
     from ssmscope.training.data import parts_of
     from ssmscope.training.plan import checked, is_finished, plan_of
 
@@ -205,7 +206,7 @@ def train_model(
     parts, tokenizer = parts_of(options)
     plan = plan_of(options, parts)
     out = Path(out)
-    console = _console(progress)
+    console = on_stderr(progress)
     from ssmscope.training.checkpoint import clear, continued, random_states, restore_random_states, seed_everything
     from ssmscope.training.plan import CLAIMED
 
@@ -250,13 +251,6 @@ def _python_call(given: Mapping[str, Any]) -> str:
         elif value != parameter.default:
             words.append(f"{name}={value!r}")
     return f"train_model({', '.join(words)})"
-
-
-def _console(shown: bool) -> Console:
-    """Prints on stderr, or nowhere."""
-    from rich.console import Console
-
-    return Console(stderr=True, quiet=not shown, highlight=False, markup=False, soft_wrap=True)
 
 
 def _train(
@@ -355,7 +349,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
 
 def _commands_before(source: str | Path | None) -> list[str]:
     """The commands that made the model that a run starts from, where its directory has our record of them."""
-    from ssmscope.models.load import demos
+    from ssmscope.shipped import demos
     from ssmscope.training.checkpoint import read_json
     from ssmscope.training.plan import FINISHED
 
@@ -379,7 +373,7 @@ def _describe(
     from ssmscope.training.card import model_card, versions
     from ssmscope.training.checkpoint import write_json
     from ssmscope.training.plan import FINISHED
-    from ssmscope.writing import write_atomically
+    from ssmscope.writing import write_whole
 
     config = module.config
     classifies = options["kind"] in ("text", "sequences", "pixels")
@@ -401,5 +395,5 @@ def _describe(
         "commands_before": _commands_before(options["init_from"]),
         "versions": versions(),
     }
-    write_atomically(out / "README.md", lambda stream: stream.write(model_card(record).encode("utf-8")))
+    write_whole(out / "README.md", model_card(record))
     write_json(out / FINISHED, record)

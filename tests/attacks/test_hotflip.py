@@ -14,6 +14,7 @@ from tokenizers import models as token_models
 from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
+from ssmscope import batching
 from ssmscope.attacks.offline import stopwords
 from ssmscope.attacks.words import hotflip as module
 from ssmscope.attacks.words import word_attack
@@ -101,7 +102,7 @@ class TestEstimates:
     def test_many_batches_are_as_one(self, monkeypatch):
         model = classifier()
         together = loss_gradients(model, self.ROWS, self.LABELS, None)
-        monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1)
+        monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 1)
         for a, b in zip(together, loss_gradients(model, self.ROWS, self.LABELS, None)):
             assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
 

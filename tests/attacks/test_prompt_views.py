@@ -124,7 +124,7 @@ class TestFrame:
         frame = attacked(3).to_frame()
         assert frame.part.tolist() == ["template", "template", "template", "average", "worst"] * 7
         assert frame.columns[:6].tolist() == ["part", "attack", "template", "clean", "clean_low", "clean_high"]
-        row = frame[(frame.attack == "deepwordbug") & (frame.template == 2) & (frame.part == "template")].iloc[0]
+        row = frame[(frame.attack == "deepwordbug") & (frame.template == 1) & (frame.part == "template")].iloc[0]
         found = attacked(3).attacks[2].prompts[1]
         assert row["drop"] == 100 * found.drop.value and row.drop_low == 100 * found.drop.low
         assert row.accuracy == found.accuracy.value and row.clean == attacked(3).clean[1].value
@@ -132,7 +132,7 @@ class TestFrame:
         mean = frame[(frame.attack == "deepwordbug") & (frame.part == "average")].iloc[0]
         assert mean["drop"] == 100 * attacked(3).attacks[2].drop.value and mean.tried == 3 + 4 + 5
         worst = frame[frame.part == "worst"]
-        assert worst.template.tolist() == [one.worst + 1 for one in attacked(3).attacks]
+        assert worst.template.tolist() == [one.worst for one in attacked(3).attacks]
 
     def test_no_time_of_the_clock(self):
         assert not any("second" in name or "run" in name for name in attacked().to_frame().columns)
@@ -179,7 +179,7 @@ class TestTerminal:
 
     def test_one_template(self):
         shown = str(attacked(1, NAMES[:2]))
-        assert "(template 1)" not in shown and "one template;" in shown and "checklist: " in shown
+        assert "(template 0)" not in shown and "one template;" in shown and "checklist: " in shown
 
     def test_nothing_to_attack(self):
         shown = str(attacked(2, NAMES[:2], skipped=(0, 1)))
@@ -276,7 +276,7 @@ class TestPage:
 
     def test_one_template_has_no_best(self):
         text = attacked(1)._repr_html_()
-        assert ' best"' not in text and ">average</th>" not in text and "template 1<" in text
+        assert ' best"' not in text and ">average</th>" not in text and "template 0<" in text
 
     def test_skipped_templates(self):
         text = attacked(3, skipped=(1,))._repr_html_()

@@ -222,7 +222,7 @@ class TestZeroAccuracy:
         for one in found.attacks:
             assert one.prompts[0].prompt is None and math.isnan(one.prompts[0].drop.value)
             assert one.drop == one.prompts[1].drop and one.worst == 1
-        assert found.notes[0] == "under template 1 nothing is right: there is no drop to measure"
+        assert found.notes[0] == "under template 0 nothing is right: there is no drop to measure"
         assert "nan" not in str(found) and type(found).from_dict(json.loads(found.to_json())) == found
         alone = attack(model, data, attacks=["stresstest"], template=TEMPLATES[:1])
         assert "no drop defined" in alone.headline and alone.cost.asked == len(data)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import TEXTS, decayed, log_decay, relative
+from examples import HYBRIDS, TEXTS, decayed, log_decay, relative
 from loud import TrueFloat64
 
 import ssmscope.models
@@ -16,6 +16,7 @@ from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
+from ssmscope.shipped import readable_types
 from ssmscope.trace import LayerTrace
 
 
@@ -149,14 +150,24 @@ def test_logits_are_the_models_own(model):
     assert relative(model.logits(batch), own) < 1e-5
 
 
-def test_a_run_continues_from_its_state(model):
+def test_logits_of_a_padded_batch_are_the_models_own(model):
+    batch = model.encode(ids=TEXTS)
+    without = {} if model.is_classifier else {"use_cache": False}
+    with torch.no_grad():
+        own = model.module(input_ids=batch.input_ids, attention_mask=batch.mask.long(), **without).logits
+    found = model.logits(batch)
+    real = slice(None) if model.is_classifier else batch.mask
+    assert relative(found[real], own[real]) < 1e-5
+
+
+def test_a_run_continues_from_its_state(model, request):
     if model.is_classifier:
         pytest.skip("a classifier reads the last position only; its states are tested through language models")
     whole = model.run(model.encode(ids=TEXTS))
     heads, tails = [t[:2] for t in TEXTS], [t[2:] for t in TEXTS]
     first = model.run(model.encode(ids=heads))
     if not model.continues:
-        assert type(model.module).__name__.startswith("Bamba")
+        assert request.node.callspec.params["module"] in HYBRIDS
         with pytest.raises(InputError, match="cannot continue from the states of its state-space layers"):
             model.run(model.encode(ids=tails), first.states)
         return
@@ -185,7 +196,7 @@ def test_retention_is_the_mean_decay(model):
 
 def test_a_trace_does_not_depend_on_its_batch(model, monkeypatch):
     together = model.trace(ids=TEXTS)
-    monkeypatch.setattr("ssmscope.model.TOKENS_AT_ONCE", 8)  # every text on its own
+    monkeypatch.setattr("ssmscope.batching.TOKENS_AT_ONCE", 8)  # every text on its own
     apart = model.trace(ids=TEXTS)
     torch.testing.assert_close(together.retention, apart.retention, equal_nan=True, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(together.logits, apart.logits, rtol=1e-4, atol=1e-4)
@@ -243,3 +254,5 @@ def test_model_types_are_declared():
     for architecture in ssmscope.models.architectures().values():
         kinds = {m.config.model_type for m in architecture.examples().values()}
         assert kinds == set(architecture.MODEL_TYPES)
+    every = {kind for architecture in ssmscope.models.architectures().values() for kind in architecture.MODEL_TYPES}
+    assert set(readable_types()) == {*every, "ssm-classifier"}

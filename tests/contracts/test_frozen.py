@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from einops import rearrange
-from examples import EXAMPLES, decayed, log_decay, relative
+from examples import EXAMPLES, decayed, log_decay, matrices, relative
 from loud import TrueFloat64
 from torch import nn
 
@@ -39,31 +39,6 @@ def blocks(module: nn.Module) -> Iterator[tuple[torch.Tensor, FrozenLayer]]:
             block = reader_of(mixer).frozen(mixer, layer)
         with torch.no_grad():
             yield own, block
-
-
-def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
-    """Every channel's matrix, (batch, channels, length, length), as they are before the projection."""
-    path = replace(path, exit=replace(path.exit, behind=None))
-    left, taps = path.around(level)
-    heads, width = path.recurrence.shape[2:4]
-    D = path.recurrence.D
-    each = []
-    for p in range(width):
-        one = replace(
-            path.recurrence,
-            x=path.recurrence.x[..., p : p + 1],
-            D=D[:, p : p + 1] if D is not None and D.ndim == 2 else D,
-        )
-        each.append(
-            ssm.attention(
-                one,
-                groups=heads,
-                skip=skip,
-                left=None if left is None else left[..., p : p + 1],
-                taps=None if taps is None else taps[..., p : p + 1],
-            )
-        )
-    return torch.stack(each, dim=2).flatten(1, 2)
 
 
 def multiplied(path: Path, level: str, skip: bool = True) -> torch.Tensor:

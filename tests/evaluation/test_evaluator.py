@@ -313,7 +313,7 @@ class TestRefused:
 
     def test_texts(self):
         evaluator = Evaluator(language_model("mamba2"), words=ONE)
-        with pytest.raises(InputError, match=r"text 2 \(' '\) has no token"):
+        with pytest.raises(InputError, match=r"text 1 \(' '\) has no token"):
             evaluator.scores(["w1", " "])
         with pytest.raises(InputError, match="one text was given; give a list of texts"):
             evaluator.scores("w1")

@@ -9,17 +9,19 @@ import pytest
 import torch
 from evaluation.slow import LANGUAGE, MANY, ONE, TEXTS, labels_of, language_model, slow_likelihoods
 from examples import HYBRIDS
+from exhaustive import few
 from loud import TrueFloat64
 
 from ssmscope.evaluation import Evaluator
 from ssmscope.evaluation.encoded import token_rows
 
+RECURRENT = [name for name in LANGUAGE if name not in HYBRIDS]
+EACH = [("float64", name) for name in RECURRENT] + [("float32", name) for name in few(RECURRENT, "mamba", "mamba2")]
 
-@pytest.mark.parametrize("name", [name for name in LANGUAGE if name not in HYBRIDS])
-@pytest.mark.parametrize(
-    "dtype, words, tolerance", [(torch.float64, MANY, 1e-9), (torch.float32, ONE, 2e-5)], ids=["float64", "float32"]
-)
-def test_forked_is_unforked_is_one_by_one(name, dtype, words, tolerance, tokens_run):
+
+@pytest.mark.parametrize("precision, name", EACH)
+def test_forked_is_unforked_is_one_by_one(precision, name, tokens_run):
+    dtype, words, tolerance = {"float64": (torch.float64, MANY, 1e-9), "float32": (torch.float32, ONE, 2e-5)}[precision]
     model = language_model(name, dtype)
     with TrueFloat64() if dtype == torch.float64 else nullcontext():
         forked, plain = (Evaluator(model, words=words, fork=fork, tokens_at_once=500) for fork in (True, False))

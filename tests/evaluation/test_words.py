@@ -83,7 +83,7 @@ class TestRows:
 
     def test_what_is_refused(self):
         model = reading(merging_tokenizer())
-        with pytest.raises(InputError, match=r"text 2 \(''\) has no token that the tokenizer of small knows: give at"):
+        with pytest.raises(InputError, match=r"text 1 \(''\) has no token that the tokenizer of small knows: give at"):
             token_rows(model, ["a", ""])
         with pytest.raises(InputError, match=r"the text \('  '\) has no token"):
             token_rows(reading(word_tokenizer(["a b"])), ["  "])

@@ -28,7 +28,7 @@ from fuzz.world import World
 from hypothesis import strategies as st
 
 from ssmscope import cli
-from ssmscope.command import command_of
+from ssmscope.cli.command import command_of
 from ssmscope.training import ARCHITECTURES
 
 WHOLE, NUMBER = {"N", "K", "M"}, {"X", "P"}

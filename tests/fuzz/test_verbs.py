@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ssmscope.reports import serving
 
-EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "6"))
+EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "4"))
 PARTS = int(os.environ.get("SSMSCOPE_FUZZ_PARTS", "1"))
 VERBS = verbs()
 FUZZED = settings(

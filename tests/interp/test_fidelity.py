@@ -190,7 +190,7 @@ def slow(model, text, places, mode, value, known):
 class TestReference:
     @pytest.mark.parametrize(("mode", "value"), [("replace", "probability"), ("delete", "logit")])
     def test_is_the_slow_one(self, mode, value):
-        model, data = reader(), texts(*lines(5, shortest=2, longest=5))
+        model, data = reader(), texts(*lines(3, shortest=2, longest=5))
         found = fidelity_auc(model, data, methods={"own": random_scores}, mode=mode, value=value)
         for line, text in enumerate(data.texts):
             batch = model.encode([text])
@@ -204,7 +204,7 @@ class TestReference:
             assert found.random[line] == pytest.approx(expected, abs=2e-5)
 
     def test_batches_and_the_order_of_texts_change_nothing(self):
-        model, data = reader(), texts(*lines(12))
+        model, data = reader(), texts(*lines(6))
         toys = {"own": random_scores, "other": by_position}
         whole = fidelity_auc(model, data, methods=toys)
         for size in (1, 5):

@@ -25,7 +25,7 @@ from ssmscope.interp.methods.checks import drawn_from
 from ssmscope.interp.methods.gradients import output_gradients
 from ssmscope.interp.objective import objective
 from ssmscope.model import Model
-from ssmscope.models.load import demos
+from ssmscope.shipped import demos
 from ssmscope.trace import LayerTrace
 
 CHEAP = {"ig": {"steps": 8, "cap": 8}, "smoothgrad": {"samples": 3}}
@@ -333,7 +333,7 @@ def test_rollout_is_the_last_row(mamba):
 def test_retention_is_the_heatmaps(mamba):
     found = objective(mamba, mamba.encode(ids=TEXTS))
     kept, written = run("self-retention", found).scores, run("self-write", found).scores
-    heatmap = ssmscope.selection_heatmap(mamba.trace(ids=TEXTS))
+    heatmap = ssmscope.selection_heatmap(mamba.trace(ids=TEXTS), score="retention")
     for text, ids in enumerate(TEXTS):
         close(kept[text, : len(ids)], heatmap[text].mean, 1e-6)
         close(written[text, : len(ids)], 1 - heatmap[text].mean, 1e-6)
@@ -373,7 +373,11 @@ def test_scores_do_not_depend_on_the_batch(name, which):
     assert all(p.requires_grad and p.grad is None for p in model.module.parameters())
 
 
-@pytest.mark.parametrize("which", [name for name in METHODS if name not in ("random", "self-retention", "self-write")])
+ALIKE = ("random", "survival", "self-retention", "self-write")
+"""Those that know nothing of f."""
+
+
+@pytest.mark.parametrize("which", [name for name in METHODS if name not in ALIKE])
 def test_in_float64_too(which):
     model = example("mamba2")
     model.module.double()
@@ -480,7 +484,7 @@ def test_functions_of_your_own_explain_too(mamba):
         ({"methods": []}, "methods is empty; allowed are ig, "),
         ({"methods": ["ig", "ig"]}, "each once"),
         ({"top": 0}, "top is 0"),
-        ({"option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
+        ({"methods": "ig", "option": {"ig": {"step": 3}}}, "ig has no option 'step'.*did you mean 'steps'"),
         ({"option": {"gradcam": {}}}, "not among the methods"),
         ({"methods": "gradxinput", "option": {"gradxinput": {"layer": 1}}}, "it has none"),
         ({"methods": "gradcam", "option": {"gradcam": {"layer": 9}}}, "no layer 9; allowed are 0 to 1"),
@@ -513,4 +517,13 @@ def test_a_damaged_model_is_named(monkeypatch):
 def test_methods_are_imported_when_asked_for():
     code = "import sys; from ssmscope.interp.methods import METHODS; list(METHODS); print('torch' in sys.modules)"
     assert PLAIN.run(code).stdout.strip() == "False"
-    assert "lrp" in METHODS and "ig" in METHODS and "igg" not in METHODS and len(METHODS) == 11
+    assert "lrp" in METHODS and "ig" in METHODS and "igg" not in METHODS and len(METHODS) == 12
+
+
+def test_survival_is_the_mean_over_layers_of_what_is_left(mamba):
+    batch = mamba.encode(ids=TEXTS)
+    found = run("survival", objective(mamba, batch, target=3)).scores
+    for row, ids in enumerate(TEXTS):
+        alone = mamba.trace(ids=[ids])
+        close(found[row, : len(ids)], alone.survival().mean(0)[0], 1e-4)
+    assert found.sum(1).tolist() == pytest.approx([1.0] * len(TEXTS), abs=1e-4)

@@ -9,6 +9,7 @@ from examples import TEXTS, random_example
 from loud import loud
 
 import ssmscope
+from ssmscope import batching
 from ssmscope.errors import InputError
 from ssmscope.interp import objective as module
 from ssmscope.interp.baselines import baseline_embeddings
@@ -160,7 +161,7 @@ def test_nothing_is_left_behind_and_no_weight_has_a_gradient(model):
 def test_batches_hold_every_run_once_and_fit(model, monkeypatch):
     found = objective(model, model.encode(ids=TEXTS), target=3)
     runs = [0, 1, 2, 0, 1, 2, 2]
-    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 12)
+    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 12)
     parts = list(found.batches(runs))
     assert sorted(sum(parts, [])) == list(range(7)) and len(parts) > 2
     for part in parts:

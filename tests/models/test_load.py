@@ -15,8 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures, checkpoints
-from ssmscope.models.fields import readable_types
-from ssmscope.models.load import demos
+from ssmscope.shipped import demos, readable_types
 from ssmscope.tasks.sequences import listops, majority
 
 IDS = [[5, 1, 17, 3, 9, 22, 4], [7, 8, 9]]

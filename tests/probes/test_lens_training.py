@@ -24,7 +24,7 @@ from ssmscope.mixers import fast_scan  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
 from ssmscope.probes.lens import fit_lens, training  # noqa: E402
-from ssmscope.probes.lens.data import Rows, divided, packed, rows_of, shuffled  # noqa: E402
+from ssmscope.probes.lens.data import Rows, divided, rows_of, shuffled  # noqa: E402
 from ssmscope.probes.lens.fitting import divergences, measure  # noqa: E402
 from ssmscope.probes.lens.lenses import chosen_states, load_lens, logit_lens  # noqa: E402
 from ssmscope.probes.lens.result import LensFit  # noqa: E402
@@ -205,10 +205,6 @@ class TestRows:
             assert sorted(row for batch in order for row in batch) == list(range(200))
             assert all(sum(lengths[row] for row in batch) <= 100 for batch in order)
         assert shuffled([500, 3], 100, 0, 0) in ([[0], [1]], [[1], [0]])
-        parts = list(packed(range(200), lengths, 64))
-        assert sorted(row for part in parts for row in part) == list(range(200))
-        assert all(max(lengths[row] for row in part) * len(part) <= 64 for part in parts)
-        assert list(packed([0, 1], [500, 600], 64)) == [[0], [1]]
 
     def test_division(self):
         rows = Rows("r", "all", tuple((i,) for i in range(20)))

@@ -359,7 +359,7 @@ class TestOptions:
             (dict(examples=0), "examples is 0; allowed is a whole number from 1 on"),
             (dict(piece=0), "piece is 0"),
             (dict(seed=-1), "seed is -1; allowed is a whole number from 0 on"),
-            (dict(split="tests"), "unknown split 'tests'; allowed are train, validation, test; did you mean 'test'?"),
+            (dict(split="tests"), "unknown split 'tests'; allowed are test, validation, train; did you mean 'test'?"),
             (dict(filler="wikitext3"), "did you mean 'wikitext2'?"),
             (dict(template="{context}"), "must hold {context} and {question}"),
         ],

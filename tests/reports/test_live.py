@@ -305,7 +305,7 @@ class TestVerb:
                 ("demo/sst2-mamba2", "--host", "\x80"),
                 "cannot listen on \\x80: encoding of hostname failed; give another --host or --port",
             ),
-            (("demo/sst2-mamba2", "--max-tokens", "0"), "--max-tokens is 0; allowed is a whole number from 1 on"),
+            (("demo/sst2-mamba2", "--max-tokens", "0"), "max_tokens is 0; allowed is a whole number from 1 on"),
         ],
     )
     def test_refusals_are_one_line(self, monkeypatch, capsys, arguments, line):

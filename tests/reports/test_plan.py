@@ -391,7 +391,7 @@ WRONG_VALUES = [
     ("heatmap", {"text": "a", "ids": "1"}, "--ids cannot be combined"),
     ("attention", {"text": "a", "level": "blocks"}, "did you mean 'block'?"),
     ("attention", {"text": "a", "heads": "none"}, "allowed are mean, abs, all"),
-    ("attention", {"text": "a", "rows": "first"}, "allowed are all, last"),
+    ("attention", {"text": "a", "rows": "first"}, "allowed are last, all"),
     ("attention", {"text": "a", "residual": "1.5"}, "from 0 to 1"),
     ("attention", {"text": "a", "residual": "nan"}, "from 0 to 1"),
     ("attention", {"text": "a", "target": "x"}, "--gradient"),

@@ -584,12 +584,16 @@ class TestInfluence:
         contexts = {0.9: 37.0, 0.5: 3.0}
         reach = SimpleNamespace(
             place="output",
-            decay=SimpleNamespace(rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0), defined=True),
+            decay=SimpleNamespace(
+                rate=e(0.01234567, 0.01, 0.015), length=e(81.0, 70.0, 90.0), defined=True, straight=True
+            ),
             recent=lambda tokens: shares[tokens],
-            effective_context=lambda share: contexts[share],
+            effective_context=lambda share, within=False: contexts[share] - 7 * within,
         )
-        result = Stand("influence", output=reach, recent=8, unit="tokens")
+        result = Stand("influence", output=reach, recent=8, unit="tokens", lengths=np.array([50, 60, 70]))
         assert said(result) == "decay length 81, 90 % of it within 37 tokens"
+        reach.decay.straight, contexts[0.5] = False, 10.0
+        assert said(result) == "half of it in the last 3 of 60 tokens, 90 % in the last 30"
         table = beside(result)
         assert table.heads == ("model", "of")
         assert table.columns == ("rate λ", "decay length", "share of the last 8", "90 % held within")
@@ -722,8 +726,8 @@ class TestExplain:
                 attributions=attributions,
                 target="positive",
                 value=0.5 + number,
-                top=lambda each, size: np.argsort(-abs(each.scores))[:size].tolist(),
-                against=lambda each, size: np.flatnonzero(each.scores < 0)[:size].tolist(),
+                top=lambda each, size: np.argsort(-each.scores)[:size].tolist(),
+                against=lambda each, size: [at for at in np.argsort(each.scores)[:size] if each.scores[at] < 0],
             )
 
         return Stand(
@@ -746,7 +750,7 @@ class TestExplain:
         assert table.heads == ("model", "text", "method")
         assert table.columns == ("of", "f", "highest scores", "strongest against", "relative error of the sum")
         assert shown(table) == [
-            ("a", "0", "ig", "positive", "0.5", "good −1.5 · a 0.25", "good −1.5", "0.0123"),
+            ("a", "0", "ig", "positive", "0.5", "a 0.25 · film 0.125", "good −1.5", "0.0123"),
             ("a", "0", "self-retention", "positive", "0.5", "film 3 · good 2", "", "–"),
         ]
         many = beside(self.result([True], texts=ROWS // 2 + 1))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.options import documented
+from ssmscope.signature import documented
 from ssmscope.tasks.mad import (
     GENERATORS,
     CompressionData,

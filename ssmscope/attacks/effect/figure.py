@@ -127,7 +127,7 @@ def span(result: AttackEffect) -> str:
 
 
 def _header(sheet: Axes, result: AttackEffect, width: float) -> None:
-    model = shorten(visible(str(result.provenance.get("model", "a model"))), 40)
+    model = shorten(visible(result.model_name), 40)
     write(sheet, MARGIN, 0.2, f"Effect of a change on {model}", size=10.5, weight="bold", va="top")
     write(sheet, MARGIN, 0.42, result.answer_name, size=8, color=SOFT, va="top")
     on = (

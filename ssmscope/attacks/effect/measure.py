@@ -16,6 +16,7 @@ from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.results import record_provenance
+from ssmscope.signature import chosen_layers
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch
@@ -56,7 +57,8 @@ def effect_of(
         changed = np.ones(batch.lengths[row], dtype=bool)
         changed[pairs[:, row]] = False
         sides.append(Side(heatmap[row], changed, np.stack(shares), np.array(states, dtype=np.float32)))
-    distance, hidden, state = _moved(model, batch, trace, chosen, pairs)
+    places = chosen_layers(chosen, trace.layer_numbers)
+    distance, hidden, state = _moved(model, batch, trace, places, pairs)
     probabilities = trace.logits.double().softmax(-1)
     options = {**(recorded or {}), "layers": layers if isinstance(layers, str) else list(layers), "top": top}
     return AttackEffect(

@@ -15,7 +15,6 @@ from ssmscope.show.table import Cell, Line, Table, folded, plain, table
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -167,7 +166,7 @@ class AttackEffect(Result, kind="effect"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         return f"Effect of a change on {model}: {self.answer_name}; {self.changed_name}"
 
     def to_frame(self) -> DataFrame:
@@ -237,13 +236,6 @@ class AttackEffect(Result, kind="effect"):
             values = [getattr(spread, name) for spread in self.spreads]
             frame[name] = pd.array(values, dtype="Int64") if name in ("first", "peak_at") else values
         return frame
-
-    def figure(self) -> Figure:
-        """Both texts in boxes coloured by retention, changed tokens marked, under each box what the last position takes
-        from it; below them the distance along the text, a line for each layer."""
-        from ssmscope.attacks.effect.figure import draw
-
-        return draw(self)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.effect import page, terminal

@@ -122,7 +122,7 @@ def insertion_sweep(
         "limit": limit,
     }
     return InsertionSweep(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": asked.origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         clean=every.clean,
         clean_log_odds=None if odds is None else mean(odds[0], seed),
         curves=tuple(curves),

@@ -41,7 +41,7 @@ def draw(result: InsertionSweep) -> Figure:
     legend += [(dashed(INK), "clean"), (dotted(SOFT), "right at every place")]
     number = len(result.curves)
     what = "the same phrase" if curves == result.curves else f"the worst {len(curves)} of {number} phrases"
-    title = ("Insertion sweep of ", str(result.provenance.get("model", "a model")), f": {what} at every place")
+    title = ("Insertion sweep of ", result.model_name, f": {what} at every place")
     figure, axes = stacked(title, data_line(result), legend, 2 if odds else 1)
     places = curves[0].places
     ends = {place.name: -OUTSIDE for place in places[:1] if place.share is None}

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, bare, table, written
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -106,7 +105,7 @@ class InsertionSweep(Result, kind="insertion"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         curve = min(self.curves, key=lambda curve: curve.hardest.accuracy.value)
         hardest, phrase = curve.hardest, shorten(visible(curve.phrase), 32)
         choice = "the place" if len(self.curves) == 1 else "phrase and place"
@@ -139,21 +138,14 @@ class InsertionSweep(Result, kind="insertion"):
             rows.append(_row("worst", "any phrase", "any place", None, **worst))
         names = ["accuracy", "drop", "flipped"]
         names += ["log_odds", "worst_here"] if self.clean_log_odds is not None else []
-        columns = ["part", "phrase", "place", "share", *(name + end for name in names for end in ("", "_low", "_high"))]
+        columns = ["part", "phrase", "place", "share", *interval_columns(names)]
         return pd.DataFrame(rows, columns=columns)
-
-    def figure(self) -> Figure:
-        """Accuracy and the change of the log-odds against the place, a line with its band for each phrase."""
-        from ssmscope.attacks.insertion.figure import draw
-
-        return draw(self)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.closing import closing
-        from ssmscope.show.blocks import Picture, Prose
+        from ssmscope.show.blocks import Prose
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         yield from (curve_table(curve, self.clean) for curve in self.shown)
         if len(self.curves) > SHOWN:
             yield Prose(f"These are the {SHOWN} of {len(self.curves)} phrases that cost most; the table holds all.")
@@ -181,8 +173,4 @@ def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
 def _row(
     part: str, phrase: str | None, place: str | None, at: float | None, **found: Estimate | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "phrase": phrase, "place": place, "share": at}
-    for name, one in found.items():
-        if one is not None:
-            row |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
-    return row
+    return {"part": part, "phrase": phrase, "place": place, "share": at, **with_intervals(**found)}

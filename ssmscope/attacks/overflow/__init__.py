@@ -128,7 +128,7 @@ def state_overflow(
         "limit": limit,
     }
     return StateOverflow(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": asked.origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
         classes=asked.classes,
         chance=measured.chance,
         clean=measured.clean,

@@ -40,7 +40,7 @@ def draw(result: StateOverflow) -> Figure:
     if any(curve.half_length is not None for curve in result.curves):
         half = Line2D([], [], color=SOFT, linewidth=1.3, linestyle=(0, (2, 2)))
         legend.append((half, "upright: half of the accuracy above chance is gone"))
-    title = ("State overflow of ", str(result.provenance.get("model", "a model")), ": filler of growing length")
+    title = ("State overflow of ", result.model_name, ": filler of growing length")
     figure, axes = stacked(title, data_line(result), legend, 3)
     lengths = [point.tokens for point in result.curves[0].points]
     for curve in result.curves:

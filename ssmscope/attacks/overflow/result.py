@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, bare, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -86,7 +85,7 @@ class StateOverflow(Result, kind="overflow"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         last = [f"{curve.points[-1].accuracy.value:.3f} with it {curve.where}" for curve in self.curves]
         return (
             f"State overflow of {model}: accuracy {self.clean.value:.3f} without filler; of "
@@ -109,24 +108,15 @@ class StateOverflow(Result, kind="overflow"):
                 found |= {"majority": point.majority, "entropy": point.entropy}
                 found |= {f"share {name}": share for name, share in zip(self.classes, point.shares)}
                 found |= {"gap": self.gaps[at]} if self.gaps else {}
-                row: dict[str, Any] = {"where": curve.where, "tokens": point.tokens, "added": point.added}
-                for name, one in found.items():
-                    row |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
-                rows.append(row)
+                row = {"where": curve.where, "tokens": point.tokens, "added": point.added}
+                rows.append({**row, **with_intervals(**found)})
         return pd.DataFrame(rows)
-
-    def figure(self) -> Figure:
-        """Accuracy, mean log-odds and the largest share of a class against the length, a line for each place."""
-        from ssmscope.attacks.overflow.figure import draw
-
-        return draw(self)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.closing import closing
-        from ssmscope.show.blocks import Picture, Prose
+        from ssmscope.show.blocks import Prose
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         yield from (curve_table(curve, self.classes) for curve in self.curves)
         if self.gaps:
             last = self.curves[0].points[-1].tokens

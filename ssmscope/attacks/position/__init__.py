@@ -109,9 +109,8 @@ def position_bias(
         "limit": limit,
         "batch_size": batch_size,
     }
-    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
     return PositionBias(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         replacement=replacement,
         unit=inputs.unit,
         length=longest,

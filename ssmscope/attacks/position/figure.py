@@ -30,7 +30,7 @@ def draw(result: PositionBias) -> Figure:
     height = HEADER + bars + FOOTER + (HEADER * 0.65 + CURVE + FOOTER if result.windows else 0)
     title = (
         "Position bias of ",
-        str(result.provenance.get("model", "a model")),
+        result.model_name,
         f": {result.unit} replaced by {result.replaced_by}",
     )
     sheet = Sheet(WIDTH, height, title, data_line(result))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +13,10 @@ from torch import Tensor
 from ssmscope import ssm
 from ssmscope.affine import embedding_table
 from ssmscope.attacks.position.regions import Region
+from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.errors import InputError
 from ssmscope.mixers import reader_of
-from ssmscope.model import TOKENS_AT_ONCE, Model, Run
+from ssmscope.model import Model, Run
 from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -23,7 +24,6 @@ from ssmscope.tasks.text import TextData
 from ssmscope.trace import LayerState, LayerTrace
 
 LEFT_OUT = -1
-ON_A_GPU = 16  # times as many tokens run together there
 
 
 class Predictions(NamedTuple):
@@ -82,11 +82,6 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     return Run(logits, tuple(after))
 
 
-def _together(model: Model, length: int) -> int:
-    """How many examples of this length run together by default: as many as suit the device."""
-    return max(1, TOKENS_AT_ONCE * (1 if model.device.type == "cpu" else ON_A_GPU) // length)
-
-
 class Pixels:
     """Images, and what their pixels are replaced by.
 
@@ -120,7 +115,7 @@ class Pixels:
         """
         length = self.data.pixels.shape[1]
         bounds = [region.bounds(length) for region in regions]
-        size = batch_size or _together(self.model, length + 1)
+        size = batch_size or max(1, tokens_at_once(self.model.device) // (length + 1))
         clean = np.empty(len(self.data), dtype=np.int64)
         attacked = np.empty((len(self.data), len(regions)), dtype=np.int64)
         for first in range(0, len(self.data), size):
@@ -197,7 +192,7 @@ class Tokens:
         """Predictions on clean texts and with each region replaced."""
         clean = np.empty(len(self.ids), dtype=np.int64)
         attacked = np.full((len(self.ids), len(regions)), LEFT_OUT, dtype=np.int64)
-        for rows in self._batches(batch_size):
+        for rows in by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=batch_size):
             ids, mask = self._padded(rows)
             clean[rows] = classes(self._logits(self._embed(ids), mask))
             put = self._replaced(rows, ids.shape[1])
@@ -220,16 +215,6 @@ class Tokens:
     def _reach(self, row: int, donors: np.ndarray | None) -> int:
         """Up to which token an example can be replaced."""
         return int(self.lengths[row] if donors is None else min(self.lengths[row], self.lengths[donors[row]]))
-
-    def _batches(self, batch_size: int | None) -> Iterator[list[int]]:
-        """Rows of alike length together."""
-        chosen: list[int] = []
-        for row in sorted(range(len(self.ids)), key=lambda row: len(self.ids[row])):
-            if chosen and len(chosen) >= (batch_size or _together(self.model, len(self.ids[row]))):
-                yield chosen
-                chosen = []
-            chosen.append(row)
-        yield chosen
 
     def _padded(self, rows: Sequence[int]) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
         longest = max(len(self.ids[row]) for row in rows)

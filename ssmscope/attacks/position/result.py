@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -105,7 +104,7 @@ class PositionBias(Result, kind="position"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         number = f"{len(self.regions)} regions" if len(self.regions) > 1 else "one region"
         average = as_share(self.average.value)
         return (
@@ -137,23 +136,15 @@ class PositionBias(Result, kind="position"):
                 rows.append(_row("average", "average with clean", None, accuracy=self.average_with_clean))
         names = ["accuracy", "drop", "flipped", *(["success"] if self.replacement == "other" else [])]
         columns = ["part", "region", "start", "stop", "unit", "examples", "left_out"]
-        columns += [name + end for name in names for end in ("", "_low", "_high")]
+        columns += interval_columns(names)
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"examples": "Int64", "left_out": "Int64"})
 
-    def figure(self) -> Figure:
-        """Accuracy with each region replaced beside the clean accuracy, and the drop along the sequence where windows
-        were asked for."""
-        from ssmscope.attacks.position.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.closing import closing
-        from ssmscope.show.blocks import Picture, Prose
+        from ssmscope.show.blocks import Prose
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         yield self._regions_table()
         defined = [one for one in self.windows if not math.isnan(one.drop.value)]
         if defined:
@@ -185,7 +176,4 @@ class PositionBias(Result, kind="position"):
 
 
 def _row(part: str, region: str, examples: int | None, **estimates: Estimate) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "region": region, "examples": examples}
-    for name, found in estimates.items():
-        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    return row
+    return {"part": part, "region": region, "examples": examples, **with_intervals(**estimates)}

@@ -109,11 +109,11 @@ def prompt_attack(
         InputError: a template without `{content}`, no template or words where the data have none of their own, words
             that do not fit the classes, options that contradict each other, or a resource that is missing.
     """
-    from ssmscope.attacks.progress import progress_bar
     from ssmscope.attacks.prompts.measure import attacked, labels_and_words, notes_on, own_prompts, recipe_of
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
     from ssmscope.attacks.prompts.search import Judge, rewritten
     from ssmscope.evaluation import Evaluator, Template
+    from ssmscope.progress import on_stderr, progress_bar
     from ssmscope.results import record_provenance
     from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
     from ssmscope.tasks.text import SOURCES, TextData
@@ -142,15 +142,16 @@ def prompt_attack(
     protected = chosen if chosen is not None else data.label_names
     clean = judge.right(templates)
     found: dict[str, list[tuple[str, int] | None]] = {name: [] for name in named}
-    with progress_bar("attacks", len(recipes) * len(templates), progress) as (advance, describe):
+    with progress_bar(on_stderr(progress)) as bar:
+        task = bar.add_task("attacks", total=len(recipes) * len(templates))
         for each in recipes:
             for number, text in enumerate(templates):
-                describe(f"{each.name}, template {number + 1}")
+                bar.update(task, description=f"{each.name}, template {number}")
                 place = None
                 if clean[number].any():
                     place = attacked(each, text, judge, protected, suffix, seed, as_promptbench)
                 found[each.name].append(place)
-                advance(1)
+                bar.advance(task)
     options: dict[str, Any] = {
         "attacks": list(named),
         "template": list(templates),
@@ -163,14 +164,13 @@ def prompt_attack(
         **{name: str(value) if value is not None else None for name, value in resources.items()},
         "semantic": str(semantic) if semantic is not None else None,
     }
-    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
     right = {
         name: [judge.right([place[0]])[0] if place is not None else None for place in places]
         for name, places in found.items()
     }
     average, per_template, per_attack = measured(clean, right, recipes, found, seed)
     return PromptAttack(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         templates=templates,
         clean=per_template,
         average_clean=average,

@@ -90,11 +90,11 @@ def notes_on(
 ) -> list[str]:
     """What a reader of the drops should know: of the clean accuracies, and of the rewritten prompts."""
     notes = []
-    nothing = [str(i) for i, right in enumerate(clean, 1) if not right.any()]
+    nothing = [str(i) for i, right in enumerate(clean) if not right.any()]
     if nothing:
         notes.append(f"under template {', '.join(nothing)} nothing is right: there is no drop to measure")
     share = np.bincount(labels).max() / len(labels)
-    poor = [str(i) for i, right in enumerate(clean, 1) if 0 < right.mean() <= share]
+    poor = [str(i) for i, right in enumerate(clean) if 0 < right.mean() <= share]
     if poor:
         notes.append(
             f"under template {', '.join(poor)} the clean accuracy is no higher than always answering the most frequent "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.attacks.parts import Recipe
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.bootstrap import Estimate, estimate, interval_columns, ratio, resampled_sums, with_intervals
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
 
@@ -117,7 +117,7 @@ class PromptAttack(Result, kind="prompts"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         start = f"Prompt attacks on {model}: accuracy {self.average_clean.value:.3f} clean"
         defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
         if not defined:
@@ -158,7 +158,7 @@ class PromptAttack(Result, kind="prompts"):
             if one.worst is not None:
                 at = one.worst
                 rows.append(_row("worst", one.name, at, self.clean[at], one.prompts[at], self.templates[at]))
-        names = [name + end for name in ("clean", "accuracy", "drop") for end in ("", "_low", "_high")]
+        names = interval_columns(("clean", "accuracy", "drop"))
         columns = ["part", "attack", "template", *names, "tried", "prompt", "clean_prompt"]
         frame = pd.DataFrame(rows, columns=columns).astype({"template": "Int64", "tried": "Int64"})
         frame["measured_as"] = "promptbench" if self.as_promptbench else "ssmscope"
@@ -173,11 +173,10 @@ class PromptAttack(Result, kind="prompts"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts
-        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.blocks import Custom, Prose
 
         data, cost, several = self.provenance["data"], self.cost, len(self.templates) > 1
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         lines = [Line(("clean",), {"accuracy": Cell(self.average_clean)})]
         for one in self.attacks:
             cells = {"accuracy": Cell(one.accuracy), "drop (PDR) in %": Cell(one.drop.times(100), digits=1)}
@@ -203,15 +202,14 @@ class PromptAttack(Result, kind="prompts"):
 
 
 def _worst(one: PromptAttacker, at: int) -> str:
-    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at + 1})"
+    return f"{in_percent(one.prompts[at].drop, interval=False, sign=False)} (template {at})"
 
 
 def _row(
     part: str, attack: str, template: int | None, clean: Estimate, found: AttackedPrompt, clean_prompt: str | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": part, "attack": attack, "template": None if template is None else template + 1}
-    for name, number in (("clean", clean), ("accuracy", found.accuracy), ("drop", found.drop.times(100))):
-        row |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
+    row: dict[str, Any] = {"part": part, "attack": attack, "template": template}
+    row |= with_intervals(clean=clean, accuracy=found.accuracy, drop=found.drop.times(100))
     return row | {"tried": found.tried, "prompt": found.prompt, "clean_prompt": clean_prompt}
 
 

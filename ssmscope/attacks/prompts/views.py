@@ -42,7 +42,7 @@ def draw(result: PromptAttack) -> Figure:
     panel = len(result.attacks) * (number * row + GAP)
     templates = f"{number} templates" if number > 1 else "one template"
     way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"
-    title = ("Prompt attacks on ", str(result.provenance.get("model", "a model")), "")
+    title = ("Prompt attacks on ", result.model_name, "")
     sheet = Sheet(WIDTH, HEADER + panel + FOOTER, title, data_line(result, templates, way))
     _rows(sheet.panel(LEFT, HEADER, WIDTH - LEFT - RIGHT, panel), result, row, panel)
     return sheet.figure
@@ -98,7 +98,7 @@ def terminal_prompts(result: PromptAttack) -> Iterator[Text]:
     """The worst prompt of each attack, with what was changed in it."""
     for number, one in enumerate(one for one in result.attacks if one.worst is not None):
         before, after = _prompts(one, result)
-        where = f", template {one.worst + 1}" if len(result.templates) > 1 and one.worst is not None else ""
+        where = f", template {one.worst}" if len(result.templates) > 1 and one.worst is not None else ""
         line = Text("\n" if number else "").append(f"{one.name}{where}: ", style="bold")
         if after == before:
             yield line.append(SAME)
@@ -121,7 +121,7 @@ def html_prompts(result: PromptAttack) -> str:
             marked = escape(after) if one.name == REWRITTEN else Markup(html_diff(before, after))
         found = one.prompts[one.worst]
         numbers = f"{result.clean[one.worst].value:.3f} → {found.accuracy.value:.3f}, drop {in_percent(found.drop)}"
-        head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst + 1, numbers)
+        head = Markup("<b>{}, template {}</b>: {}").format(one.name, one.worst, numbers)
         shown += Markup('<div>{}</div><p class="prompt">{}</p>').format(head, marked)
     items = Markup("").join(Markup('<li class="prompt">{}</li>').format(template) for template in result.templates)
     parts = Markup("").join(
@@ -135,7 +135,7 @@ def html_prompts(result: PromptAttack) -> str:
 def by_template(result: PromptAttack) -> str:
     """Two tables as HTML: accuracy and drop of each attack under each template; of the drops of an attack the smallest
     and the largest are marked."""
-    columns = [*(f"template {number}" for number in range(1, len(result.templates) + 1)), "average"]
+    columns = [*(f"template {number}" for number in range(len(result.templates))), "average"]
     accuracies = [Line(("clean",), dict(zip(columns, map(Cell, (*result.clean, result.average_clean)))))]
     drops = []
     for one in result.attacks:

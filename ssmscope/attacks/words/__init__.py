@@ -6,6 +6,7 @@ at the model's gradients.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,7 +128,6 @@ def word_attack(
     from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.parts import recipe as recipe_of
-    from ssmscope.attacks.progress import progress_bar
     from ssmscope.attacks.words.lockstep import draw_seed
     from ssmscope.attacks.words.measure import (
         described,
@@ -142,6 +142,7 @@ def word_attack(
     from ssmscope.attacks.words.result import WordAttack, measure
     from ssmscope.evaluation import Evaluator, Template, label_words
     from ssmscope.evaluation.template import CONTENT
+    from ssmscope.progress import on_stderr, progress_bar
     from ssmscope.results import record_provenance
     from ssmscope.tasks.text import TextData
 
@@ -169,7 +170,8 @@ def word_attack(
     texts, true = [data.texts[place] for place in right], [labels[place] for place in right]
     kept, whose = (frozenset[str](), "") if stopwords else stop_words()
     limits = limits_of(own, budget, kept, answers)
-    with progress_bar("examples", len(right), progress) as (ended, _):
+    with progress_bar(on_stderr(progress)) as bar:
+        ended = functools.partial(bar.advance, bar.add_task("examples", total=len(right)))
         if attack is None:
             ids = label_words(model, answers, after=prompt.fill(texts[0])).ids if answers and texts else None
             outcomes = flipped(model, texts, true, scores, ended, template=prompt, label_ids=ids, limits=limits)
@@ -189,9 +191,8 @@ def word_attack(
         "budget": budget,
         **{name: str(value) if isinstance(value, Path) else value for name, value in own.items()},
     }
-    origin = {"name": data.name, "split": data.split, "fingerprint": data.fingerprint, "examples": len(data)}
     return WordAttack(
-        provenance={**record_provenance(model.source, options=options, seed=seed), "data": origin},
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         recipe=recipe,
         labels=tuple(model.labels or data.label_names),
         examples=examples,

@@ -7,7 +7,7 @@ ranks all words at all places; only the best flips are put to the model. White b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,12 +19,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ssmscope.attacks.words.recipes import CANDIDATES
 from ssmscope.attacks.words.result import WORD
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Template
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE
+from ssmscope.interp.objective import room
 from ssmscope.mixers import weights_constant
-from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.model import Model
 
 SPARE = 3
 """How many times as many are spelled out: some are not read as the token that was meant."""
@@ -300,7 +301,9 @@ def loss_gradients(
 ) -> list[Float[Tensor, "length width"]]:
     """∂(−log p(true))/∂embeddings of every row of token ids, in batches of alike length that suit the device."""
     found: list[Tensor] = [torch.empty(0)] * len(rows)
-    for chosen in _batches(model, [len(row) for row in rows], label_ids):
+    longer = max(map(len, label_ids)) - 1 if label_ids is not None else 0
+    most = room(model, gradients=True, every_position=longer > 0)
+    for chosen in by_length([len(row) + longer for row in rows], most):
         ids = pad_sequence([torch.tensor(rows[row]) for row in chosen], batch_first=True).to(model.device)
         lengths = torch.tensor([len(rows[row]) for row in chosen], device=model.device)
         mask = torch.arange(ids.shape[1], device=model.device) < lengths.unsqueeze(1)
@@ -352,20 +355,3 @@ def _continuation(
 
 def _precise(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _batches(model: Model, lengths: Sequence[int], label_ids: Sequence[Sequence[int]] | None) -> Iterator[list[int]]:
-    """Rows of alike length, as many together as a backward pass has room for."""
-    longer = max(map(len, label_ids)) - 1 if label_ids is not None else 0
-    width = model.module.get_input_embeddings().weight.shape[1]
-    most = min(TOKENS_AT_ONCE, NUMBERS_AT_ONCE // (KEPT * model.num_layers * width))
-    if longer:  # the logits of every position
-        most = min(most, NUMBERS_AT_ONCE // (4 * model.vocabulary))
-    chosen: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
-        if chosen and (lengths[row] + longer) * (len(chosen) + 1) > most:
-            yield chosen
-            chosen = []
-        chosen.append(row)
-    if chosen:
-        yield chosen

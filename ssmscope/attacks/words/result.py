@@ -121,7 +121,7 @@ class WordAttack(Result, kind="words"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         clean, attacked = self.accuracy.value, self.attacked.value
         return f"{self.recipe} on {model}: accuracy {clean:.3f} clean, {attacked:.3f} under attack"
 
@@ -154,11 +154,10 @@ class WordAttack(Result, kind="words"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts
-        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.blocks import Custom, Prose
 
         data = self.provenance["data"]
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         lines = [Line((SUMMARY[name],), {self.recipe: Cell(found)}) for name, found in self.summary.items()]
         yield replace(table(("",), lines), note="")
         count = {status: sum(each.status == status for each in self.examples) for status in (SUCCESS, FAILED, SKIPPED)}

@@ -36,7 +36,7 @@ def draw(result: WordAttack) -> Figure:
     is the accuracy of the clean texts."""
     queries = result.queries.value
     told = "nothing was attacked" if math.isnan(queries) else f"{queries:.1f} queries per attacked example"
-    title = (f"{result.recipe} on ", str(result.provenance.get("model", "a model")), "")
+    title = (f"{result.recipe} on ", result.model_name, "")
     sheet = Sheet(WIDTH, HEIGHT, title, data_line(result, told))
     axes = sheet.panel(0.75, sheet.top + 0.03, WIDTH - 1.95, HEIGHT - sheet.top - 0.65)
     most = len(result.curve) - 1

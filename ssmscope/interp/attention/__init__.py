@@ -107,6 +107,7 @@ def implicit_attention(
     from ssmscope.interp.attention.shown import ShownText
     from ssmscope.model import as_trace
     from ssmscope.results import record_provenance
+    from ssmscope.trace import Trace
 
     options: dict[str, Any] = {
         **{"layers": layers if isinstance(layers, str) else list(layers), "heads": heads},
@@ -120,10 +121,11 @@ def implicit_attention(
         trace, shown, names = add_contributions(model, texts, layers, heads, rows, pool, span, top, target)
         options["target"] = names
     else:
-        trace = as_trace(model, texts, keep_inputs=True if isinstance(layers, str) else layers)
+        known = model.layer_numbers if model is not None and not isinstance(texts, Trace) else ()
+        trace = as_trace(model, texts, keep_inputs=chosen_layers(layers, known) if known else True)
         if not len(trace.frozen):
             raise InputError("the trace has no layers: take it with keep_inputs=True")
-        chosen = chosen_layers(layers, len(trace.frozen))
+        chosen = chosen_layers(layers, trace.layer_numbers)
         shown = [ShownText(trace, row, rows=rows, pool=pool, span=span, rollout=rollout) for row in range(len(trace))]
         if rollout:
             roll_out(trace, chosen, shown, level, heads, skip, residual, top)
@@ -132,7 +134,7 @@ def implicit_attention(
             for row, text in enumerate(shown):
                 one = trace.frozen[index].of_text(row, text.length)
                 for part in (None, *(one.parts if parts else ())):
-                    add_maps(text, one, str(index), level, heads, skip, part, top)
+                    add_maps(text, one, str(trace.layer_numbers[index]), level, heads, skip, part, top)
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),

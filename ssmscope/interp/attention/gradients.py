@@ -77,7 +77,7 @@ def add_contributions(
     """The texts with a map of attention × gradient for each layer, (queries, keys), their trace, and the targets."""
     batch = as_batch(model, texts)
     trace = model.trace(batch)
-    chosen = chosen_layers(layers, len(trace.frozen))
+    chosen = chosen_layers(layers, trace.layer_numbers)
     shown = [ShownText(trace, row, rows=rows, pool=pool, span=span) for row in range(len(trace))]
     found, names = output_gradients(model, batch, target_of(model, target), chosen)
     for index in chosen:
@@ -86,5 +86,5 @@ def add_contributions(
         for row, text in enumerate(shown):
             one = weighed.of_text(row, text.length)
             channels = one.channels[0] * one.channels[1]
-            add_maps(text, one, str(index), "block", heads, True, None, top, channels)
+            add_maps(text, one, str(trace.layer_numbers[index]), "block", heads, True, None, top, channels)
     return trace, shown, names

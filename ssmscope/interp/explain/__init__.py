@@ -26,7 +26,7 @@ def explain(
     model: Model,
     texts: TextsLike,
     *,
-    methods: Methods = ("ig", "self-retention"),
+    methods: Methods = ("lrp", "gradxinput", "survival"),
     target: Annotated[
         int | str | Sequence[int | str | Sequence[int]] | None,
         "A class, a next token or a continuation, or one for each text; else what is predicted.",

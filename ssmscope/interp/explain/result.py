@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
     from ssmscope.show.blocks import Block
 
-UNSIGNED = frozenset({"gradcam", "attention-rollout", "self-retention", "self-write", "random"})
+UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
 
 

@@ -44,7 +44,7 @@ def fidelity_auc(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    methods: Methods = ("lrp", "gradxinput", "survival"),
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",
@@ -95,12 +95,14 @@ def fidelity_auc(
 
     import numpy as np
 
-    from ssmscope.interp.fidelity.measure import Measured, circular_notes, progress_bar, summarised, tied_share
+    from ssmscope.batching import by_length, tokens_at_once
+    from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
     from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
-    from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored, together, tokens_at_once
+    from ssmscope.interp.labelled import check_classifier, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import marked_share
+    from ssmscope.progress import progress_bar
     from ssmscope.results import record_provenance
 
     check_classifier(model, data, "fidelity")
@@ -122,7 +124,7 @@ def fidelity_auc(
     line_of = {row: line for line, row in enumerate(used)}
     with progress_bar() as bar:
         task = bar.add_task("texts", total=len(used))
-        for rows in together(used, lengths, batch_size, tokens_at_once(model)):
+        for rows in by_length(lengths, tokens_at_once(model.device), rows=used, size=batch_size):
             batch = model.encode([data.texts[row] for row in rows])
             goal = objective(model, batch)
             given = {name: method(goal) for name, method in ready.items()}
@@ -158,7 +160,7 @@ def fidelity_auc(
         "random_rankings": random_rankings,
         "batch_size": batch_size,
     }
-    provenance = {**record_provenance(model.source, options=options, seed=seed), "data": origin_of(data)}
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     if mode == "replace" and not isinstance(chosen, Mapping):
         found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
     return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long)

@@ -42,7 +42,7 @@ def draw(result: Fidelity) -> Figure:
     how = "deleted" if options["mode"] == "delete" else f"replaced ({visible(str(options['replacement']))})"
     described = f"{len(result.texts):,} texts of {shorten(visible(data['name'] + ' (' + data['split'] + ')'), 40)}"
     described += f", tokens {shorten(how, 30)}, 95 % bootstrap intervals"
-    model = str(result.provenance.get("model", "a model"))
+    model = result.model_name
     legend = [*((Line2D([], [], **style), name) for _, style, name in ORDERS), (Line2D([], [], **CHANCE), "random")]
     height = Sheet.TOP + high + AXIS + lines * (TITLE + CURVE + AXIS)
     sheet = Sheet(WIDTH, height, ("Fidelity of ", model, ""), described, legend, left=LEFT, across=ACROSS)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ssmscope.bootstrap import estimate, resampled_means
 from ssmscope.interp.baselines import baseline_embeddings
@@ -125,13 +123,6 @@ def circular_notes(
                 f"{name} compares with the very embedding that tokens are replaced by, which favours it: give another "
                 "replacement or baseline"
             )
-
-
-def progress_bar() -> Progress:
-    """A bar on stderr, where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 def summarised(

@@ -5,7 +5,7 @@ Every set of hidden tokens is run once, however many rankings and shares ask for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ssmscope.affine import embedding_table
+from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.labelled import tokens_at_once
 from ssmscope.model import Model
 
 MODES = {"replace": "replaced by", "delete": "deleted"}
@@ -162,7 +162,7 @@ def run_hidden(
         lengths = np.maximum(lengths - hit.sum(1), 1)
     found = np.empty(len(owner))
     wanted = np.asarray(targets)[owner]
-    for rows in _alike(lengths, batch_size, tokens_at_once(model)):
+    for rows in by_length(lengths.tolist(), tokens_at_once(model.device), size=batch_size, longest_first=True):
         width = int(lengths[rows].max())
         index = torch.from_numpy(owner[rows]).to(embeddings.device)
         hides = torch.from_numpy(hit[rows]).to(embeddings.device)
@@ -201,13 +201,3 @@ def _of_target(logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " run
     logits = logits if logits.dtype == torch.float64 else logits.float()
     values = logits.softmax(-1) if value == "probability" else logits
     return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()
-
-
-def _alike(lengths: Int[np.ndarray, " runs"], size: int | None, tokens: int) -> Iterator[np.ndarray]:
-    """Runs in batches of alike length, each of `size` runs, or of at most `tokens` tokens, padding included."""
-    order = np.argsort(lengths, kind="stable")[::-1]  # the longest first: a batch that does not fit fails at once
-    start = 0
-    while start < len(order):
-        together = size or max(1, tokens // int(lengths[order[start]]))
-        yield order[start : start + together]
-        start += together

@@ -17,7 +17,6 @@ from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -72,7 +71,7 @@ class Fidelity(Result, kind="fidelity"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         best = max(self.methods, key=lambda name: self.estimate(name).value)
         return f"Fidelity of {len(self.methods)} methods on {model}: best ΔA {self.estimate(best).value:.3f} of {best}"
 
@@ -177,19 +176,12 @@ class Fidelity(Result, kind="fidelity"):
 
         return measure_table(self, style)
 
-    def figure(self) -> Figure:
-        """ΔA by method with its interval, and each method's curves beside those of the random rankings."""
-        from ssmscope.interp.fidelity.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.blocks import Custom, Prose
         from ssmscope.show.html import grid
         from ssmscope.show.terminal import grid as terminal_grid
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         # A terminal is too narrow for the intervals of all measures: it has those of ΔA below.
         yield Custom(
             lambda colours: terminal_grid(self._measures(intervals=False)),

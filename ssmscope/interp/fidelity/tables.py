@@ -38,7 +38,7 @@ def data_table(results: Sequence[Fidelity], measure: str, style: str) -> str:
         raise InputError("no result was given; give at least one that fidelity_auc made")
     found: dict[tuple[str, str], Fidelity] = {}
     for result in results:
-        place = (str(result.provenance.get("model", "a model")), result.data)
+        place = (result.model_name, result.data)
         if place in found:
             raise InputError(f"two results are of {place[0]} on {place[1]}; give one for each model and data set")
         result.best(measure)  # names the measures if this is none

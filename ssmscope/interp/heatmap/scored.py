@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def scored(
 ) -> SelectionHeatmap:
     """`selection_heatmap`."""
     trace, found = _taken(model, texts, score, at, layers, heads is not None, through)
-    chosen = chosen_layers(layers, len(trace.retention))
+    places = chosen_layers(layers, trace.layer_numbers)
+    chosen = tuple(trace.layer_numbers[place] for place in places)
     values = found.scores
     if score != "survival":
         retention = trace.retention.detach().double().cpu().numpy()
@@ -56,8 +58,8 @@ def scored(
         written = values
     if contrast is not None:
         values = _averages(model, contrast, score).contrast(values, as_batch(model, texts))
-    values, written = values[list(chosen)], written[list(chosen)]
-    shown = _heads(found, chosen, heads)
+    values, written = values[list(places)], written[list(places)]
+    shown = _heads(found, places, heads)
     kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
 
     made = []
@@ -71,7 +73,7 @@ def scored(
         flat = [not varies(each[real_words]) for each in (quantity.mean(axis=0), *quantity)]
         tokens, word_of = list(trace.tokens[row]), list(trace.words[row])
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
-        lives = None if found.half_lives is None else found.half_lives[list(chosen)][:, row, real]
+        lives = None if found.half_lives is None else found.half_lives[list(places)][:, row, real]
         if merge:
             groups = grouped(word_of)
             tokens, word_of = [joined(tokens, group) for group in groups], [word_of[group[0]] for group in groups]
@@ -116,7 +118,7 @@ def scored(
         through=through,
         reach=found.reach,
         shared=scale == "shared",
-        heads=shown,
+        heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
         attends=model is not None and attends(model),
     )
 
@@ -130,9 +132,8 @@ def _taken(
         _check_position(texts.mask.sum(1).tolist(), at)
         found = Layers(len(texts.retention), texts.mask, score, at, heads=heads)
         if score == "survival" or heads:
-            of_trace(
-                texts, found, range(len(texts.retention)) if through else chosen_layers(layers, len(texts.retention))
-            )
+            every = range(len(texts.retention))
+            of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
         return texts, found
     batch = as_batch(model, texts)
     assert model is not None
@@ -152,7 +153,7 @@ def _check_finite(scores: np.ndarray, row: int, chosen: Sequence[int]) -> None:
         raise InputError(f"the scores of text {row} are not finite at layer {layer}; the model is damaged")
 
 
-def _heads(found: Layers, chosen: Sequence[int], heads: str | None) -> tuple[Head, ...]:
+def _heads(found: Layers, places: Sequence[int], heads: str | None) -> tuple[Head, ...]:
     """The heads that are shown, the most selective first.
 
     Raises:
@@ -160,7 +161,7 @@ def _heads(found: Layers, chosen: Sequence[int], heads: str | None) -> tuple[Hea
     """
     if heads is None:
         return ()
-    means = {layer: found.selectivity[layer].mean(0) for layer in chosen}
+    means = {layer: found.selectivity[layer].mean(0) for layer in places}
     every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
     if heads == "all" and len(every) > MOST_HEADS:
         raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MOST_HEADS} heads")

@@ -37,16 +37,17 @@ def blocks(result: SelectionHeatmap) -> Iterator[Block]:
     yield from (Prose(line, "note") for line in notes(result))
 
 
-def rows(result: SelectionHeatmap) -> TokenRows:
-    """Every text with a row for the average, for each layer and each head; a terminal has the others than the first
-    where they were asked for."""
+def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
+    """Every text with a row for the average and, with `every`, for each layer and each head; a terminal has those where
+    they were asked for."""
     shared = scale(result) if result.shared else None
     of_heads = _ends(result, [heads for text in result if (heads := _heads(text)) is not None])
     return TokenRows(
-        texts=tuple(_text(text, result, shared, of_heads) for text in result),
+        texts=tuple(_text(text, result, shared, of_heads, every) for text in result),
         of="layer",
         score=result.score if result.contrast is None else f"{result.score}, z",
         name=result.score_name,
+        around=("below its average", "above"),
         marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
         first=not result.by_layer,
     )
@@ -77,6 +78,7 @@ def _text(
     result: SelectionHeatmap,
     shared: tuple[float, float] | None,
     of_heads: tuple[float, float],
+    every: bool,
 ) -> TokenText:
     outside = text.special.copy()
     if result.at is not None:
@@ -103,10 +105,10 @@ def _text(
     flat = text.flat or (False,) * (1 + len(result.layers))
     standing = text.standing or ((),) * len(result.layers)
     made = [row(result.layers_name if single else "mean", text.mean, flat[0], text.rationale, shared)]
-    if not single:
+    if every and not single:
         each = zip(result.layers, text.scores, flat[1:], standing, strict=True)
         made += [row(f"layer {number}", scores, noise, marked, shared) for number, scores, noise, marked in each]
-    if text.heads is not None:
+    if every and text.heads is not None:
         for head, scores in zip(result.heads, text.heads, strict=True):
             name = f"layer {head.layer} head {head.head}\nselectivity {head.selectivity:.2f}"
             made.append(row(name, scores, False, (), of_heads if result.shared else None))

@@ -1,4 +1,7 @@
-"""The methods of explanation by name: each a function of an `Objective` and keyword options that gives `Scores`."""
+"""The methods of explanation by name: each a function of an `Objective` and keyword options that gives `Scores`.
+
+captum's attributions are methods too, as "captum:KernelShap", or as instances in Python.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.interp.methods.captum_names import CAPTUM
 from ssmscope.signature import REPEATED, Metavar, OneOf
 
 if TYPE_CHECKING:
@@ -22,11 +26,13 @@ class _Methods(Mapping[str, "Callable[..., Scores]"]):
         self._homes = dict(homes)
 
     def __getitem__(self, name: str) -> Callable[..., Scores]:
+        if name.startswith(OF_CAPTUM) and name in self:
+            return importlib.import_module(f"{__name__}.from_captum").named(name.removeprefix(OF_CAPTUM))
         module, _, function = self._homes[name].partition(":")
         return getattr(importlib.import_module(f"{__name__}.{module}"), function)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._homes
+        return name in self._homes or name in NAMES
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._homes)
@@ -45,12 +51,17 @@ METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
         "occlusion": "occlusion:occlusion",
         "attention-rollout": "attention:attention_rollout",
         "attention-gradient": "attention:attention_gradient",
+        "survival": "selection:survival",
         "self-retention": "selection:self_retention",
         "self-write": "selection:self_write",
         "random": "random:random",
     }
 )
-"""Every method by name."""
+"""Every method of ours by name; captum's are found by theirs."""
+
+OF_CAPTUM = "captum:"
+NAMES = (*METHODS, *(f"{OF_CAPTUM}{each}" for each in CAPTUM))
+"""Every method by name, captum's too."""
 
 
 def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Method:
@@ -64,7 +75,7 @@ def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0
         InputError: for an unknown method or option.
     """
     if name not in METHODS:
-        raise InputError(f"unknown method {name!r}; allowed are {', '.join(METHODS)}{did_you_mean(str(name), METHODS)}")
+        raise InputError(f"unknown method {name!r}; allowed are {', '.join(NAMES)}{did_you_mean(str(name), NAMES)}")
     function = METHODS[name]
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     given = dict(options or {})
@@ -81,8 +92,8 @@ def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0
 
 Methods = Annotated[
     Sequence[str] | Mapping[str, Callable[..., Any]],
-    f"Methods of explanation: {', '.join(METHODS)}.",
-    OneOf("interp.methods:METHODS"),
+    f"Methods of explanation: {', '.join(METHODS)}, and captum's as captum:KernelShap.",
+    OneOf("interp.methods:NAMES"),
     Metavar("A,B,…"),
 ]
 MethodOptions = Annotated[
@@ -118,6 +129,15 @@ def named(methods: str | Sequence[str] | Mapping[str, Any]) -> list[str]:
     return names
 
 
+def _own(given: Any, options: Mapping[str, Any], seed: int) -> Method:
+    """A function of the caller's own, or an attribution of captum's, with its options settled."""
+    if type(given).__module__.startswith("captum."):
+        from ssmscope.interp.methods.from_captum import attributed
+
+        return partial(attributed, which=given, **{"seed": seed, **options})
+    return partial(given, **options) if options else given
+
+
 def settled(
     methods: str | Sequence[str] | Mapping[str, Callable[..., Any]],
     option: Mapping[str, Mapping[str, Any]] | None = None,
@@ -127,5 +147,5 @@ def settled(
     """Methods by name with their options settled; those of ours that draw get the seed."""
     given = option or {}
     if isinstance(methods, Mapping):
-        return {name: partial(own, **given[name]) if given.get(name) else own for name, own in methods.items()}
+        return {name: _own(each, given.get(name, {}), seed) for name, each in methods.items()}
     return {name: method(name, given.get(name), seed=seed) for name in named(methods)}

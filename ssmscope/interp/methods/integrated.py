@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, near_singular
+from ssmscope.interp.baselines import NEUTRAL, baseline_embeddings, baseline_name, near_singular, ordinary
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.checks import number, whole
 
@@ -69,8 +69,7 @@ def ig(
     end = objective.embeddings()
     start = baseline_embeddings(objective, baseline).to(end)
     if not special:
-        own = torch.tensor([[*row, *[0] * (end.shape[1] - len(row))] for row in _ordinary(objective)], dtype=torch.bool)
-        start = torch.where(own.to(end.device).unsqueeze(-1), start, end)
+        start = torch.where(ordinary(objective).unsqueeze(-1), start, end)
     path = _Path(objective, start, end, steps)
     checked = cap >= 3 * steps
     if objective.meter is not None:
@@ -97,10 +96,6 @@ def ig(
 
 
 TINY = 1e-30
-
-
-def _ordinary(objective: Objective) -> list[list[bool]]:
-    return [[word is not None for word in words] for words in objective.batch.words]
 
 
 @dataclass(eq=False)

@@ -11,14 +11,15 @@ it is linear in its input and in its constants:
 [·] being frozen: MambaLRP's three rules, and that of the norms (Ali et al., XAI for Transformers, 2022). The half rule
 is for gates that are a product with z, of mixers and of SwiGLU feed-forward blocks. RWKV's receptances σ(z), a
 DeltaNet's β and GLA's and Baleen's gates of the memory are none and are frozen, as are a GroupMamba's attention weights
-and all that makes queries and keys. With biases, learnt initial states and the like as the constants,
+and all that makes queries and keys. `lrp_blocks` has what stands beside the mixers of hybrids. With biases, learnt
+initial states and the like as the constants,
 
     f(x) = Σ_t relevance_t + the relevance of the constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -34,13 +35,14 @@ from transformers.models.mamba.modeling_mamba import MambaBlock, MambaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2RMSNorm
 
 from ssmscope.affine import NormTerms, innermost, is_linear, is_plain, norm_terms, offset
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
+from ssmscope.interp.methods.lrp_blocks import frozen_parts, halved, is_family_norm, of_families
 from ssmscope.interp.objective import Objective
 from ssmscope.mixers import mixers, reader_of
-from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
@@ -73,7 +75,8 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
         return Scores(scores)
     embeddings, value = objective.embeddings(), torch.zeros_like(constants)
     with torch.no_grad():
-        for texts, longest in _runs(objective.lengths):
+        for texts in by_length(objective.lengths):
+            longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.sum(1) + constants - value).abs()
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
@@ -99,7 +102,8 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
-    for texts, longest in _runs(objective.lengths):
+    for texts in by_length(objective.lengths):
+        longest = objective.lengths[texts[-1]]
         x = embeddings[texts, :longest].requires_grad_()
         one = wide.new_ones(len(texts)).requires_grad_()
         module = objective.model.module
@@ -111,19 +115,6 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
         if by_one is not None:
             constants[texts] = by_one
     return scores.masked_fill(~objective.batch.mask, 0), constants
-
-
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """Texts that are run together, of alike length and together of at most `TOKENS_AT_ONCE` tokens, and the longest's
-    length."""
-    chosen: list[int] = []
-    for text in sorted(range(len(lengths)), key=lambda text: lengths[text]):
-        if chosen and lengths[text] * (len(chosen) + 1) > TOKENS_AT_ONCE:
-            yield chosen, lengths[chosen[-1]]
-            chosen = []
-        chosen.append(text)
-    if chosen:
-        yield chosen, lengths[chosen[-1]]
 
 
 # ---- the rules
@@ -226,9 +217,11 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
     read = {id(mixer) for mixer in found} | {id(module.get_input_embeddings())}
-    rules = _rules(module, read, one, half)
+    others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
+    rules = _rules(module, read | {id(part) for part, handler in others if handler is not halved}, one, half)
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(_apply, rule)) for part, rule in rules]
+    handlers += others
     with ExitStack() as around:
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
@@ -242,16 +235,30 @@ def _apply(rule: Callable[[Tensor], Tensor], below: Callable[..., Any], x: Tenso
     return rule(x)
 
 
+def _blocks(module: nn.Module, read: set[int]) -> Iterator[nn.Module]:
+    """Other libraries' blocks and parts of blocks outside of those that are `read`."""
+    if id(module) not in read:
+        if of_families(module):
+            yield module
+        for part in module.children():
+            yield from _blocks(part, read)
+
+
 def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., Any]:
     reader = reader_of(mixer)
 
-    def forward(below, u, *args, attention_mask=None, **kwargs):
+    def forward(below, *args, attention_mask=None, **kwargs):
+        u = args[0] if args else kwargs["hidden_states"]
         with torch.no_grad():
             layer = reader.frozen(mixer, reader.quantities(mixer, u.detach(), attention_mask))
         result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
         return reader.returned(result) if hasattr(reader, "returned") else result
 
     return forward
+
+
+def _is_model(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODELS)
 
 
 def _rules(
@@ -276,9 +283,12 @@ def _rules(
     if norm is not None:
         terms, centred = norm_terms(twin(module), norm, what), norm is nn.LayerNorm
         return [(module, lambda x: through_norm(terms, x, one, centred=centred))]
+    if is_family_norm(innermost(module)):
+        measured = norm_terms(twin(module), (), what)
+        return [(module, lambda x: through_norm(measured, x, one, centred=False))]
     if kind is FeedForward:
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    elif kind not in LINEAR and not (issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODELS)):
+    elif not (kind in LINEAR or of_families(module) or _is_model(kind)):
         known = ", ".join(sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR)))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may bend what passes it; it has for {known}")
     for part in module.children():

@@ -1,13 +1,34 @@
-"""What the selection mechanism itself says: retention, or writing, at every token."""
+"""What the memory itself says: what is left of every token, and what is kept or written when it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from ssmscope.interp.explain.result import Scores
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
+    from ssmscope.trace import LayerTrace
+
+
+def survival(objective: Objective) -> Scores:
+    """score_t = the share of token t in the states after the text's last token, its mean over layers: see
+    `ssmscope.survival.shares`.
+
+    It is of the text alone, whatever the target: what the model still has of a token, and not what it makes of it.
+    """
+    mask, model = objective.batch.mask, objective.model
+    total = torch.zeros(mask.shape, dtype=torch.float64)
+
+    def add(_: int, rows: Sequence[int], layer: LayerTrace) -> None:
+        left = layer.survival().double().cpu()
+        total[list(rows), : left.shape[1]] += left / model.num_layers
+
+    model.trace(objective.batch, keep_inputs=False, visit=add)
+    return Scores(total.masked_fill(~mask.cpu(), 0).float())
 
 
 def self_retention(objective: Objective) -> Scores:

@@ -39,7 +39,7 @@ def plausibility(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    methods: Methods = ("lrp", "gradxinput", "survival"),
     top: Annotated[
         float | None,
         "How many tokens a rationale has, or which share of them; else the mean share that people marked.",
@@ -74,7 +74,8 @@ def plausibility(
 
     import numpy as np
 
-    from ssmscope.interp.labelled import check_classifier, origin_of, read_texts, scored, together, tokens_at_once
+    from ssmscope.batching import by_length, tokens_at_once
+    from ssmscope.interp.labelled import check_classifier, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import plausibility_of
@@ -93,7 +94,7 @@ def plausibility(
             "that are short enough"
         )
     found = {name: [np.empty(0)] * len(data) for name in ready}
-    for rows in together(marked, lengths, batch_size, tokens_at_once(model)):
+    for rows in by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size):
         batch = model.encode([data.texts[row] for row in rows])
         goal = objective(model, batch)
         for name, method in ready.items():
@@ -102,6 +103,5 @@ def plausibility(
                 found[name][row] = scores
     size = int(top) if top is not None and top >= 1 else top
     options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
-    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed)
-    result = plausibility_of(found, masks, top=size, seed=seed)
-    return replace(result, provenance={**provenance, "data": origin_of(data)})
+    provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed, data=data)
+    return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance)

@@ -20,7 +20,7 @@ def draw(result: Plausibility) -> Figure:
     """A panel of points with intervals for each measure of agreement with people."""
     high = ROW * len(result.methods)
     described = f"agreement with what people marked in {len(result.texts):,} texts, 95 % bootstrap intervals"
-    model = str(result.provenance.get("model", "a model"))
+    model = result.model_name
     sheet = Sheet(WIDTH, Sheet.TOP + high + AXIS, ("Plausibility on ", model, ""), described)
     wide = (WIDTH - NAMES - GAP * len(MEASURES)) / len(MEASURES)
     for place, name in enumerate(MEASURES.values()):

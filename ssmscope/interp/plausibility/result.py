@@ -14,7 +14,6 @@ from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -42,7 +41,7 @@ class Plausibility(Result, kind="plausibility"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         return f"Plausibility of {len(self.methods)} methods on {model}: agreement with {len(self.texts)} rationales"
 
     def verdict(self, at: int = 0) -> str:
@@ -75,18 +74,11 @@ class Plausibility(Result, kind="plausibility"):
         rows = [(*name, e.value, e.low, e.high, len(self.texts)) for name, e in zip(names, self.estimates)]
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts"])
 
-    def figure(self) -> Figure:
-        """Each measure's mean by method, with its interval."""
-        from ssmscope.interp.plausibility.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
+        from ssmscope.show.blocks import Prose
 
         size = f"{100 * self.top:.1f} % of the" if isinstance(self.top, float) else f"{self.top}"
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         yield table(("method",), self._lines(), more=MEASURES.values())
         yield Prose(
             f"Rationales of {size} tokens, where people marked {100 * self.share:.1f} %. The AUPRC of random scores is "

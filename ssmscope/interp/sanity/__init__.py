@@ -31,7 +31,7 @@ def cascading_randomisation(
     model: Model,
     texts: TextsLike | Objective,
     *,
-    methods: Methods = ("self-retention", "self-write", "ig", "gradxinput", "gradcam"),
+    methods: Methods = ("lrp", "gradxinput", "survival"),
     layers: Annotated[
         Literal["all"] | Sequence[int], "Which are randomised below the head; with all the embeddings too.", Range(0)
     ] = "all",

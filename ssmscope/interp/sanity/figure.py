@@ -25,7 +25,7 @@ def draw(result: SanityCheck, titles: Sequence[str]) -> Figure:
     names = [shorten(visible(name), 24) for name in result.parts]
     below = 0.3 + 0.062 * max(map(len, names)) + 0.25
     described = f"{result.texts:,} texts, 95 % bootstrap intervals; randomised from the head down to the named part"
-    title = ("Scores after randomising the weights of ", str(result.provenance.get("model", "a model")), "")
+    title = ("Scores after randomising the weights of ", result.model_name, "")
     legend = [(handle(at, **_style(at)), shorten(visible(method), 26)) for at, method in enumerate(result.methods)]
     height = Sheet.TOP + GAP + HIGH + below
     sheet = Sheet(WIDTH, height, title, described, legend, left=LEFT, across=4)

@@ -23,10 +23,10 @@ def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dic
     Raises:
         InputError: for layers that the model does not have, or given twice.
     """
-    number = model.num_layers
-    chosen = chosen_layers(layers, number)
+    numbers = model.layer_numbers
+    chosen = chosen_layers(layers, numbers)
     module = model.module
-    place = {id(mixer): index for index, mixer in enumerate(model.mixers)}
+    place = {id(mixer): number for number, mixer in zip(numbers, model.mixers)}
     blocks: dict[str, int] = {}
     for name, part in module.named_modules():
         if id(part) in place:
@@ -38,7 +38,7 @@ def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dic
     found: dict[str, dict[str, nn.Parameter]] = {
         "head": {},
         "norm": {},
-        **{f"layer {index}": {} for index in reversed(range(number))},
+        **{f"layer {number}": {} for number in reversed(numbers)},
         "embeddings": {},
     }
     for name, parameter in module.named_parameters():
@@ -50,7 +50,7 @@ def parts_of(model: Model, layers: str | Sequence[int] = "all") -> dict[str, dic
         else:
             part_name = "norm" if id(parameter) in base else "head"
         found[part_name][name] = parameter
-    kept = {"head", "norm", *(f"layer {index}" for index in chosen)}
+    kept = {"head", "norm", *(f"layer {numbers[index]}" for index in chosen)}
     kept |= {"embeddings"} if isinstance(layers, str) else set()
     return {name: tensors for name, tensors in found.items() if tensors and name in kept}
 

@@ -42,7 +42,7 @@ class SanityCheck(Result, kind="sanity"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         return f"Sanity check of {len(self.methods)} methods on {model}: {len(self.parts) - 1} parts randomised in turn"
 
     def verdict(self, at: int = 0) -> str:
@@ -90,12 +90,11 @@ class SanityCheck(Result, kind="sanity"):
         return draw(self, list(MEASURES.values()))
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Custom, Picture, Prose
+        from ssmscope.show.blocks import Custom, Prose
         from ssmscope.show.html import grid
         from ssmscope.show.terminal import grid as terminal_grid
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         # A terminal is too narrow for the intervals of several methods.
         yield Custom(
             lambda colours: terminal_grid(self._table(intervals=False)),

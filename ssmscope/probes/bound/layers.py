@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ssmscope import ssm
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.terms import LayerTerms
-from ssmscope.probes.stability.layers import by_length, counts, step_gains
+from ssmscope.probes.stability.layers import counts, step_gains
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch

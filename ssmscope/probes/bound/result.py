@@ -23,7 +23,6 @@ from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, plain, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -80,7 +79,7 @@ class GeneralizationBound(Result, kind="bound"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         if self.capacity is None or self.gap is None:
             return f"Generalisation bound of {model}: outside the theorem's assumptions"
         if self.gap.vacuous:
@@ -184,21 +183,10 @@ class GeneralizationBound(Result, kind="bound"):
         ]
         return pd.DataFrame(found, columns=["length", "layer", "part", "log_output"])
 
-    def figure(self) -> Figure:
-        """ln C against T beside the largest C at which the bound says anything; of another model, the largest output of
-        every layer."""
-        from ssmscope.probes.bound.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.bound.words import in_words
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield from map(Prose, in_words(self))
-        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
-        yield Picture(self.figure, self.headline)
+        yield from self.opening(*in_words(self), notes=self.notes)
         if self.applies:
             rows = tuple(((symbol,), (plain(value), Cell(text=says))) for _, symbol, value, says in self.terms())
             yield Table(("symbol",), ("value", "meaning"), rows)

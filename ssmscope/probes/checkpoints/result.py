@@ -18,7 +18,6 @@ from ssmscope.show.table import Cell, Line, Table, folded, short, table
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -151,17 +150,10 @@ class StabilityTable(Result, kind="stability-table"):
         ]
         return pd.DataFrame(found, columns=["name", "length", "log_capacity"])
 
-    def figure(self) -> Figure:
-        """ln C against T, a line per checkpoint coloured by s_A; and ln C against s_A."""
-        from ssmscope.probes.checkpoints.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
+        from ssmscope.show.blocks import Prose
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         yield replace(self._table(), brief=TABLE_ROWS)
         yield from map(Prose, self._remarks())
         rest = ["name", "architecture", "largest_gain", "states", "channels", *NORMS, "fingerprint"]

@@ -77,7 +77,6 @@ def influence(
 
     from ssmscope.interp.objective import NUMBERS_AT_ONCE
     from ssmscope.limits import refuse_reading
-    from ssmscope.model import TOKENS_AT_ONCE
     from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
     from ssmscope.probes.influence.measure import inputs_of, measured, notes_on, positions_of
     from ssmscope.probes.influence.reach import Reach
@@ -98,14 +97,16 @@ def influence(
 
     reaches = [reach("output", of_output(model, batch, of))]
     if at == "layers":
-        size = batch.mask.numel() * model.module.get_input_embeddings().weight.shape[1]
+        size = batch.mask.numel() * model.width
         together = max(1, NUMBERS_AT_ONCE // (4 * size))  # a GroupMamba's inputs are those of several modules
         for start in range(0, model.num_layers, together):
             group = range(start, min(start + together, model.num_layers))
             trace = model.trace(batch, keep_inputs=group)
-            reaches += [reach(str(index), of_layer(model, batch, index, trace.layers[index].u)) for index in group]
+            for index in group:
+                found = of_layer(model, batch, index, trace.layers[index].u)
+                reaches.append(reach(str(trace.layer_numbers[index]), found))
 
-    similarity = similarity_of(model, batch, at_once=TOKENS_AT_ONCE if chunk is None else chunk, seed=seed)
+    similarity = similarity_of(model, batch, at_once=chunk, seed=seed)
     options: dict[str, Any] = {
         **{"length": length, "sequences": sequences if length is not None else None},
         **{"positions": positions if isinstance(positions, str) else list(positions)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
 from ssmscope.intercept import evaluating
 from ssmscope.interp.methods.gradients import outputs_kept
-from ssmscope.interp.objective import KEPT, NUMBERS_AT_ONCE
+from ssmscope.interp.objective import room
 from ssmscope.mixers import head_logits, reader_of, weights_constant
-from ssmscope.model import TOKENS_AT_ONCE, Model
+from ssmscope.model import Model
 
 VECTORS = ("signs", "normal")
 OUTPUTS = ("hidden", "logits")
@@ -114,8 +115,7 @@ def of_layer(model: Model, batch: Batch, index: int, u: Float[Tensor, "texts len
     def at(found: Tensor, positions: Tensor) -> Tensor:
         return found[torch.arange(len(found), device=found.device), positions]
 
-    size = model.module.get_input_embeddings().weight.shape[1]
-    return Dependence(u, size, run, at, max(1, u.shape[-1] // size), 1 + index)
+    return Dependence(u, model.width, run, at, max(1, u.shape[-1] // model.width), 1 + index)
 
 
 def hidden(
@@ -153,8 +153,8 @@ def block_norms(
     count = probes.count(dependence.size)
     lengths = batch.lengths
     sums = [np.zeros((2, len(own), lengths[text])) for text, own in enumerate(positions)]
-    most = room(model, dependence.layers) if chunk is None else chunk
-    for chosen in together(lengths, most):
+    most = room(model, layers=dependence.layers, gradients=True) if chunk is None else chunk
+    for chosen in by_length(lengths, most):
         longest = max(lengths[text] for text in chosen)
         products = max(len(positions[text]) for text in chosen) * count
         copies = max(1, min(products, most // (len(chosen) * longest)))
@@ -177,23 +177,6 @@ def block_norms(
                         square = square[: lengths[text]]
                         sums[text][:, job[0]] += square, square**2
     return [_blocks(own, total, probes, count) for own, total in zip(positions, sums)]
-
-
-def room(model: Model, layers: int) -> int:
-    """How many tokens a backward pass through so many layers can be of."""
-    width = model.module.get_input_embeddings().weight.shape[1]
-    return max(1, min(TOKENS_AT_ONCE, NUMBERS_AT_ONCE // (KEPT * layers * width)))
-
-
-def together(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Texts of alike length, so many that they have at most `most` tokens together, padding included."""
-    chosen: list[int] = []
-    for text in sorted(range(len(lengths)), key=lambda text: lengths[text]):
-        if chosen and lengths[text] * (len(chosen) + 1) > most:
-            yield chosen
-            chosen = []
-        chosen.append(text)
-    yield chosen
 
 
 def _job(

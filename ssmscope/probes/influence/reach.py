@@ -25,6 +25,8 @@ NOISY = 0.05
 """The share of norms below the noise beyond which a distance, and all after it, are left out of the fit."""
 FEWEST = 3
 """Through how many distances a line is put at the least."""
+STRAIGHT = 0.9
+"""The R² from which on a line stands for the decay."""
 AT_ONCE = 512  # columns that are resampled together
 
 
@@ -47,6 +49,11 @@ class Decay:
     @property
     def defined(self) -> bool:
         return not math.isnan(self.rate.value)
+
+    @property
+    def straight(self) -> bool:
+        """Whether the influence falls at one rate: R² is 0.9 or more."""
+        return self.defined and self.r2 >= STRAIGHT
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,8 @@ class Reach:
     decay: Decay
     context: np.ndarray
     """(texts, 3): how many of the last tokens hold 50, 90 and 95 % of the influence on each text's last measured
-    position, what tokens before the text would add included; infinite where the text does not reach it, NaN where there
-    is no influence."""
+    position, what tokens before the text would add included; infinite where the text does not reach it, or no one rate
+    says what they would add, NaN where there is no influence."""
     held: np.ndarray
     """(texts, 3): the same of the influence of the text's own tokens alone, so that a text always reaches it."""
 
@@ -285,12 +292,12 @@ def _context(table: _Table, row: int, beyond: float) -> list[float]:
 
 def _beyond(table: _Table, row: int, decay: Decay) -> float:
     """The influence that tokens before the text's first would have if the row went on at the fitted rate, from its own
-    level: Σ_{d > t} e^{a − λ d}."""
+    level: Σ_{d > t} e^{a − λ d}. Infinite where no one rate fits, and nothing is known of it."""
     if not decay.defined:  # what is below the noise adds nothing; of a short text nothing is known
         return 0.0 if decay.ended == "noise" else math.inf
     rate, t = decay.rate.value, int(table.t[row])
     chosen = np.arange(decay.first, min(decay.last, t) + 1)
-    if rate <= 0 or not len(chosen):
+    if rate <= 0 or not decay.straight or not len(chosen):
         return math.inf
     level = float((table.log[row, chosen] + rate * chosen).mean())
     return math.exp(level - rate * (t + 1)) / -math.expm1(-rate)

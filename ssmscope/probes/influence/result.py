@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES, PARTS, Similarity
@@ -17,7 +17,6 @@ from ssmscope.results import TABLE_ROWS, Result
 from ssmscope.show.table import Cell, Line, Table, folded, plain, short, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -81,6 +80,10 @@ class Influence(Result, kind="influence"):
         context = self.output.effective_context(0.9)
         if math.isnan(context):
             return "there is none"
+        if self.output.decay.defined and not self.output.decay.straight:
+            half, most = (self.output.effective_context(share, within=True) for share in (0.5, 0.9))
+            length = float(np.median(self.lengths))
+            return f"half of it in the last {half:,.0f} of {length:,.0f} {self.unit}, 90 % in the last {most:,.0f}"
         held = f"within {context:,.0f} {self.unit}" if math.isfinite(context) else "not within the texts' length"
         return f"{falls(self.output)}, 90 % of it {held}"
 
@@ -153,20 +156,10 @@ class Influence(Result, kind="influence"):
         names = ["part", "place", "distance", "measure", "value", "low", "high", "count"]
         return pd.DataFrame(rows, columns=names).astype({"distance": "Int64", "count": "Int64"})
 
-    def figure(self) -> Figure:
-        """Influence against distance with the fitted line, the effective context, and similarity by layer."""
-        from ssmscope.probes.influence.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.influence.words import sentences
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield from map(Prose, sentences(self))
-        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
-        yield Picture(self.figure, self.headline)
+        yield from self.opening(*sentences(self), notes=self.notes)
         yield self._table()
         yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
@@ -221,7 +214,7 @@ def _summary(reach: Reach, recent: int) -> dict[str, Any]:
     decay = reach.decay
     row: dict[str, Any] = {"place": reach.place}
     for name, found in (("rate", decay.rate), ("decay_length", decay.length), ("recent", reach.recent(recent))):
-        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+        row |= with_intervals(**{name: found})
         if name == "decay_length":
             row |= {"r2": decay.r2, "fit_from": decay.first, "fit_to": decay.last}
     for share in SHARES:

@@ -11,12 +11,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ssmscope.batching import by_length
 from ssmscope.bootstrap import Estimate, resampled_means
+from ssmscope.edits import blocks_of
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.intercept import After, watched
 from ssmscope.model import Model
-from ssmscope.probes.influence.jacobian import hidden, together
+from ssmscope.probes.influence.jacobian import hidden
 from ssmscope.probes.influence.reach import intervals
 
 MEASURES = ("cosine", "centred", "spread")
@@ -56,7 +58,7 @@ class Similarity:
         return Estimate(*values[places.index(str(place)), MEASURES.index(measure)].tolist())
 
 
-def similarity_of(model: Model, batch: Batch, *, at_once: int, seed: int = 0) -> Similarity:
+def similarity_of(model: Model, batch: Batch, *, at_once: int | None, seed: int = 0) -> Similarity:
     """All measures at all places, of the real tokens of every text; two runs, the first for the means.
 
     Args:
@@ -80,7 +82,7 @@ def similarity_of(model: Model, batch: Batch, *, at_once: int, seed: int = 0) ->
         values[place[0]][place[1], chosen] = torch.stack(found, dim=1).cpu().double().numpy()
 
     _visit(model, batch, at_once, measure)
-    places = ("embeddings", *map(str, range(layers)), "output")
+    places = ("embeddings", *map(str, model.layer_numbers), "output")
     return Similarity(places, *(_estimates(values[part], seed) for part in PARTS))
 
 
@@ -107,26 +109,13 @@ def spread(x: Float[Tensor, "texts length width"], mask: Bool[Tensor, "texts len
     return (above / below).where((n > 1) & (below > 0), torch.nan)
 
 
-def blocks_of(model: Model) -> list[nn.Module]:
-    """What holds each mixer and its place in the residual stream: the innermost numbered module that it is in, or is;
-    the mixer itself in a model of one layer that has none."""
-    named = dict(model.module.named_modules())
-    names = {id(module): name for name, module in named.items()}
-    found = []
-    for mixer in model.mixers:
-        parts = names[id(mixer)].split(".")
-        numbered = [at for at, part in enumerate(parts) if part.isdigit()]
-        found.append(named[".".join(parts[: numbered[-1] + 1])] if numbered else mixer)
-    return found
-
-
 Reader = Callable[[tuple[str, int], Tensor, Tensor, "list[int]"], None]
 
 
-def _visit(model: Model, batch: Batch, at_once: int, read: Reader) -> None:
+def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> None:
     """Run the texts, and give `read` the vectors at every place, (texts, length, width), with their mask."""
     layers = model.num_layers
-    for chosen in together(batch.lengths, at_once):
+    for chosen in by_length(batch.lengths, at_once):
         part = batch.rows(chosen)
         mask = part.mask
 
@@ -137,7 +126,7 @@ def _visit(model: Model, batch: Batch, at_once: int, read: Reader) -> None:
             embeddings = model.embed(part)
             show(("stream", 0), embeddings)
             with (
-                _outputs_shown(blocks_of(model), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
+                _outputs_shown(blocks_of(model.module), lambda index, x: show(("stream", 1 + index), x)),  # noqa: B023
                 _outputs_shown(model.mixers, lambda index, x: show(("mixer", index), x)),  # noqa: B023
             ):
                 found = hidden(model, embeddings, mask)

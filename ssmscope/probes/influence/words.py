@@ -32,6 +32,7 @@ def sentences(result: Influence) -> Iterable[str]:
             f"Decay: by a factor of e every {number(decay.length.value)} {unit}{brackets(decay.length)}, "
             f"λ = {number(decay.rate.value)}{brackets(decay.rate)}, over distances {decay.first} to {decay.last} "
             f"(R² {decay.r2:.2f})."
+            + ("" if decay.straight else " A line says little of it: it does not fall at one rate.")
         )
     recent = reach.recent(result.recent)
     ends = brackets(recent.times(100), 1)

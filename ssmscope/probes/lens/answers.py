@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.data import packed
 from ssmscope.probes.lens.fitting import tokens_at_once
 from ssmscope.probes.lens.lensed_text import STATISTICS, LensedText
 from ssmscope.probes.lens.lenses import chosen_states
@@ -25,7 +25,7 @@ def answers_of(model: Model, lens: Lens, batch: Batch, positions: str) -> list[L
     """Every text of the batch, texts of alike length run together."""
     texts: dict[int, LensedText] = {}
     names = _Names(model)
-    for chosen in packed(range(len(batch.lengths)), batch.lengths, tokens_at_once(model, len(lens))):
+    for chosen in by_length(batch.lengths, tokens_at_once(model, len(lens))):
         part = batch.rows(chosen)
         hidden = chosen_states(model, part, positions)
         read = _measured(lens, hidden, _following(part, positions, asked=not model.is_classifier))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,18 +123,6 @@ def _encoded(model: Model, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         except InputError as error:
             raise InputError(f"text {number}: {error}") from error
     return tuple(found)
-
-
-def packed(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Rows that run together: of alike length, and with their padding of at most so many tokens, or a single one."""
-    chosen: list[int] = []
-    for row in sorted(rows, key=lambda row: lengths[row]):
-        if chosen and lengths[row] * (len(chosen) + 1) > tokens:
-            yield chosen
-            chosen = []
-        chosen.append(row)
-    if chosen:
-        yield chosen
 
 
 def shuffled(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def draw(result: LensFit) -> Figure:
     """At the left the KL of both lenses by layer with bands of 95 %, at the right that on the held-out rows which chose
     the step, by step."""
-    title = ("Tuned lens of ", str(result.provenance.get("model", "a model")), "")
+    title = ("Tuned lens of ", result.model_name, "")
     below = f"{result.measured_on}, 95 % bootstrap intervals"
     sheet = Sheet(8.6, 3.9, title, below, [(handle(0), "tuned lens"), (handle(1), "logit lens")], left=0.22)
     _layers(sheet.panel(0.7, sheet.top, 4.4, 2.45), result)

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssmscope import batching
 from ssmscope.errors import InputError
-from ssmscope.model import TOKENS_AT_ONCE
-from ssmscope.probes.lens.data import Rows, packed, shuffled
+from ssmscope.probes.lens.data import Rows, shuffled
 from ssmscope.probes.lens.lenses import chosen_states, slices, translated
 from ssmscope.training.checkpoint import load_state, save_state
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ssmscope.encoding import Batch
     from ssmscope.model import Model
 
-ON_A_GPU = 16  # times as many tokens run together there
 STATES_AT_ONCE = 2**28
 """How many numbers of the residual stream are in memory at a time."""
 MOMENTUM = 0.9
@@ -63,14 +62,12 @@ def divergences(
 
 def tokens_at_once(model: Model, layers: int) -> int:
     """How many tokens run through the model together while the stream of all layers is kept."""
-    most = TOKENS_AT_ONCE * (1 if model.device.type == "cpu" else ON_A_GPU)
-    width = model.module.get_input_embeddings().weight.shape[1]
-    return max(1, min(most, STATES_AT_ONCE // ((layers + 1) * width)))
+    return max(1, min(batching.tokens_at_once(model.device), STATES_AT_ONCE // ((layers + 1) * model.width)))
 
 
 def parts(model: Model, rows: Rows, chosen: Sequence[int], layers: int) -> Iterator[tuple[list[int], Batch]]:
     """The chosen rows in batches that fit into memory."""
-    for together in packed(chosen, rows.lengths, tokens_at_once(model, layers)):
+    for together in batching.by_length(rows.lengths, tokens_at_once(model, layers), rows=chosen):
         yield together, rows.batch(model, together)
 
 

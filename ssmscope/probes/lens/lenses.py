@@ -104,7 +104,8 @@ def _few_tokens(model: Model) -> Batch:
 class SSMUnembed(Unembed):
     """tuned-lens's unembedding of a state-space model: copies of its final norm and head, in float32 and frozen.
 
-    A head of one row, the log-odds of class 1, becomes the two rows whose softmax it is.
+    A head of one row, the log-odds of class 1, becomes the two rows whose softmax it is, and a multiplier of the logits
+    behind the head (Falcon-H1, Granite) is in its weight.
 
     Raises:
         InputError: when norm and head, applied to what leaves the last block, do not give the model's own logits.
@@ -118,15 +119,20 @@ class SSMUnembed(Unembed):
         self.float().eval().requires_grad_(False)
         self._check(model)
 
+    @torch.no_grad()
     def _check(self, model: Model) -> None:
         batch = _few_tokens(model)
         own = model.logits(batch).float()
-        with torch.no_grad():
-            found = self(hidden_states(model, batch)[-1])
+        found = self(hidden_states(model, batch)[-1])
         if model.is_classifier:
             found = found[torch.arange(len(found)), batch.last]
-        apart = (found - own).norm() / own.norm()
         digits = max(torch.finfo(dtype).eps for dtype in (torch.float32, next(model.module.parameters()).dtype))
+        if (found - own).norm() > digits**0.5 * own.norm():
+            multiplier = (found * own).sum() / found.square().sum()
+            found = found * multiplier
+            for parameter in self.unembedding.parameters():
+                parameter.mul_(multiplier)
+        apart = (found - own).norm() / own.norm()
         if not apart <= digits**0.5:
             raise InputError(
                 f"{model.name}: its final norm and head do not give its own logits (off by {float(apart):.1e}); a lens "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, table, written
@@ -73,7 +73,7 @@ class LensFit(Result, kind="lens-fit"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         return (
             f"Tuned lens of {model}: KL to its own answers {self.tuned.value:.3f} nats, mean of {len(self.layers)} "
             f"layers; logit lens {self.logit.value:.3f}"
@@ -87,14 +87,10 @@ class LensFit(Result, kind="lens-fit"):
         """
         import pandas as pd
 
-        rows = []
-        for one in self.layers:
-            row: dict[str, Any] = {"layer": one.layer}
-            for name in ("tuned", "logit", "gained"):
-                found = getattr(one, name)
-                row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-            rows.append(row)
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            {"layer": one.layer, **with_intervals(tuned=one.tuned, logit=one.logit, gained=one.gained)}
+            for one in self.layers
+        )
 
     def figure(self) -> Figure:
         """KL by layer of both lenses with their intervals; beside it, the fit's progress on held-out rows."""
@@ -113,10 +109,8 @@ class LensFit(Result, kind="lens-fit"):
         return f"{self.measured:,} {where} of {rows} that took no part in the fit"
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield Picture(self.figure, self.headline)
+        yield from self.opening()
         lines = [
             Line(
                 (str(one.layer),),

@@ -81,7 +81,7 @@ def _header(sheet: Axes, result: Trajectory, statistic: str, high: float) -> Non
     left = sheet.get_xlim()[1] - RIGHT - BAR - 0.15
     room = left - 0.35 - MARGIN
     title = "Answers by layer of "
-    model = shorten(visible(str(result.provenance.get("model", "a model"))), int(room / BOLD) - len(title))
+    model = shorten(visible(result.model_name), int(room / BOLD) - len(title))
     write(sheet, MARGIN, 0.2, title + model, size=10.5, weight="bold", va="top")
     write(sheet, MARGIN, 0.42, shorten(visible(result.lens), int(room / PLAIN)), size=8, color=SOFT, va="top")
     marked = "outlined: the layer from which on the final answer leads"

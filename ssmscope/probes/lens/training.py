@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ssmscope.bootstrap import estimate, ratio, resampled_sums
 from ssmscope.errors import InputError
@@ -20,9 +19,10 @@ from ssmscope.probes.lens.data import LensData, Rows, divided, rows_of
 from ssmscope.probes.lens.fitting import LensFitting, Sums, measure
 from ssmscope.probes.lens.lenses import RECORD, untrained
 from ssmscope.probes.lens.result import Evaluation, LayerFit, LensFit
+from ssmscope.progress import on_stderr, progress_bar
 from ssmscope.results import SUFFIXES, record_provenance
 from ssmscope.training.checkpoint import STATE, clear, continued, finish, is_new, read_json, write_json
-from ssmscope.writing import settle_all, write_atomically
+from ssmscope.writing import settle_all, write_whole
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -63,8 +63,7 @@ def fit(
         "seed": seed,
         "data": {"train": train.described(), "choosing": choosing.described(), "measured": measured.described()},
     }
-    # On stderr, or nowhere.
-    console = Console(stderr=True, quiet=not progress, highlight=False, markup=False, soft_wrap=True)
+    console = on_stderr(progress)
     if _is_finished(out, plan):
         clear(out / CLAIMED)
         console.print(f"{out} holds this very fit, finished: nothing to do")
@@ -161,8 +160,7 @@ def _fit(
     fitting = LensFitting(
         model, tuned.unembed, len(tuned), train, choosing, settings, out / CLAIMED.parent / STATE, console
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with progress_bar(console) as bar:
         weight, bias = fitting.run(bar)
     worth = measure(
         model,
@@ -196,8 +194,7 @@ def _save(out: Path, tuned: Any, record: LensFit) -> None:
             tuned.save(staging)
         except RuntimeError as error:  # as torch reports a disk that is full
             raise OSError(str(error).splitlines()[0]) from error
-        content = record.to_json().encode()
-        write_atomically(Path(staging, RECORD), lambda stream: stream.write(content))
+        write_whole(Path(staging, RECORD), record.to_json())
         for file in sorted(Path(staging).iterdir(), key=lambda file: file.name == RECORD):
             os.replace(file, out / file.name)
     finish(out / CLAIMED.parent)

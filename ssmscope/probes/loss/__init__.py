@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import ITSELF, Metavar, Piece, Progress, Range, Reads, Seed
+from ssmscope.signature import InHand, Metavar, Piece, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -42,10 +42,10 @@ def token_loss(
     models: Model | Sequence[Model],
     *,
     data: Annotated[
-        str | Path | Sequence[str],
+        str,
         "wikitext2, books, a .txt file (one long document), or a file with a column text, a document each row.",
         Reads("lines"),
-        ITSELF,
+        InHand((Path, list, tuple)),
         Metavar("DATA"),
     ] = "wikitext2",
     split: Annotated[str | None, "Of a known text; by default the one to test on.", Metavar("NAME")] = None,
@@ -82,10 +82,11 @@ def token_loss(
 
     import numpy as np
 
-    from ssmscope.probes.long_rows import language_models, own_names, stderr_lines
+    from ssmscope.probes.long_rows import language_models, own_names
     from ssmscope.probes.loss.measure import UNITS, notes_on, positions_of, summarised, window_losses
     from ssmscope.probes.loss.result import TokenLoss
     from ssmscope.probes.loss.windows import documents, shared_windows
+    from ssmscope.progress import on_stderr
     from ssmscope.results import record_provenance
 
     every = language_models(models)
@@ -96,11 +97,10 @@ def token_loss(
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
     names = own_names(every)
     losses = np.zeros((len(every), len(windows), length), dtype=np.float32)
-    say = stderr_lines(progress)
+    say = on_stderr(progress).print
     for number, model in enumerate(every):
         began = time.perf_counter()
-        if say is not None:
-            say(f"{names[number]}: {len(windows):,} windows of {length:,} tokens")
+        say(f"{names[number]}: {len(windows):,} windows of {length:,} tokens")
         losses[number] = window_losses(model, windows, piece=piece, say=say) * UNITS[unit]
         if not np.isfinite(losses[number]).all():
             at = int((~np.isfinite(losses[number]).all(0)).argmax()) + 1
@@ -108,8 +108,7 @@ def token_loss(
                 f"the loss of {names[number]} is not finite from position {at:,} on: the model overflows; give a "
                 f"length below {at:,}"
             )
-        if say is not None:
-            say(f"  {losses[number].mean():.4f} {unit} a token in {time.perf_counter() - began:.1f} s")
+        say(f"  {losses[number].mean():.4f} {unit} a token in {time.perf_counter() - began:.1f} s")
     places = positions_of(length)
     options: dict[str, Any] = {
         **{"data": name, "split": split, "length": length, "limit": limit},

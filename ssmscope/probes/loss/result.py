@@ -13,7 +13,6 @@ from ssmscope.results import TABLE_ROWS, Result
 from ssmscope.show.table import Cell, Line, Table, folded, shown_names, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -113,19 +112,9 @@ class TokenLoss(Result, kind="loss"):
                 rows.append(row)
         return pd.DataFrame(rows)
 
-    def figure(self) -> Figure:
-        """The smoothed loss of every model against position; with several, below it the differences in the bins."""
-        from ssmscope.probes.loss.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield Prose(f"{self.counted}; {self.unit} a token.")
-        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
-        yield Picture(self.figure, self.headline)
+        yield from self.opening(f"{self.counted}; {self.unit} a token.", notes=self.notes)
         yield self._table()
         yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import ITSELF, Metavar, OneOf, Piece, Progress, Range, Reads, Seed
+from ssmscope.signature import InHand, Metavar, OneOf, Piece, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -41,15 +41,15 @@ def retrieval(
     ] = (0, 1000, 2000, 4000, 8000, 16000),
     examples: Annotated[int, "Questions of each task and length.", Range(1)] = 100,
     filler: Annotated[
-        str | Path | Sequence[str],
+        str,
         "generated, wikitext2, or a file of text.",
         Reads("lines", ("generated",)),
-        ITSELF,
+        InHand((Path, list, tuple)),
         Metavar("NAME"),
     ] = "generated",
     template: Annotated[str, "A prompt with {context} and {question} in it."] = "{context} {question}",
     spaced: Annotated[bool, "A space before the facts' full stops and question marks."] = True,
-    split: Annotated[Literal["train", "validation", "test"], "Of the stories."] = "test",
+    split: Annotated[Literal["test", "validation", "train"], "Of the stories."] = "test",
     piece: Piece = 2048,
     seed: Seed = 0,
     progress: Progress = True,
@@ -79,9 +79,10 @@ def retrieval(
     import numpy as np
 
     from ssmscope.limits import HELD, refuse_above, refuse_reading
-    from ssmscope.probes.long_rows import language_models, own_names, stderr_lines
+    from ssmscope.probes.long_rows import language_models, own_names
     from ssmscope.probes.retrieval.measure import answers, compared, first_tokens, notes_on, token_counter
     from ssmscope.probes.retrieval.result import Retrieval
+    from ssmscope.progress import on_stderr
     from ssmscope.results import record_provenance
     from ssmscope.tasks.babi import questions, refuse_contexts
     from ssmscope.tasks.filler import load_filler
@@ -94,7 +95,7 @@ def retrieval(
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     refuse_contexts(steps[-1], examples)  # before the shorter ones are asked
     named = isinstance(filler, str | Path)
-    hay = load_filler(str(filler), split) if named else tuple(filler)  # type: ignore[arg-type]
+    hay = load_filler(str(filler), split) if named else tuple(filler)
     count = token_counter(every[0].tokenizer)
     for task in chosen:  # what cannot be asked is refused before anything is
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
@@ -106,24 +107,22 @@ def retrieval(
     among = np.zeros_like(right)
     log_probability = np.zeros(right.shape, dtype=np.float32)
     tokens, unknown = np.zeros(shape), np.zeros(shape)
-    say = stderr_lines(progress)
+    say = on_stderr(progress).print
     for row, task in enumerate(chosen):
         for column, length in enumerate(steps):
             began = time.perf_counter()
             given: dict[str, Any] = {"split": split, "filler": hay, "seed": seed, "count": count, "spaced": spaced}
             data = questions(task, length=length, examples=examples, **given)
             digest.update(data.fingerprint.encode())
-            if say is not None:
-                say(f"{task}, {length:,} tokens: {examples:,} questions in {time.perf_counter() - began:.1f} s")
+            say(f"{task}, {length:,} tokens: {examples:,} questions in {time.perf_counter() - began:.1f} s")
             for number, model in enumerate(every):
                 began = time.perf_counter()
                 at = (number, row, column)
                 found = answers(model, data, template=template, piece=piece)
                 right[at], among[at], log_probability[at] = found.right, found.among, found.log_probability
                 tokens[at], unknown[at] = found.tokens.mean(), found.unknown
-                if say is not None:
-                    took = time.perf_counter() - began
-                    say(f"  {names[number]}: accuracy {found.right.mean():.3f} in {took:.1f} s")
+                took = time.perf_counter() - began
+                say(f"  {names[number]}: accuracy {found.right.mean():.3f} in {took:.1f} s")
     cells, ratios = compared(right, among, log_probability, tokens, seed)
     options: dict[str, Any] = {
         **{"tasks": list(chosen), "lengths": list(steps), "examples": examples},

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
+from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.results import TABLE_ROWS, Result
 from ssmscope.show.numbers import number
 from ssmscope.show.table import Cell as Number
 from ssmscope.show.table import Line, Table, folded, plain, shown_names, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -137,35 +136,22 @@ class Retrieval(Result, kind="retrieval"):
             for row, task in enumerate(self.tasks):
                 for column, length in enumerate(self.lengths):
                     cell = self.cells[model][row][column]
-                    found = {"accuracy": cell.accuracy, "constrained": cell.constrained}
-                    found |= {"log_probability": cell.log_probability}
                     ratio = self.ratios[model - 1][row][column] if model else None
                     nothing = Estimate(math.nan, math.nan, math.nan)
-                    if self.ratios:
-                        found |= {"ratio": nothing if ratio is None else ratio.value}
                     line: dict[str, Any] = {"model": name, "task": task, "length": length}
                     line |= {"tokens": cell.tokens, "examples": self.examples}
-                    for what, one in found.items():
-                        line |= {what: one.value, f"{what}_low": one.low, f"{what}_high": one.high}
+                    shown = {"accuracy": cell.accuracy, "constrained": cell.constrained}
+                    line |= with_intervals(**shown, log_probability=cell.log_probability)
                     if self.ratios:
+                        line |= with_intervals(ratio=nothing if ratio is None else ratio.value)
                         line |= {"p": math.nan if ratio is None else ratio.p}
                         line |= {"differs": ratio is not None and ratio.differs}
                     rows.append({**line, "chance": self.chance[row]})
         return pd.DataFrame(rows)
 
-    def figure(self) -> Figure:
-        """A grid of tasks and lengths for every model's accuracies, and one for every ratio."""
-        from ssmscope.probes.retrieval.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield Prose(f"{self.counted}; context tokens of the first model's tokenizer.")
-        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
-        yield Picture(self.figure, self.headline)
+        yield from self.opening(f"{self.counted}; context tokens of the first model's tokenizer.", notes=self.notes)
         for name, rows in zip(self.models, self.cells):
             lines = []
             for task, row, chance in zip(self.tasks, rows, self.chance):

@@ -139,11 +139,11 @@ def needle_snr(
         lens_notes,
         origin,
         pooled,
-        progress_bar,
         unknown_notes,
     )
     from ssmscope.probes.snr.reading import check_readable, prompts_of, read_needles
     from ssmscope.probes.snr.result import LensedModel, NeedleSNR
+    from ssmscope.progress import progress_bar
     from ssmscope.results import record_provenance
 
     every = list(models) if isinstance(models, Sequence) else [models]

@@ -143,16 +143,6 @@ def described(filler: str | Path | Sequence[str] | None) -> str:
     return f"{len(filler):,} sentences"
 
 
-def progress_bar() -> Any:
-    """A bar on stderr, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-
-
 def lens_notes(lenses: Sequence[Lens], names: Sequence[str]) -> list[str]:
     """That some models, but not all, are read by the logit lens."""
     logit = [name for name, lens in zip(names, lenses) if lens.name == LOGIT]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
-from ssmscope.probes.lens.data import packed
 from ssmscope.probes.lens.fitting import tokens_at_once
 from ssmscope.probes.lens.lenses import chosen_states
 from ssmscope.tasks.language import check_symbols
@@ -207,7 +207,7 @@ def read_needles(model: Model, lens: Lens, prompts: Prompts, done: Callable[[int
     number, layers = len(prompts.rows), len(lens) + 1
     found = {name: np.full((number, layers), np.nan) for name in ("needle", "distractor", "candidate", "rank")}
     lengths = [len(row) for row in prompts.rows]
-    for chosen in packed(range(number), lengths, tokens_at_once(model, len(lens))):
+    for chosen in by_length(lengths, tokens_at_once(model, len(lens)), rows=range(number)):
         batch = model.encode(ids=[list(prompts.rows[row]) for row in chosen])
         hidden = chosen_states(model, batch, "last")
         for part in lens.slices(len(chosen)):

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ssmscope.bootstrap import with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -110,13 +110,6 @@ class NeedleSNR(Result, kind="snr"):
             rows += [{**about, **_cells(layer, ("needle", "log_ratio"))} for layer in two.layers]
         return pd.DataFrame(rows).astype({"length": "Int64"})
 
-    def figure(self) -> Figure:
-        """For each length (up to 4) the needle's probability and its log ratio to the best distractor by layer, a line
-        and its interval for each model; below them the tasks one by one."""
-        from ssmscope.probes.snr.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.snr.views import blocks
 
@@ -124,8 +117,5 @@ class NeedleSNR(Result, kind="snr"):
 
 
 def _cells(layer: LayerSNR | LayerDifference, names: Sequence[str]) -> Mapping[str, Any]:
-    cells: dict[str, Any] = {"layer": layer.layer, "depth": layer.depth}
-    for name in names:
-        found = getattr(layer, name)
-        cells |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    return cells
+    found = with_intervals(**{name: getattr(layer, name) for name in names})
+    return {"layer": layer.layer, "depth": layer.depth, **found}

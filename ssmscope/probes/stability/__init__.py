@@ -78,8 +78,8 @@ def stability(
     chosen = places(positions, inputs.longest)
     found = run(model, inputs.batch, chosen)
     layers = tuple(
-        layer_stability(index, part, len(parts), one, inputs.longest, tolerance, seed, bool(norms.isinf().any()))
-        for index, (parts, norms) in enumerate(zip(found.layers, found.norms))
+        layer_stability(number, part, len(parts), one, inputs.longest, tolerance, seed, bool(norms.isinf().any()))
+        for number, parts, norms in zip(model.layer_numbers, found.layers, found.norms)
         for part, one in enumerate(parts)
     )
     options: dict[str, Any] = {

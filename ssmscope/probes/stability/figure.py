@@ -71,12 +71,13 @@ def _half_lives(axes: Axes, result: Stability) -> None:
 
 
 def _norms(axes: Axes, result: Stability) -> None:
-    colours = ramp(BLUES[2:], max(result.number, 2))
-    listed = {0, result.number - 1} if result.number > 6 else set(range(result.number))
+    number = len(result.norms)
+    colours = ramp(BLUES[2:], max(number, 2))
+    listed = {0, number - 1} if number > 6 else set(range(number))
     for layer, norms in enumerate(result.norms):
         drawn = np.where(np.isfinite(norms) & (norms > 0), norms, np.nan)
-        label = f"layer {layer}" if layer in listed else None
-        if result.number <= 6:
+        label = f"layer {result.numbers[layer]}" if layer in listed else None
+        if number <= 6:
             axes.fill_between(result.positions, drawn[:, 1], drawn[:, 2], color=colours[layer], alpha=0.2, linewidth=0)
         marker = "." if len(result.positions) == 1 else None
         axes.plot(result.positions, drawn[:, 0], color=colours[layer], linewidth=1.4, label=label, marker=marker)
@@ -84,7 +85,7 @@ def _norms(axes: Axes, result: Stability) -> None:
     axes.yaxis.set_minor_formatter(_Between(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
     axes.set_xlabel("position in the text", color=SOFT, size=9)
     axes.set_ylabel("norm of the layer's states", color=SOFT, size=9)
-    if result.number > 1:
+    if number > 1:
         axes.legend(**LEGEND)
 
 

@@ -7,7 +7,7 @@ sums, maxima and norms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ssm
+from ssmscope.batching import by_length
 from ssmscope.errors import InputError
-from ssmscope.model import TOKENS_AT_ONCE
 from ssmscope.models.delta import DeltaMixer
 from ssmscope.models.linear_layers import GatedLinearAttention, Retention
 from ssmscope.probes.bound.norms import norms_of, theorem_model
@@ -103,17 +103,6 @@ def run(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
             if bool(one.sums.isnan().any() | one.largest.isnan().any()):
                 raise InputError(f"the decays of layer {index} are not finite; the model is damaged")
     return Run(layers, norms)
-
-
-def by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows of alike length that are run together, up to `TOKENS_AT_ONCE` tokens."""
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda r: lengths[r]):
-        if rows and lengths[row] * (len(rows) + 1) > TOKENS_AT_ONCE:
-            yield rows
-            rows = []
-        rows.append(row)
-    yield rows
 
 
 def counts(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from ssmscope.show.numbers import portion, tokens
 from ssmscope.show.table import Cell, Line, Table, plain, short, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -119,9 +118,13 @@ class Stability(Result, kind="stability"):
         return self.layers[index]
 
     @property
-    def number(self) -> int:
-        """The model's layers; a layer may have several recurrences."""
-        return len(self.norms)
+    def numbers(self) -> tuple[int, ...]:
+        """Of the layers, as in `norms`; a layer may have several recurrences."""
+        return tuple(dict.fromkeys(one.layer for one in self.layers))
+
+    def last_norm(self, layer: int) -> float:
+        """The mean norm of a layer's states at the last position."""
+        return float(self.norms[self.numbers.index(layer), -1, 0])
 
     def counts(self) -> dict[str, int]:
         """How many recurrences behave how."""
@@ -148,7 +151,7 @@ class Stability(Result, kind="stability"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         same = self.counts()[self.behaviour]
         if len(self.layers) == 1:
             return f"Stability of {model}: {self.behaviour}"
@@ -188,7 +191,7 @@ class Stability(Result, kind="stability"):
             }
             row |= {f"half_life_{round(100 * q)}": value for q, value in zip(QUANTILES, one.quantiles)}
             share = one.never / (one.heads * one.states)
-            rows.append({**row, "never": one.never, "never_share": share, "last_norm": self.norms[one.layer, -1, 0]})
+            rows.append({**row, "never": one.never, "never_share": share, "last_norm": self.last_norm(one.layer)})
         return pd.DataFrame(rows)
 
     def heads(self) -> DataFrame:
@@ -216,25 +219,15 @@ class Stability(Result, kind="stability"):
         import pandas as pd
 
         rows = [
-            (layer, int(position), *self.norms[layer, at].tolist())
-            for layer in range(self.number)
+            (layer, int(position), *norms[at].tolist())
+            for layer, norms in zip(self.numbers, self.norms)
             for at, position in enumerate(self.positions)
         ]
         return pd.DataFrame(rows, columns=["layer", "position", "norm", "low", "high"])
 
-    def figure(self) -> Figure:
-        """Half-lives by layer, on a logarithmic axis, and the states' norms over time."""
-        from ssmscope.probes.stability.figure import draw
-
-        return draw(self)
-
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
 
-        yield Prose(self.headline, "title")
-        yield Prose(f"On {self.inputs}. {self.in_words()}")
-        yield from (Prose(f"Note: {note}.", "note") for note in self.notes)
-        yield Picture(self.figure, self.headline)
+        yield from self.opening(f"On {self.inputs}. {self.in_words()}", notes=self.notes)
         yield self._gains()
         yield self._memory()
 
@@ -284,7 +277,7 @@ class Stability(Result, kind="stability"):
             for name, low, high in (("25 % to 75 %", q25, q75), ("5 % to 95 %", q5, q95)):
                 cells[name] = short(median, f"{tokens(low)} to {tokens(high)}")
             cells["never"] = short(one.never, one.outlasting)
-            lines.append(Line((one.name,), {**cells, "norm": plain(self.norms[one.layer, -1, 0])}))
+            lines.append(Line((one.name,), {**cells, "norm": plain(self.last_norm(one.layer))}))
         note = (
             "states: decays per head. Half-life: tokens until half of a state is gone, the median of the layer's "
             f"states. never: states that keep half beyond the longest text ({self.longest:,} tokens). norm: of all the "

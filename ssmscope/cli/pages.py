@@ -1,4 +1,4 @@
-"""The verb that runs a plan of models and analyses and ends in one page: report."""
+"""The verbs that make pages: report, of a plan of models and analyses, and serve, of what somebody types."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json as json_module
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ssmscope.cli.app import app
-from ssmscope.command import JSON, console
+from ssmscope.cli.command import DEVICE, JSON, MODEL, TOKENIZER, console
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.inputs import check_writable
-from ssmscope.options import whole
+from ssmscope.signature import REPEATED, Metavar, Range
+from ssmscope.writing import check_writable
 
 if TYPE_CHECKING:
     from ssmscope.reports.jobs import Jobs
@@ -23,36 +22,24 @@ if TYPE_CHECKING:
     from ssmscope.reports.running import Engine
     from ssmscope.reports.store import Store
 
-ENGINES = ("local", "ray")
 
-
-@app.command()
 def report(
     plan: Annotated[
         str, typer.Argument(metavar="PLAN", help="A YAML file, or a plan that ships: quick, baleen, diff-mamba.")
     ],
+    *,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where results, tables and index.html are, and are added to.")
     ],
     model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="MODEL", help="In place of the plan's models; repeatable.")
+        Sequence[str] | None, "In place of the plan's models; repeatable.", REPEATED, Metavar("MODEL")
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="DATA", help="The same as --set data=DATA.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of the plan; repeatable.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the jobs, what is done, and how long they may take.")
-    ] = False,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="local|ray", help="In this process, or on the workers of Ray.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option("--address", metavar="HOST:PORT", help="A Ray cluster that runs; else one is started.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", parser=whole, metavar="N", help="CPUs of the Ray that is started.")
-    ] = None,
+    data: Annotated[str | None, "The same as --set data=DATA.", Metavar("DATA")] = None,
+    set: Annotated[Sequence[str] | None, "A variable of the plan; repeatable.", REPEATED, Metavar("NAME=VALUE")] = None,
+    dry_run: Annotated[bool, "List the jobs, what is done, and how long they may take."] = False,
+    engine: Annotated[Literal["local", "ray"], "In this process, or on the workers of Ray."] = "local",
+    address: Annotated[str | None, "A Ray cluster that runs; else one is started.", Metavar("HOST:PORT")] = None,
+    workers: Annotated[int | None, "CPUs of the Ray that is started.", Range(1)] = None,
     json: JSON = False,
 ) -> None:
     """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
@@ -60,7 +47,7 @@ def report(
     The exit code is 1 where a job failed; a second run tries again what failed and does what is missing, nothing else.
     """
     check_writable(out)
-    variables = _variables(set_ or [], data)
+    variables = _variables(set or [], data)
     run = _engine(engine, address, workers)
     text, name = _text(plan)
 
@@ -86,6 +73,33 @@ def report(
     _answer(made, out, json)
 
 
+def serve(
+    model: MODEL,
+    beside: Annotated[str | None, typer.Argument(metavar="MODEL2", help="A second model beside it.")] = None,
+    *,
+    host: Annotated[str, "Listen there; by default this machine alone can ask.", Metavar("ADDRESS")] = "127.0.0.1",
+    port: Annotated[int | None, "Else the first free one from 7860 on."] = None,
+    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = 1024,
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = "cpu",
+) -> None:
+    """A page to type texts into: prediction, heatmap, attention of a clicked token, an edited text, a second model.
+
+    It needs Gradio, which the extra "serve" of ssmscope installs.
+    """
+    from ssmscope.reports.serving import check_address, import_gradio
+
+    check_address(host, port)
+    import_gradio()
+
+    from ssmscope.models.load import load
+    from ssmscope.reports.live import Live
+    from ssmscope.reports.serving import serve as serve_page
+
+    models = [load(name, tokenizer=tokenizer, device=device) for name in (model, beside) if name is not None]
+    serve_page(Live(models, max_tokens=max_tokens), host=host, port=port)
+
+
 def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
     found: dict[str, str] = {} if data is None else {"data": data}
     for each in given:
@@ -100,8 +114,6 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
 
 
 def _engine(engine: str, address: str | None, workers: int | None) -> Engine:
-    if engine not in ENGINES:
-        raise InputError(f"--engine {engine!r}: choose one of {', '.join(ENGINES)}{did_you_mean(engine, ENGINES)}")
     if engine == "local":
         unused = "--address" if address is not None else "--workers" if workers is not None else None
         if unused is not None:
@@ -111,8 +123,6 @@ def _engine(engine: str, address: str | None, workers: int | None) -> Engine:
         return local
     if address is not None and workers is not None:
         raise InputError("--workers is for a Ray that is started here, and --address names one that runs; give one")
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers is {workers}; allowed is a whole number from 1 on")
     from ssmscope.reports.engines import ray_engine
 
     return ray_engine(address, workers)

@@ -1,4 +1,4 @@
-"""What the verbs of `analyze` share: their common options, what was typed as values, answers and refusals."""
+"""What the verbs of `analyze` share: their common options, and how a command line runs, answers and refuses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from ssmscope.errors import InputError, did_you_mean, ran_out_of_memory
-from ssmscope.inputs import check_arguments
-from ssmscope.options import whole
+from ssmscope.reading import SURROGATE
+from ssmscope.shipped import demos
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,14 +61,22 @@ class Verbs(TyperGroup):
 
 # ---- options that several verbs have
 
-MODEL = Annotated[str, typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.")]
+
+def shipped(incomplete: str) -> list[str]:
+    """The shipped models whose name begins like this, for a shell that completes a line."""
+    return [name for name in demos() if name.startswith(incomplete)]
+
+
+MODEL = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="demo/NAME, a directory, a file, or a hub id.", autocompletion=shipped),
+]
 OUT = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write VERB.json, .csv, .png and .html there.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 TOKENIZER = Annotated[
     str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
 ]
 DEVICE = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps.")]
-MAX_TOKENS = Annotated[int, typer.Option("--max-tokens", parser=whole, metavar="N", help="Refuse longer texts.")]
 
 
 def console(**options: Any) -> Console:
@@ -126,6 +134,19 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         print(f"analyze: cannot write: {error.strerror}; make room", file=sys.stderr)
         return 1
     return 0
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse a command line with bytes that are no UTF-8; names of what exists may have them.
+
+    Raises:
+        InputError: naming the option.
+    """
+    for before, argument in zip(("", *arguments), arguments):
+        if SURROGATE.search(argument) and not os.path.lexists(argument):
+            named = before if before.startswith("--") else argument.partition("=")[0]
+            named = named if named.startswith("--") and not SURROGATE.search(named) else "an argument"
+            raise InputError(f"{named} is not valid UTF-8; give it in UTF-8")
 
 
 def _discard_stdout() -> None:

@@ -1,0 +1,92 @@
+"""Knockout as a picture: the change of the answer's probability by where edges are cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, handle, line, title
+from ssmscope.show.signed import SIGNED
+from ssmscope.show.tokens import ramp, shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.knockout.result import Knockout
+
+WIDTH, LEFT, HIGH, GAP = 8.0, 0.85, 2.5, 0.75
+
+
+def draw(result: Knockout) -> Figure:
+    """Lines against the middle of the window, dashed for all layers at once, a panel per part; or maps of heads."""
+    below = f"from each source to “{shorten(visible(result.target), 30)}”; dashed: in all layers at once"
+    if len(result.answers) > 1:
+        below += f"; {len(result.answers)} texts, 95 % bootstrap intervals"
+    names = [shorten(visible(source), 40) for source in result.sources]
+    if result.by == "head":
+        return _heads(result, below.split(";")[0], names)
+    parts = list(dict.fromkeys(cut.part for cut in result.cuts if result.by == "window" or cut.part))
+    legend = [(handle(number, **_style(number)), name) for number, name in enumerate(names)]
+    sheet = Sheet(WIDTH, Sheet.TOP + (HIGH + GAP) * len(parts), title(result), below, legend, left=LEFT, across=2)
+    panels: list[Axes] = []
+    for number, part in enumerate(parts):
+        top = sheet.top + 0.1 + number * (HIGH + GAP)
+        panels.append(sheet.panel(LEFT, top, WIDTH - LEFT - 0.3, HIGH, sharey=panels[0] if panels else None))
+        _lines(panels[-1], result, part)
+    return sheet.figure
+
+
+def _style(number: int) -> dict[str, object]:
+    return {"linestyle": "-" if number < len(COLOURS) else (0, (1, 1))}
+
+
+def _lines(axes: Axes, result: Knockout, part: str) -> None:
+    own = [at for at, cut in enumerate(result.cuts) if cut.part == part]
+    every, windows = own[0], own[1:]
+    axes.axhline(0, color=SOFT, linewidth=0.8)
+    for number in range(len(result.sources)):
+        found = [Estimate(*ends) for ends in result.changes[number, windows].tolist()]
+        line(axes, range(len(windows)), found, number, **_style(number))
+        colour = COLOURS[number % len(COLOURS)]
+        axes.axhline(result.changes[number, every, 0], color=colour, linewidth=1, linestyle=DASHED)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.set_xlim(-0.5, len(windows) - 0.5)
+    size = int(result.provenance["options"]["window"])
+    axes.set_xlabel("layer" if size == 1 else f"middle of the {size} layers that are cut", color=SOFT, size=9)
+    axes.set_ylabel("change of probability", color=SOFT, size=9)
+    if part:
+        axes.set_title(part, loc="left", size=9.5)
+
+
+def _heads(result: Knockout, below: str, names: list[str]) -> Figure:
+    own = [at for at, cut in enumerate(result.cuts) if cut.head is not None]
+    layers = 1 + max(result.cuts[at].first for at in own)
+    heads = 1 + max(result.cuts[at].head or 0 for at in own)
+    most = max(float(np.abs(result.changes[:, own, 0]).max()), 1e-12)
+    high = float(np.clip(0.22 * heads, 0.8, 6.0))
+    sheet = Sheet(WIDTH, Sheet.TOP + (high + GAP) * len(names) + 0.2, title(result), below, left=LEFT)
+    for number, name in enumerate(names):
+        grid = np.full((heads, layers), np.nan)
+        for at in own:
+            grid[result.cuts[at].head, result.cuts[at].first] = result.changes[number, at, 0]
+        axes = sheet.panel(LEFT, sheet.top + 0.15 + number * (high + GAP), WIDTH - LEFT - 1.3, high)
+        axes.grid(False)
+        picture = axes.imshow(
+            grid, cmap=ListedColormap(ramp(SIGNED, 257)), vmin=-most, vmax=most, aspect="auto", interpolation="nearest"
+        )
+        axes.set_title(f"from “{name}”", loc="left", size=9.5)
+        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.set_xlabel("layer", color=SOFT, size=9)
+        axes.set_ylabel("head", color=SOFT, size=9)
+        top = sheet.top + 0.15 + number * (high + GAP)
+        bar = sheet.figure.colorbar(picture, cax=sheet.panel(WIDTH - 1.15, top, 0.13, high, frame_on=False))
+        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+        bar.outline.set_visible(False)
+    return sheet.figure

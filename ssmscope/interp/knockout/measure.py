@@ -1,0 +1,161 @@
+"""Edges cut in every window of layers, part or head: the answer's probability and logit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ssmscope.batching import TOKENS_AT_ONCE
+from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.edits import Edit, cut_edges, edited
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError
+from ssmscope.interp.answers import answers, measured
+from ssmscope.interp.knockout.result import Cut, Knockout
+from ssmscope.interp.spans import named, positions_of
+from ssmscope.model import Model
+from ssmscope.results import record_provenance
+
+MOST_HEADS = 256
+"""Of a layer: with more they are channels, one by one."""
+
+
+def sweep(
+    model: Model,
+    batch: Batch,
+    sources: Sequence[str],
+    target: str,
+    by: str,
+    level: str,
+    window: int | None,
+    answer: int | str | None,
+    seed: int,
+) -> Knockout:
+    """See `ssmscope.knockout`."""
+    texts, layers = len(batch.tokens), model.num_layers
+    window = max(1, layers // 5) if window is None else window
+    if window > layers:
+        raise InputError(f"window is {window}; {model.name} has {layers} layers")
+    to = [positions_of(target, batch, text) for text in range(texts)]
+    spans = [[positions_of(span, batch, text) for text in range(texts)] for span in sources]
+    for name, places in zip(sources, spans):
+        for text, (own, read) in enumerate(zip(places, to)):
+            if min(own) > max(read):
+                which = f" of text {text + 1}" if texts > 1 else ""
+                raise InputError(
+                    f"no edge leads from {name!r}{which} back to {target!r}: a token reads those before it"
+                )
+    cuts = list(cuts_of(model, batch, by, window))
+    parts = parts_of(model, batch) if by == "part" else {}
+    ids, names = answers(model, batch, answer)
+    values = np.empty((2, texts, len(sources), len(cuts)))
+    plain = np.empty((2, texts))
+    for text in range(texts):
+        one = batch.rows([text])
+        plain[:, text] = [float(each) for each in measured(_last(model, one), ids[text])]
+        for number, places in enumerate(spans):
+            for chosen, edits in _edits(cuts, parts, places[text], to[text], level, len(one.tokens[0])):
+                with edited(model, edits):
+                    logits = _last(model, one.rows([0] * len(chosen)))
+                values[:, text, number, chosen] = torch.stack(measured(logits, ids[text])).cpu().numpy()
+    change = values[0] / plain[0][:, None, None] - 1
+    rows = resampled_means(change.reshape(texts, -1), seed=seed)
+    ends = np.array([[e.value, e.low, e.high] for e in map(estimate, rows.T)]).reshape(len(sources), len(cuts), 3)
+    if texts == 1:
+        ends[..., 1:] = np.nan
+    options = {"from": list(sources), "to": target, "by": by, "level": level, "window": window, "answer": answer}
+    return Knockout(
+        provenance=record_provenance(model.source, options=options, seed=seed),
+        tokens=batch.tokens,
+        answers=tuple(names),
+        sources=tuple(sources) if texts > 1 else tuple(named(each[0], batch) for each in spans),
+        spans=tuple(tuple(each) for each in spans),
+        target=target if texts > 1 else named(to[0], batch),
+        targets=tuple(to),
+        by=by,
+        cuts=tuple(cuts),
+        probability=plain[0],
+        logit=plain[1],
+        probabilities=values[0],
+        logits=values[1],
+        changes=ends,
+        attends=not model.continues,
+    )
+
+
+def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
+    """What is cut, one after the other; the first is all of it in all layers.
+
+    Raises:
+        InputError: for parts of a model whose layers have one, and for heads that are channels.
+    """
+    layers = range(model.num_layers)
+    windows = [(max(0, at - (window - 1) // 2), min(layers[-1], at + window // 2)) for at in layers]
+    yield Cut(0, layers[-1])
+    if by == "window":
+        yield from (Cut(*ends) for ends in windows)
+    elif by == "part":
+        names = list(dict.fromkeys(name for parts in parts_of(model, batch).values() for name in parts))
+        if len(names) < 2:
+            raise InputError(f"the layers of {model.name} have one recurrence each; leave out by 'part'")
+        yield from (Cut(*ends, part=name) for name in names for ends in [(0, layers[-1]), *windows])
+    else:
+        trace = model.trace(batch.rows([0]))
+        heads = [layer.recurrences[0].shape[2] for layer in trace.layers]
+        if max(heads) > MOST_HEADS:
+            raise InputError(f"the {max(heads):,} heads of {model.name} are single channels; leave out by 'head'")
+        yield from (Cut(layer, layer, head) for layer in layers for head in range(heads[layer]))
+
+
+def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
+    """The names of every layer's recurrences in their order; none for a layer that has one."""
+    trace = model.trace(batch.rows([0]))
+    found = {}
+    for index, layer in enumerate(trace.layers):
+        count = len(layer.recurrences) + len(getattr(layer, "borrowed", ()))
+        found[index] = trace.frozen[index].parts[:count] if count > 1 else ()
+    return found
+
+
+def _edits(
+    cuts: Sequence[Cut],
+    parts: Mapping[int, Sequence[str]],
+    sources: Sequence[int],
+    targets: Sequence[int],
+    level: str,
+    length: int,
+) -> Iterator[tuple[list[int], list[Edit]]]:
+    """Numbers of cuts that are run together, a row each, with the edits that make them; `parts` as `parts_of`."""
+    heads: dict[int, int] = {}
+    if any(cut.head is not None for cut in cuts):
+        heads = {cut.first: 0 for cut in cuts if cut.head is not None}
+        for cut in cuts:
+            if cut.head is not None:
+                heads[cut.first] = max(heads[cut.first], cut.head + 1)
+    at_once = max(1, TOKENS_AT_ONCE // length)
+    for name in dict.fromkeys(cut.part for cut in cuts):
+        own = [number for number, cut in enumerate(cuts) if cut.part == name]
+        for start in range(0, len(own), at_once):
+            chosen = own[start : start + at_once]
+            edits = []
+            for layer in range(cuts[0].last + 1):
+                rows = torch.tensor([cuts[number].first <= layer <= cuts[number].last for number in chosen])
+                if name and name not in parts[layer]:
+                    continue
+                if heads:
+                    every = torch.ones(len(chosen), heads[layer], dtype=torch.bool)
+                    for row, number in enumerate(chosen):
+                        if (head := cuts[number].head) is not None:
+                            every[row] = torch.arange(heads[layer]) == head
+                    rows = rows.unsqueeze(-1) & every
+                if bool(rows.any()):
+                    recurrences = [parts[layer].index(name)] if name else None
+                    edits.append(cut_edges(sources, targets, rows={layer: rows}, recurrences=recurrences, level=level))
+            yield chosen, edits
+
+
+def _last(model: Model, batch: Batch) -> torch.Tensor:
+    with torch.no_grad(), model.running(mask=batch.mask):
+        return model.forward(batch, last_only=True)

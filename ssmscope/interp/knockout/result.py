@@ -1,0 +1,160 @@
+"""The answer with edges cut: probabilities and logits by window of layers, part or head, and how they are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, in_percent, table
+from ssmscope.show.tokens import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+SHOWN = 12
+"""How many heads are named."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """In which layers, first to last, edges were cut; of which head and part alone."""
+
+    first: int
+    last: int
+    head: int | None = None
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        layers = f"layer {self.first}" if self.first == self.last else f"layers {self.first}–{self.last}"
+        return layers + (f", head {self.head}" if self.head is not None else "") + (f", {self.part}" * bool(self.part))
+
+
+@dataclass(frozen=True)
+class Knockout(Result, kind="knockout"):
+    """The answer's probability and logit with edges cut, for every text, source and cut."""
+
+    tokens: tuple[tuple[str, ...], ...]
+    answers: tuple[str, ...]
+    """Per text."""
+    sources: tuple[str, ...]
+    spans: tuple[tuple[tuple[int, ...], ...], ...]
+    """For every source its positions in every text."""
+    target: str
+    targets: tuple[tuple[int, ...], ...]
+    by: str
+    cuts: tuple[Cut, ...]
+    """The first is in all layers."""
+    probability: np.ndarray
+    """(texts,), with nothing cut."""
+    logit: np.ndarray
+    probabilities: np.ndarray
+    """(texts, sources, cuts)."""
+    logits: np.ndarray
+    changes: np.ndarray
+    """(sources, cuts, 3): the mean over texts of the probability's relative change, p_cut / p − 1, and its interval."""
+    attends: bool
+    """Whether the model has other roads, such as attention, of which nothing is cut."""
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        texts = f"“{visible(self.answers[0])}”" if len(self.answers) == 1 else f"{len(self.answers)} texts"
+        return f"Knockout of edges to “{shorten(self.target, 30)}” on {model}: {texts}"
+
+    def verdict(self, at: int = 0) -> str:
+        found = []
+        for number, source in enumerate(self.sources):
+            every, worst = self.change(number, 0), self._largest(number)
+            found.append(
+                f"“{shorten(source, 20)}” {in_percent(every)} in all layers, most in {self.cuts[worst].name} "
+                f"({in_percent(self.change(number, worst), interval=False)})"
+            )
+        return f"the answer's probability changes by {'; '.join(found)}"
+
+    def change(self, source: int, cut: int) -> Estimate:
+        """The mean relative change of the answer's probability, −1 where nothing of it is left."""
+        return Estimate(*map(float, self.changes[source, cut]))
+
+    def _largest(self, source: int) -> int:
+        """The number of the cut, that in all layers aside, which changes the most."""
+        inner = [at for at, cut in enumerate(self.cuts) if at and not (cut.part and self._whole(cut))]
+        return max(inner, key=lambda at: abs(self.changes[source, at, 0]))
+
+    def _whole(self, cut: Cut) -> bool:
+        return (cut.first, cut.last) == (self.cuts[0].first, self.cuts[0].last) and len(self.cuts) > 2
+
+    def to_frame(self) -> DataFrame:
+        """A row per text, source and cut: the layers from first to last, head and part; the answer's probability and
+        logit before and after."""
+        import pandas as pd
+
+        rows = []
+        for (text, source, at), after in np.ndenumerate(self.probabilities):
+            cut = self.cuts[at]
+            before, logits = (
+                float(self.probability[text]),
+                (float(self.logit[text]), float(self.logits[text, source, at])),
+            )
+            rows.append(
+                (text, self.answers[text], self.sources[source], cut.first, cut.last, cut.head, cut.part)
+                + (before, float(after), float(after) / before - 1, *logits)
+            )
+        columns = ["text", "answer", "source", "first", "last", "head", "part"]
+        columns += ["probability", "probability_cut", "change", "logit", "logit_cut"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def figure(self) -> Figure:
+        """The change of the answer's probability by window of layers, a line per source; of heads a map per source."""
+        from ssmscope.interp.knockout.figure import draw
+
+        return draw(self)
+
+    @classmethod
+    def compare(cls, results: Sequence[Knockout], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            for number, source in enumerate(result.sources):
+                worst = result._largest(number)
+                cells = {
+                    "all layers": _percent(result.change(number, 0)),
+                    "most in": Cell(text=result.cuts[worst].name),
+                }
+                lines.append(Line((label, source), {**cells, "there": _percent(result.change(number, worst))}))
+        return table(("model", "from"), lines)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        for text, (answer, before) in enumerate(zip(self.answers, self.probability)):
+            if text < 3:
+                yield Prose(f"“{visible(answer)}” has the probability {before:.3f} with nothing cut.")
+        yield Picture(self.figure, self.headline)
+        rows = [at for at, cut in enumerate(self.cuts) if cut.head is None]
+        if self.by == "head":
+            largest = np.abs(self.changes[..., 0]).max(0)
+            largest[rows] = -math.inf
+            rows += [int(at) for at in np.argsort(-largest, kind="stable")[:SHOWN] if largest[at] >= 0]
+        lines = [
+            Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
+            for at in rows
+        ]
+        note = f"Change of the probability with the edges to “{self.target}” cut, −100 % where nothing of it is left."
+        yield table(("cut in",), lines, note=note)
+        if self.attends:
+            yield Prose("Other parts of the model look back too, as attention does: of these nothing is cut.", "note")
+
+
+def _percent(found: Estimate) -> Cell:
+    ends = found.times(100)
+    return Cell(ends, text=in_percent(found, interval=False))

@@ -1,0 +1,94 @@
+"""Relevance through the attention, feed-forward parts and experts of other libraries' blocks, which run as they are.
+
+    attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022),
+    feed-forward: W₃ (act(g) ⊙ h) has the half rule of output gates, W₂ act(h) is W₂ (h [act(h) / h]),
+    experts: which of them run, and by what each is weighted, is frozen.
+
+Nothing of it is written out: outputs of the projections of q and k and of routers are constants, an activation is its
+factor, and the gradient of a gated part is halved, as both of its factors carry all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ssmscope.errors import InputError
+from ssmscope.frozen import as_diagonal
+from ssmscope.models import LATER
+
+Handler = Callable[..., Any]
+
+FAMILIES = tuple(f"transformers.models.{name}." for name in LATER)
+ADDING = re.compile(
+    r"(Layer|Block|MLP|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|ForCausalLM|"
+    r"ForSequenceClassification)$"
+)
+"""Classes of these families that are linear in what passes them once the rules for their parts hold."""
+CONSTANT = ("q_proj", "k_proj", "router", "gate", "shared_expert_gate")
+"""Parts of attention and experts whose output is frozen."""
+ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
+"""Lists of parts that add to q and k (Zamba2)."""
+ACTIVATIONS = ("act_fn", "activation")
+GATED = ("gate_proj", "gate_up_proj", "input_linear")
+OUT = ("down_proj", "output_linear")
+
+
+def of_families(module: nn.Module) -> bool:
+    """Whether a module is one of another library's blocks for whose parts there are rules."""
+    kind = type(module)
+    return kind.__module__.startswith(FAMILIES) and bool(ADDING.search(kind.__name__))
+
+
+def is_family_norm(module: nn.Module) -> bool:
+    """Whether a module is such a block's norm by the root mean square."""
+    return type(module).__module__.startswith(FAMILIES) and type(module).__name__.endswith("RMSNorm")
+
+
+def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler]]:
+    """The parts of such a block, itself among them, that are run otherwise than as they are, with their handlers.
+
+    Raises:
+        InputError: for a gated feed-forward part with a bias behind its product.
+    """
+    parts = dict(module.named_children())
+    found: list[tuple[nn.Module, Handler]] = []
+    found += [(parts[name], _constant) for name in CONSTANT if name in parts]
+    found += [(each, _constant) for name in ADAPTERS if name in parts for each in parts[name].children()]
+    activation = next((parts[name] for name in ACTIVATIONS if name in parts), None)
+    if activation is None:
+        return found
+    gated = any(hasattr(module, name) for name in GATED)
+    found.append((activation, partial(_bent, half or not gated)))
+    if gated and half:
+        if any(getattr(parts.get(name), "bias", None) is not None for name in OUT):
+            raise InputError(
+                f"lrp has no half rule for a {type(module).__name__} with a bias behind its gate: half=False"
+            )
+        found.append((module, halved))
+    return found
+
+
+def _constant(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _mapped(below(*args, **kwargs), Tensor.detach)
+
+
+def halved(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A part's output with half of its gradient."""
+    return _mapped(below(*args, **kwargs), lambda y: (y + y.detach()) / 2)
+
+
+def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
+    """act(c) as c [act(c) / c], or all of it frozen."""
+    c_frozen = c.detach()
+    return c * as_diagonal(below, c_frozen) if carries else below(c_frozen)
+
+
+def _mapped(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(output, tuple):
+        return tuple(_mapped(each, change) for each in output)
+    return change(output) if isinstance(output, Tensor) and output.is_floating_point() else output

@@ -1,0 +1,77 @@
+"""Where an answer comes from: what one run had is put into another, layer by layer and token by token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from ssmscope.analysis import analysis
+from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
+from ssmscope.signature import InHand, Metavar
+
+if TYPE_CHECKING:
+    from ssmscope.interp.patch.result import Patching
+    from ssmscope.model import Model
+
+
+@analysis(
+    "patch",
+    question="Where, in layers and tokens, does the answer come from?",
+    models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
+    dtype="float32",
+)
+def patch(
+    model: Model,
+    *,
+    clean: Annotated[
+        str,
+        "The text with the answer; token ids for a model without a tokenizer.",
+        InHand((list, tuple)),
+    ],
+    corrupted: Annotated[str, "One of as many tokens that has another answer.", InHand((list, tuple))],
+    site: Annotated[
+        Literal["state", "output", "residual", "convolution", "head"],
+        "What is patched: the memory behind a token, a mixer's output, the residual stream that a block reads, what a "
+        "convolution reads, or single heads' outputs.",
+    ] = "state",
+    direction: Annotated[
+        Literal["denoise", "noise"],
+        "Put what is clean into the corrupted run, or what is corrupted into the clean one.",
+    ] = "denoise",
+    metric: Annotated[
+        Literal["normalised", "difference", "probability"],
+        "What is shown: the difference of logits from 0 (nothing) to 1 (the other run's), itself, or the answer's "
+        "probability.",
+    ] = "normalised",
+    positions: Annotated[
+        str | None, "Words, positions (3 or 3:5) or last; else all of the tokens.", Metavar("SPAN")
+    ] = None,
+    answer: Annotated[
+        int | str | None, "The clean text's class or next token; else what is predicted.", Metavar("NAME")
+    ] = None,
+    contrast: Annotated[
+        int | str | None, "The corrupted text's; else what is predicted of it.", Metavar("NAME")
+    ] = None,
+) -> Patching:
+    """Where does the answer come from? What a run on one text had is put into a run on another, cell by cell.
+
+    Activation patching (Meng et al. 2022, causal tracing; Zhang & Nanda 2024): of two texts with as many tokens and
+    different answers, one is run with a single activation, of one layer at one token, taken from the other. Of every
+    cell it has the answer's probability and the difference of the logits of answer and contrast, normalised as (m −
+    m_base) / (m_other − m_base); and, in a row of its own, those of all layers patched at that token together.
+
+    The state, which recurrences alone have, is patched behind a token: all that the layer keeps of the tokens up to it,
+    the last inputs of its convolution included. The token's own output is already computed then, and later ones
+    continue from it; all layers together are the whole memory, and the run is that of the other text's tokens followed
+    by this one's. Heads are patched at all chosen tokens at once.
+
+    Runs begin behind what they share: from the states before the first token that is patched, with all layers of a
+    token in one batch, where the model can continue from states. Before the first token that differs nothing is run.
+
+    Raises:
+        InputError: texts of different length, that are the same or have no token in common, one answer of both, an
+            answer of several tokens, positions that are not there, a convolution in a model that has none, or heads
+            that are single channels.
+    """
+    from ssmscope.interp.patch.measure import patched
+
+    return patched(model, clean, corrupted, site, direction, metric, positions, answer, contrast)

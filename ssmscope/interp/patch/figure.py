@@ -1,0 +1,93 @@
+"""Patching as a picture: a map of layers and tokens with a line of all layers above it, or a map of heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.ticker import MaxNLocator
+
+from ssmscope.interp.patch.names import METRICS
+from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, title
+from ssmscope.show.signed import SIGNED
+from ssmscope.show.token_figure import drawable, families
+from ssmscope.show.tokens import BLUES, ramp
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.patch.result import Patching
+
+LEFT, RIGHT, LINE, GAP, LABELS = 0.85, 1.3, 1.1, 0.25, 1.0
+"""In inches: beside the map, the height of the line's panel, what is between the two, and below for tokens."""
+NAMED = 60
+"""Up to how many tokens are written below the map."""
+
+
+def draw(result: Patching) -> Figure:
+    """Blue where the run goes the way of the other one, orange where it goes away from it."""
+    found = result.effects()
+    grid, columns = found[: result.layers], found.shape[1]
+    wide = float(np.clip(0.24 * columns, 4.2, 12.0))
+    high = float(np.clip(0.24 * len(grid), 0.7, 5.5))
+    heads = result.site == "head"
+    above = 0.0 if heads else LINE + GAP
+    source, into = ("clean", "corrupted") if result.direction == "denoise" else ("corrupted", "clean")
+    below = f"{METRICS[result.metric]}; {source} patched into {into}"
+    sheet = Sheet(LEFT + wide + RIGHT, Sheet.TOP + above + high + LABELS, title(result), below, left=LEFT)
+    low, most = _ends(result, found)
+    if not heads:
+        axes = sheet.panel(LEFT, sheet.top, wide, LINE)
+        _line(axes, result, found[-1])
+    axes = sheet.panel(LEFT, sheet.top + above, wide, high)
+    axes.grid(False)
+    colours = ListedColormap(ramp(BLUES if low == 0 else SIGNED, 257))
+    picture = axes.imshow(
+        grid, cmap=colours, vmin=low, vmax=most, aspect="auto", interpolation="nearest", origin="lower"
+    )
+    axes.set_ylabel("layer", color=SOFT, size=9)
+    axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
+    if heads:
+        axes.set_xlabel("head", color=SOFT, size=9)
+        axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    else:
+        _tokens(axes, result)
+    bar = sheet.figure.colorbar(
+        picture, cax=sheet.panel(LEFT + wide + 0.2, sheet.top + above, 0.13, high, frame_on=False)
+    )
+    bar.outline.set_visible(False)
+    return sheet.figure
+
+
+def _ends(result: Patching, found: np.ndarray) -> tuple[float, float]:
+    finite = found[np.isfinite(found)]
+    if result.metric == "probability":
+        return 0.0, 1.0
+    most = max(float(np.abs(finite).max(initial=0)), 1.0 if result.metric == "normalised" else 1e-12)
+    return -most, most
+
+
+def _line(axes: Axes, result: Patching, values: np.ndarray) -> None:
+    axes.plot(range(len(values)), values, color=COLOURS[0], linewidth=1.6, marker="o", markersize=3)
+    ends = {"probability": (result.base[0], result.other[0]), "difference": (result.base[1], result.other[1])}
+    for end in ends.get(result.metric, (0.0, 1.0)):
+        axes.axhline(end, color=SOFT, linewidth=0.8, linestyle=DASHED)
+    axes.set_xlim(-0.5, len(values) - 0.5)
+    axes.tick_params(labelbottom=False)
+    axes.set_ylabel("all layers", color=SOFT, size=9)
+
+
+def _tokens(axes: Axes, result: Patching) -> None:
+    columns = len(result.positions)
+    if columns > NAMED:
+        ticks = [at for at in range(0, columns, -(-columns // 16))]
+        axes.set_xticks(ticks, [str(result.positions[at]) for at in ticks])
+        axes.set_xlabel("position", color=SOFT, size=9)
+        return
+    names = [drawable(result.token(column, 9)) for column in range(columns)]
+    axes.set_xticks(range(columns), names, rotation=90, parse_math=False, family=families("DejaVu Sans"))
+    for label, place in zip(axes.get_xticklabels(), result.positions):
+        if result.clean[place] != result.corrupted[place]:
+            label.set_color(COLOURS[1])

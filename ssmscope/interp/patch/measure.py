@@ -1,0 +1,258 @@
+"""A grid of patched runs: every cell's logits, from runs that begin behind what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmscope.batching import TOKENS_AT_ONCE
+from ssmscope.edits import Edit, Site, edited, new_state, recorded, replaced
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError
+from ssmscope.evaluation.states import States, gathered
+from ssmscope.interp.answers import answers, measured
+from ssmscope.interp.patch.result import Patching
+from ssmscope.interp.spans import positions_of
+from ssmscope.model import Model
+from ssmscope.reads import one_text
+from ssmscope.results import record_provenance
+from ssmscope.trace import LayerState
+
+MOST_HEADS = 256
+"""Of a layer: with more they are channels, one by one."""
+
+Cells = list[tuple[int | None, int]]
+"""Layers, None for all together, and positions (or heads)."""
+
+
+def patched(
+    model: Model,
+    clean: str | Sequence[int],
+    corrupted: str | Sequence[int],
+    site: str,
+    direction: str,
+    metric: str,
+    positions: str | None,
+    answer: int | str | None,
+    contrast: int | str | None,
+) -> Patching:
+    """See `ssmscope.patch`."""
+    pair = one_text(model, clean), one_text(model, corrupted)
+    first = first_difference(*pair)
+    length = pair[0].input_ids.shape[1]
+    chosen = list(range(length)) if positions is None else list(positions_of(positions, pair[0]))
+    if site == "state":
+        chosen = [place for place in chosen if place < length - 1]
+        if not chosen:
+            raise InputError("behind the last token no state is read any more; give positions before it")
+    ids, names = asked(model, pair, answer, contrast)
+    runs = Runs(model, *(pair[::-1] if direction == "denoise" else pair))
+    plain = np.array([_measure(_last(model, batch), ids)[0] for batch in (runs.base, runs.source)])
+    if site == "head":
+        shape = (model.num_layers, runs.heads())
+        found: Iterator[tuple[Cells, Tensor]] = runs.of_heads([place for place in chosen if place >= first])
+        columns = list(range(shape[1]))
+    else:
+        shape = (model.num_layers + 1, len(chosen))
+        later = [place for place in chosen if place >= first]
+        found = runs.of_states(later) if site == "state" else runs.of_positions(site, later)
+        columns = chosen
+    values = np.broadcast_to(plain[0], (*shape, 2)).copy()  # before the first difference both runs are one
+    column = {place: number for number, place in enumerate(columns)}
+    for cells, logits in found:
+        rows = [model.num_layers if layer is None else layer for layer, _ in cells]
+        values[rows, [column[place] for _, place in cells]] = _measure(logits, ids)
+    given = [each if isinstance(each, str) else list(each) for each in (clean, corrupted)]
+    options: dict[str, Any] = dict(zip(("clean", "corrupted"), given)) | {
+        "site": site,
+        "direction": direction,
+        "metric": metric,
+    }
+    options |= {"positions": positions, "answer": answer, "contrast": contrast}
+    return Patching(
+        provenance=record_provenance(model.source, options=options),
+        clean=pair[0].tokens[0],
+        corrupted=pair[1].tokens[0],
+        site=site,
+        direction=direction,
+        metric=metric,
+        positions=tuple(chosen),
+        answer=names[0],
+        contrast=names[1],
+        base=plain[0],
+        other=plain[1],
+        values=values,
+    )
+
+
+def first_difference(clean: Batch, corrupted: Batch) -> int:
+    """The first position at which two texts differ.
+
+    Raises:
+        InputError: they have different lengths, do not differ, or have no token in common.
+    """
+    lengths = [batch.input_ids.shape[1] for batch in (clean, corrupted)]
+    if lengths[0] != lengths[1]:
+        raise InputError(
+            f"the clean text has {lengths[0]} tokens and the corrupted one {lengths[1]}; give texts of as many tokens"
+        )
+    differ = (clean.input_ids != corrupted.input_ids)[0]
+    if not bool(differ.any()):
+        raise InputError("the clean and the corrupted text have the same tokens; give two that differ")
+    if bool(differ.all()):
+        raise InputError("the clean and the corrupted text have no token in common; change the words that matter alone")
+    return int(differ.nonzero()[0])
+
+
+def asked(
+    model: Model, pair: tuple[Batch, Batch], answer: int | str | None, contrast: int | str | None
+) -> tuple[tuple[int, int], tuple[str, str]]:
+    """The answer and its contrast.
+
+    Raises:
+        InputError: they are the same.
+    """
+    (right, *_), (name, *_) = answers(model, pair[0], answer)
+    (wrong, *_), (other, *_) = answers(model, pair[1], contrast)
+    if right == wrong:
+        both = answer is None and contrast is None
+        how = f"both texts have the answer {name!r}" if both else f"answer and contrast are both {name!r}"
+        raise InputError(f"{how}; name two that differ with --answer and --contrast")
+    return (right, wrong), (name, other)
+
+
+class Runs:
+    """Runs of one text, `base`, with what the run of another, `source`, had."""
+
+    def __init__(self, model: Model, base: Batch, source: Batch) -> None:
+        self.model, self.base, self.source = model, base, source
+        self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
+        both = (base, source)
+        self.pair = Batch(
+            torch.cat([each.input_ids for each in both]),
+            torch.cat([each.mask for each in both]),
+            tuple(each.tokens[0] for each in both),
+            tuple(each.words[0] for each in both),
+        )
+
+    def heads(self) -> int:
+        """The most heads of a layer.
+
+        Raises:
+            InputError: they are single channels.
+        """
+        heads = max(layer.recurrences[0].shape[2] for layer in self.model.trace(self.base).layers)
+        if heads > MOST_HEADS:
+            raise InputError(f"the {heads:,} heads of {self.model.name} are single channels; patch another site")
+        return heads
+
+    def of_states(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
+        """Cells with their logits, the state of a layer patched behind a token."""
+        cells: list[int | None] = [*self.layers, None]
+        rows = [torch.tensor([int(own in (layer, None)) for own in cells]) for layer in self.layers]
+        states: States | None = None
+        at = 0
+        for place in sorted(positions):
+            named: Cells = [(layer, place) for layer in cells]
+            if self.model.continues:
+                states = self.model.run(between(self.pair, at, place + 1), states, last_only=True).states
+                at = place + 1
+                mixed = tuple(gathered((state,), row)[0] for state, row in zip(states, rows))
+                yield named, self._logits(len(cells), place + 1, mixed, [])
+            else:
+                kept: dict[int, Any] = {}
+                keep = new_state(place, partial(_kept, kept))
+                self.model.run(self.pair, edits=keep, last_only=True)
+                put = new_state(place, partial(_put, kept, rows))
+                yield named, self._logits(len(cells), 0, None, [put])
+
+    def of_positions(self, site: Any, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
+        """Cells with their logits, what a layer has at `site` patched at a token."""
+        kept: dict[Any, Tensor] = {}
+        self.model.run(self.source, edits=recorded(site, kept), last_only=True)
+        if not kept:
+            raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
+        patched = {key[0] if isinstance(key, tuple) else key for key in kept}
+        cells: Cells = [(layer, place) for place in sorted(positions) for layer in (*sorted(patched), None)]
+        for chosen, start, states in self._chunks(cells, [place for _, place in cells]):
+            rows = {}
+            for layer in patched:
+                rows[layer] = torch.zeros(len(chosen), self.length - start, dtype=torch.bool)
+                for row, (own, place) in enumerate(chosen):
+                    rows[layer][row, place - start] = own in (layer, None)
+            values = {key: value[:, start:] for key, value in kept.items()}
+            yield chosen, self._logits(len(chosen), start, states, [replaced(site, values, rows=rows)])
+
+    def of_heads(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
+        """Cells with their logits, what a head reads of the state patched at all of these tokens."""
+        if not positions:
+            return
+        kept: dict[Any, Tensor] = {}
+        self.model.run(self.source, edits=recorded("scans", kept), last_only=True)
+        cells: Cells = [(layer, head) for layer in self.layers for head in range(kept[layer, 0].shape[2])]
+        first = min(positions)
+        for chosen, start, states in self._chunks(cells, [first] * len(cells)):
+            rows = {}
+            for layer in self.layers:
+                heads = kept[layer, 0].shape[2]
+                rows[layer] = torch.zeros(len(chosen), self.length - start, heads, dtype=torch.bool)
+                for row, (own, head) in enumerate(chosen):
+                    if own == layer:
+                        rows[layer][row, [place - start for place in positions], head] = True
+            values = {key: value[:, start:] for key, value in kept.items()}
+            yield chosen, self._logits(len(chosen), start, states, [replaced("scans", values, rows=rows)])
+
+    def _chunks(self, cells: Cells, begins: Sequence[int]) -> Iterator[tuple[Cells, int, States | None]]:
+        """Cells that are run together, where they begin, and the base run's state there; `begins` is sorted."""
+        at, done, states = 0, 0, None
+        while done < len(cells):
+            start = begins[done] if self.model.continues else 0
+            if start > at:
+                states = self.model.run(between(self.base, at, start), states, last_only=True).states
+                at = start
+            count = max(1, TOKENS_AT_ONCE // (self.length - start))
+            chosen = cells[done : done + count]
+            rows = torch.zeros(len(chosen), dtype=torch.long)
+            yield chosen, start, None if states is None else gathered(states, rows)
+            done += count
+
+    def _logits(self, rows: int, start: int, states: States | None, edits: Sequence[Edit]) -> Tensor:
+        """The last logits of so many runs of the base text from a token on."""
+        batch = between(self.base, start, self.length).rows([0] * rows)
+        with edited(self.model, edits), torch.no_grad(), self.model.running(mask=batch.mask, states=states):
+            return self.model.forward(batch, last_only=True)
+
+
+def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
+    """Keep the state of a layer, and change nothing."""
+    return into.setdefault(site.layer, state)
+
+
+def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], _: LayerState, site: Site) -> LayerState:
+    """The kept state of a layer, of the rows that it is patched in."""
+    return gathered((kept[site.layer],), rows[site.layer])[0]
+
+
+def between(batch: Batch, start: int, stop: int) -> Batch:
+    """The tokens start ≤ t < stop of texts of one length."""
+    return Batch(
+        batch.input_ids[:, start:stop],
+        batch.mask[:, start:stop],
+        tuple(tokens[start:stop] for tokens in batch.tokens),
+        tuple(words[start:stop] for words in batch.words),
+    )
+
+
+def _last(model: Model, batch: Batch) -> Tensor:
+    return model.run(batch, last_only=True).logits
+
+
+def _measure(logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
+    """The answer's probability and the difference of the logits, (rows, 2)."""
+    probability, right = measured(logits, ids[0])
+    return torch.stack([probability, right - measured(logits, ids[1])[1]], dim=1).cpu().numpy()

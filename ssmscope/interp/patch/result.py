@@ -1,0 +1,137 @@
+"""A grid of patched runs: the answer by layer and token, or by head, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.interp.patch.names import METRICS, SITES
+from ssmscope.results import Result
+from ssmscope.show.numbers import number
+from ssmscope.show.table import Cell, Line, Table, short, table
+from ssmscope.show.tokens import shorten, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+SHOWN = 10
+"""How many cells are named."""
+
+
+@dataclass(frozen=True)
+class Patching(Result, kind="patch"):
+    """The answer of one text's run with single activations of another's."""
+
+    clean: tuple[str, ...]
+    corrupted: tuple[str, ...]
+    """Their tokens."""
+    site: str
+    direction: str
+    metric: str
+    positions: tuple[int, ...]
+    answer: str
+    contrast: str
+    base: np.ndarray
+    """(2,): the answer's probability and the difference of logits of the run that is patched, with nothing patched."""
+    other: np.ndarray
+    """(2,): those of the run that the patches are from."""
+    values: np.ndarray
+    """(layers + 1, positions, 2), the last row with all layers patched; of heads (layers, heads, 2)."""
+
+    @property
+    def headline(self) -> str:
+        model = self.provenance.get("model", "a model")
+        return f"Patching {SITES[self.site]} on {model}: {self._asked}"
+
+    @property
+    def _asked(self) -> str:
+        return f"“{shorten(visible(self.answer), 20)}” or “{shorten(visible(self.contrast), 20)}”"
+
+    @property
+    def layers(self) -> int:
+        return len(self.values) - (self.site != "head")
+
+    def effects(self, metric: str | None = None) -> np.ndarray:
+        """The values, (rows, columns), by a metric: "probability", "difference", or "normalised", (m − m_base) /
+        (m_other − m_base) of the difference: 0 where nothing changed, 1 for the other run's answer."""
+        metric = metric or self.metric
+        if metric == "probability":
+            return self.values[..., 0]
+        found = self.values[..., 1]
+        return found if metric == "difference" else (found - self.base[1]) / (self.other[1] - self.base[1])
+
+    def verdict(self, at: int = 0) -> str:
+        (row, column), value = self._top(1)[0]
+        return f"most in {self._name(row, column)}: {number(value)} ({METRICS[self.metric]})"
+
+    def _top(self, count: int) -> list[tuple[tuple[int, int], float]]:
+        """The cells of single layers that change the most."""
+        plain = {"probability": self.base[0], "difference": self.base[1], "normalised": 0.0}[self.metric]
+        found = self.effects()[: self.layers]
+        size = np.abs(found - plain)
+        size = np.where(np.isnan(size), -1, size)
+        order = np.argsort(-size, axis=None, kind="stable")[:count]
+        places = zip(*np.unravel_index(order, found.shape))
+        return [((int(row), int(column)), float(found[row, column])) for row, column in places]
+
+    def _name(self, row: int, column: int) -> str:
+        if self.site == "head":
+            return f"layer {row}, head {column}"
+        return f"layer {row}, {self.positions[column]} “{self.token(column, 20)}”"
+
+    def token(self, column: int, width: int) -> str:
+        """The token of a column, both where the texts differ."""
+        place = self.positions[column]
+        own = [shorten(visible(tokens[place]).strip() or "␣", width) for tokens in (self.clean, self.corrupted)]
+        return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
+
+    def to_frame(self) -> DataFrame:
+        """A row per cell; layer is empty where all are patched together."""
+        import pandas as pd
+
+        shares = self.effects("normalised")
+        rows = []
+        for row, column in np.ndindex(*shares.shape):
+            layer = row if row < self.layers else None
+            of_head = self.site == "head"
+            where = (None, column, "") if of_head else (self.positions[column], None, self.token(column, 40))
+            rows.append((layer, *where, *map(float, self.values[row, column]), float(shares[row, column])))
+        columns = ["layer", "position", "head", "token", "probability", "difference", "normalised"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.astype({"layer": "Int64", "position": "Int64", "head": "Int64"})
+
+    def figure(self) -> Figure:
+        """The grid, and above it a line with all layers patched."""
+        from ssmscope.interp.patch.figure import draw
+
+        return draw(self)
+
+    @classmethod
+    def compare(cls, results: Sequence[Patching], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            (row, column), value = result._top(1)[0]
+            cells = {"most in": Cell(text=result._name(row, column)), METRICS[result.metric]: short(value)}
+            lines.append(Line((label, result.site), cells))
+        return table(("model", "site"), lines)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        names = ("corrupted", "clean") if self.direction == "denoise" else ("clean", "corrupted")
+        ends = (
+            f"{name}: probability {value[0]:.3f}, difference of logits {number(value[1])}"
+            for name, value in zip(names, (self.base, self.other))
+        )
+        yield Prose(f"{self._asked}; {'; '.join(ends)}.")
+        yield Picture(self.figure, self.headline)
+        lines = [Line((self._name(*cell),), {METRICS[self.metric]: short(value)}) for cell, value in self._top(SHOWN)]
+        into = f"What the {names[1]} run had, in the {names[0]} one; the cells of single layers that change the most."
+        yield table(("patched",), lines, note=into)

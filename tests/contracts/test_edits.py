@@ -1,0 +1,247 @@
+"""Edits act in every architecture: cut edges equal matrices with zeros in them, and patched runs are the other run."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+import torch
+from examples import TEXTS, matrices, relative
+from loud import TrueFloat64
+
+from ssmscope import ssm
+from ssmscope.edits import PLACES, Edit, contribution, cut_edges, edited, new_state, recorded, replaced
+from ssmscope.errors import InputError
+from ssmscope.frozen import Exit, Path
+from ssmscope.intercept import taken_over
+from ssmscope.mixers import reader_of
+from ssmscope.model import Model
+from ssmscope.models import groupmamba, rwkv
+
+IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 2, 2, 40, 1]]
+OTHER = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
+"""Another beginning, of three tokens at the most."""
+
+
+def attended(
+    r: ssm.Recurrence, keep: torch.Tensor, initial: torch.Tensor | None, path: Path | None = None
+) -> torch.Tensor:
+    """y from the matrices of every head with entries (batch, t, s) set to zero, its skip, and what it starts from; with
+    a path the entries of the block's matrices, of every channel."""
+    alpha = ssm.attention(replace(r, D=None), groups=r.shape[2])
+    if path is None:
+        y = torch.einsum("bhts,bshp->bthp", alpha * keep.unsqueeze(1), r.x)
+    else:
+        bare = replace(path, recurrence=replace(path.recurrence, D=None), weight=None, exit=Exit(lambda v: v))
+        channels = matrices(bare, "block") * ~keep.unsqueeze(1)
+        cut = torch.einsum("bcts,bsc->btc", channels, path.entry.source)
+        y = torch.einsum("bhts,bshp->bthp", alpha, r.x) - cut.unflatten(-1, r.x.shape[2:])
+    if r.D is not None:
+        y = y + (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
+    return y if initial is None else y + ssm.scan(replace(r, x=0 * r.x, D=None), initial).y
+
+
+def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> torch.Tensor:
+    """The logits with the entries of all layers' matrices set to zero where `keep` (batch, t, s) is False."""
+
+    def handler(below, u, *args, mixer, **kwargs):
+        reader = reader_of(mixer)
+        layer = reader.quantities(mixer, u, batch.mask)
+        starts = layer.initial or (None,) * len(layer.recurrences)
+        paths = reader.frozen(mixer, layer).paths if level == "block" else (None,) * 9
+        if reader is rwkv:  # a token reads what the one before left
+            later = torch.cat([keep[:, 1:], keep[:, -1:]], dim=1)
+            y = attended(layer.recurrence, later, starts[0])  # it has no convolution behind its values
+            return reader.returned(reader.output(mixer, layer, (ssm.Scan(y, None, None),)))
+        if isinstance(layer, groupmamba.GroupTrace) and layer.borrowed:
+            weights = groupmamba.attend(mixer, layer).weights
+            every = [replace(layer.recurrence, D=None), *layer.borrowed]
+            y = sum(weights[..., j] * attended(r, keep, None, paths[j]) for j, r in enumerate(every))
+            y = y + attended(layer.recurrence, 0 * keep, None)  # the skip
+            return groupmamba._base(mixer).output(mixer, layer, (ssm.Scan(y, None, None),))
+        each = zip(layer.recurrences, starts, paths)
+        return reader.output(mixer, layer, tuple(ssm.Scan(attended(r, keep, H, path), H, None) for r, H, path in each))
+
+    def bound(mixer):
+        def run(below, *args, **kwargs):
+            u = args[0] if args else kwargs.pop("hidden_states")
+            return handler(below, u, mixer=mixer)
+
+        return run
+
+    readers = dict.fromkeys(map(reader_of, model.mixers))
+    with torch.no_grad(), TrueFloat64(), model.running(mask=batch.mask):
+        opened = [reader.reading(model.module) for reader in readers if hasattr(reader, "reading")]
+        for context in opened:
+            context.__enter__()
+        try:
+            with taken_over([(mixer, bound(mixer)) for mixer in model.mixers]):
+                return model.forward(batch)
+        finally:
+            for context in opened:
+                context.__exit__(None, None, None)
+
+
+def precise(model: Model, batch, edits=()) -> torch.Tensor:
+    with TrueFloat64():
+        return model.run(batch, edits=edits).logits
+
+
+def test_cut_edges_are_zeros_in_the_matrices(module):
+    model = Model(module.double())
+    batch = model.encode(ids=IDS)
+    sources, targets = (torch.zeros_like(batch.mask) for _ in range(2))
+    sources[0, [1, 4]] = sources[1, 2] = True
+    targets[0, [1, 6, 10]] = targets[1, [3, 6]] = True
+    keep = ~(targets[:, :, None] & sources[:, None, :])
+    plain = precise(model, batch)
+    assert relative(brute_force(model, batch, torch.ones_like(keep)), plain) < 1e-9
+    for level in ("ssm", "block"):
+        expected = brute_force(model, batch, keep, level)
+        found = precise(model, batch, cut_edges(sources, targets, level=level))
+        changed = relative(expected, plain)
+        assert changed > 1e-6 and relative(found, expected) < 1e-8 * min(1, changed)
+
+
+def test_a_token_cut_from_all_is_the_state_without_its_write(module):
+    model = Model(module.double())
+    batch = model.encode(ids=IDS[:1])
+    seen = []
+    with torch.no_grad(), TrueFloat64(), model.running(visit=lambda index, layer, scans: seen.append((layer, scans))):
+        model.forward(batch)
+    one, every = (torch.zeros_like(batch.mask) for _ in range(2))
+    one[:, 3] = every[:, :] = True
+    for layer, scans in seen:
+        for r, scan, H in zip(layer.recurrences, scans, layer.initial or (None,) * len(scans)):
+            without = ssm.scan_reference(replace(r, x=r.x.masked_fill(one[:, :, None, None], 0), D=None), H).y
+            skip = 0 if r.D is None else (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
+            assert (
+                relative(scan.y - contribution(r, r.x.masked_fill(~one[:, :, None, None], 0), every), without + skip)
+                < 1e-9
+            )
+
+
+def test_a_run_patched_with_itself_is_itself(model):
+    batch = model.encode(ids=IDS)
+    plain = model.run(batch).logits
+    for place in ("residual", "input", "convolution", "output", "scans"):
+        kept: dict = {}
+        watched = model.run(batch, edits=recorded(place, kept)).logits
+        again = model.run(batch, edits=replaced(place, kept)).logits
+        assert torch.equal(watched, plain) and torch.equal(again, plain)
+        assert kept or place == "convolution"
+
+
+def test_a_layer_in_pieces_is_the_layer(model):
+    batch = model.encode(ids=IDS)
+    cuts = [new_state(1, lambda state, site: state), new_state(6, lambda state, site: state, layers=[0])]
+    assert relative(model.run(batch, edits=cuts).logits, model.run(batch).logits) < 1e-5
+
+
+def test_everything_patched_is_the_other_run(model):
+    batch, other = model.encode(ids=IDS), model.encode(ids=OTHER)
+    expected, own = (model.run(each, last_only=True).logits for each in (other, batch))
+    assert relative(own, expected) > 1e-4
+    kept, states = {}, {}
+    keep = new_state(2, lambda state, site: states.setdefault(site.layer, state))
+    model.run(other, edits=[recorded("residual", kept), keep])
+    again = model.architecture in ("zamba", "zamba2")  # whose layers of attention read the embeddings again
+    ways = [] if again else [replaced("residual", kept, layers=[0])]
+    if model.continues:  # else attention is another road from the past
+        ways.append(new_state(2, lambda state, site: states[site.layer]))
+    for way in ways:
+        assert relative(model.run(batch, last_only=True, edits=way).logits, expected) < 1e-5
+
+
+def test_only_later_tokens_change(model):
+    if model.is_classifier:
+        pytest.skip("a classifier reads the last position only")
+    batch = model.encode(ids=IDS[:1])
+    plain = model.run(batch).logits
+
+    def doubled(record):
+        if isinstance(record, torch.Tensor):
+            return 2 * record + 1 if record.is_floating_point() else record
+        if isinstance(record, tuple):
+            return tuple(map(doubled, record))
+        return record
+
+    found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=doubled(state.ssm)))).logits
+    assert relative(found[:, :5], plain[:, :5]) < 1e-5
+    assert all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11))
+
+
+def test_nothing_is_left_behind(model):
+    def hooks() -> int:
+        return sum(
+            len(m._forward_hooks) + len(m._forward_pre_hooks) + ("forward" in m.__dict__)
+            for m in model.module.modules()
+        )
+
+    batch = model.encode(ids=TEXTS)
+    plain = model.logits(batch)
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    for place in PLACES:
+        after = 1 if place == "state" else None
+        edit = Edit("fails", place, fail, after=after)
+        if place == "convolution" and model.run(batch).states[0].conv is None:
+            continue
+        with pytest.raises(RuntimeError, match="in the middle"), edited(model, edit):
+            model.logits(batch)
+        assert hooks() == 0 and "edits" not in model.source
+    assert torch.equal(model.logits(batch), plain)
+
+
+def test_an_edited_trace_is_that_of_the_edited_run(model):
+    batch = model.encode(ids=IDS)
+    plain = model.trace(batch)
+
+    def without(layer, site):
+        return replace(layer, recurrences=tuple(replace(r, x=0 * r.x) for r in layer.recurrences))
+
+    edit = Edit("no input", "terms", without, layers=(0,))
+    with edited(model, edit):
+        trace = model.trace(batch)
+        assert torch.allclose(model.logits(batch), model.run(batch).logits, atol=0)
+    assert trace.source["edits"][0]["name"] == "no input" and "edits" not in plain.source
+    assert all((r.x == 0).all() for r in trace.layers[0].recurrences)
+    assert any((r.x != 0).any() for r in plain.layers[0].recurrences)
+    if model.num_layers > 1:
+        assert not torch.equal(trace.layers[1].u, plain.layers[1].u)
+
+
+def tensors(record):
+    if isinstance(record, torch.Tensor):
+        yield record
+    elif isinstance(record, tuple):
+        for each in record:
+            yield from tensors(each)
+    elif is_dataclass(record):
+        for each in fields(record):
+            yield from tensors(getattr(record, each.name))
+
+
+def test_states_are_those_of_a_run_that_ends_there(model):
+    batch, kept = model.encode(ids=IDS[:1]), {}
+    model.run(batch, edits=new_state(4, lambda state, site: kept.setdefault(site.layer, state)))
+    ended = model.run(model.encode(ids=[IDS[0][:5]])).states
+    for index, state in enumerate(ended):
+        for a, b in zip(tensors(kept[index]), tensors(state), strict=True):
+            assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_edited_is_refused(model):
+    batch = model.encode(ids=IDS)
+    same = new_state(3, lambda state, site: state)
+    for edits, says in (
+        ([Edit("x", "output", lambda value, site: value, layers=(99,))], "there is no layer 99"),
+        ([same, cut_edges([0], [3])], "cannot be edited in one run"),
+        ([new_state(10, lambda state, site: state)], "no token comes after token 10"),
+    ):
+        with pytest.raises(InputError, match=says):
+            model.run(batch, edits=edits)
+    with pytest.raises(InputError, match="is in pieces and has no trace"), edited(model, same):
+        model.trace(batch)

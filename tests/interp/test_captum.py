@@ -1,0 +1,155 @@
+"""captum's attributions through the adapter: against our own, all subsets, whatever the batch; and its metrics."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+import torch
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.interp.baselines import baseline_embeddings
+from ssmscope.interp.methods import METHODS, NAMES, method
+from ssmscope.interp.methods.captum_names import CAPTUM
+from ssmscope.interp.methods.from_captum import attributed
+from ssmscope.interp.objective import objective
+from ssmscope.tasks.text import text_data
+
+TEXTS = ["Gripping, but long.", "A tedious and lifeless script."]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ssmscope.load("demo/sst2-mamba2")
+
+
+@pytest.fixture(scope="module")
+def explained(model):
+    return objective(model, model.encode(TEXTS))
+
+
+def test_a_hidden_token_is_occlusion(explained):
+    theirs, ours = (method(name, {"baseline": "mean"})(explained) for name in ("captum:FeatureAblation", "occlusion"))
+    for row, words in enumerate(explained.batch.words):
+        text = [place for place, word in enumerate(words) if word is not None]
+        torch.testing.assert_close(theirs.scores[row, text], ours.scores[row, text], rtol=1e-4, atol=1e-5)
+        assert not theirs.scores[row, len(words) :].any() and theirs.scores[row, text].any()
+    assert theirs.baseline == "the mean embedding" and theirs.delta is None
+
+
+def test_integrated_gradients_are_ours(model):
+    explained = objective(model, model.encode("Gripping, but long."))
+    theirs = method("captum:IntegratedGradients", {"n_steps": 300, "method": "gausslegendre"})(explained)
+    ours = method("ig")(explained)
+    assert bool(ours.converged.all()) and float(theirs.delta.max()) < 1e-3
+    torch.testing.assert_close(theirs.scores, ours.scores, rtol=0, atol=0.01 * float(ours.scores.abs().max()))
+
+
+def test_shapley_values_are_the_mean_over_all_subsets(model):
+    """v_t = Σ_S |S|! (n − 1 − |S|)! / n! (f(S ∪ t) − f(S)); their sum is f(text) − f(baseline)."""
+    of = objective(model, model.encode(ids=[[1500, 77, 900, 2000]]))
+    found = method("captum:ShapleyValues", {"baseline": "mean"})(of)
+    whole, hidden = of.embeddings()[0], baseline_embeddings(of, "mean")[0]
+    n = len(whole)
+    worth = {}
+    for size in range(n + 1):
+        for kept in combinations(range(n), size):
+            there = torch.tensor([place in kept for place in range(n)]).unsqueeze(1)
+            with torch.no_grad():
+                worth[kept] = float(of(torch.where(there, whole, hidden).unsqueeze(0), [0]))
+    for place in range(n):
+        rest = [each for each in range(n) if each != place]
+        by_hand = sum(
+            (worth[tuple(sorted((*kept, place)))] - worth[kept]) / (n * comb(n - 1, size))
+            for size in range(n)
+            for kept in combinations(rest, size)
+        )
+        assert float(found.scores[0, place]) == pytest.approx(by_hand, abs=1e-5)
+    assert float(found.scores.sum()) == pytest.approx(worth[tuple(range(n))] - worth[()], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GradientShap", "KernelShap", "Lime", "NoiseTunnel", "ShapleyValueSampling"])
+def test_what_draws_hangs_on_seed_and_text_alone(model, explained, name):
+    both = method(f"captum:{name}", seed=3)(explained)
+    state = torch.get_rng_state()
+    alone = method(f"captum:{name}", seed=3)(objective(model, model.encode(TEXTS[1:])))
+    assert torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(both.scores[1, : alone.scores.shape[1]], alone.scores[0], rtol=1e-3, atol=1e-5)
+    assert not torch.equal(both.scores, method(f"captum:{name}", seed=4)(explained).scores)
+
+
+def test_every_one_answers(model):
+    result = ssmscope.explain(model, TEXTS[0], methods=[f"captum:{name}" for name in CAPTUM if name != "ShapleyValues"])
+    scores = [each.scores for each in result[0].attributions]
+    assert len(scores) == len(CAPTUM) - 1 and all(np.isfinite(each).all() and each.any() for each in scores)
+
+
+def test_an_instance_is_given_our_function(model, explained):
+    from captum.attr import KernelShap, NoiseTunnel, Saliency
+
+    def never(*_):
+        raise AssertionError("called")
+
+    result = ssmscope.explain(
+        model, TEXTS, methods={"mine": KernelShap(never), "smooth": NoiseTunnel(Saliency(never))}, seed=5
+    )
+    named = attributed(explained, "KernelShap", seed=5)
+    np.testing.assert_allclose(
+        result[0].attributions[0].scores, named.scores[0, : len(result[0])], rtol=1e-3, atol=1e-5
+    )
+    assert result.methods == ("mine", "smooth")
+
+
+def test_options_are_captums(explained):
+    few, many = (method("captum:KernelShap", {"n_samples": count}, seed=1)(explained).scores for count in (8, 64))
+    assert not torch.allclose(few, many)
+    wide = method("captum:Occlusion", {"sliding_window_shapes": 3})(explained)
+    assert not torch.allclose(wide.scores, method("captum:Occlusion")(explained).scores)
+    repeated = {"attribution": "IntegratedGradients", "nt_samples": 2, "n_steps": 4, "stdevs": 0.0}
+    smooth = method("captum:NoiseTunnel", repeated)(explained)
+    plain = method("captum:IntegratedGradients", {"n_steps": 4})(explained)
+    torch.testing.assert_close(smooth.scores, plain.scores, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("captum:KernalShap", {}, "did you mean 'captum:KernelShap'"),
+        ("captum:LRP", {}, "unknown method 'captum:LRP'"),
+        ("captum:KernelShap", {"samples": 3}, "captum:KernelShap has no option 'samples'; allowed are n_samples"),
+        ("captum:NoiseTunnel", {"attribution": "Lime2"}, "NoiseTunnel's attribution is 'Lime2'"),
+        ("captum:IntegratedGradients", {"method": "simpson"}, "captum's IntegratedGradients refuses"),
+    ],
+)
+def test_what_is_refused(explained, name, options, says):
+    with pytest.raises(InputError, match=says) as caught:
+        method(name, options)(explained)
+    assert "\n" not in str(caught.value)
+
+
+def test_our_objective_is_captums_function(explained):
+    """captum's own infidelity of scores that are exactly f's change is nil, and of others is not."""
+    from captum.metrics import infidelity
+
+    inputs = explained.embeddings()[:1, : explained.lengths[0]]
+    f = explained.function(0)
+    step = 1e-3 * torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0))
+    gradient = explained.gradient(inputs, [0])
+
+    def perturb(given):
+        return step.expand_as(given), given - step.expand_as(given)
+
+    right, wrong = (float(infidelity(f, perturb, inputs, each)) for each in (gradient, -gradient))
+    assert right < 1e-3 * wrong
+
+
+def test_fidelity_takes_them_and_says_what_is_circular(model):
+    data = text_data("two", "by hand", TEXTS, [1, 0], ["negative", "positive"])
+    result = ssmscope.fidelity_auc(
+        model, data, methods=["captum:FeatureAblation"], option={"captum:FeatureAblation": {"baseline": "mean"}}
+    )
+    assert "captum:FeatureAblation" in result.methods and any("favours it" in note for note in result.notes)
+    assert set(METHODS) < set(NAMES) and len(NAMES) == len(METHODS) + len(CAPTUM)

@@ -1,0 +1,145 @@
+"""Knockout by windows, parts and heads: what is cut, what is refused, and what it says where the answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from examples import random_example, relative
+from loud import loud
+from planned import tiny_model
+
+import ssmscope
+from ssmscope.analysis import Call
+from ssmscope.edits import cut_edges, edited
+from ssmscope.errors import InputError
+from ssmscope.interp.knockout.result import Cut
+from ssmscope.interp.spans import named, positions_of
+from ssmscope.model import Model
+from ssmscope.results import Result
+
+IDS = [[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9, 2, 40]]
+
+
+@pytest.fixture(scope="module")
+def models():
+    names = ("mamba", "mamba2", "diff-mamba-hybrid", "groupmamba", "rwkv-deeper", "bamba")
+    return {name: Model(loud(random_example(name)), name=name) for name in names}
+
+
+def probability(model, ids, answer, edits=()) -> float:
+    return model.run(model.encode(ids=ids), last_only=True, edits=edits).logits[0].double().softmax(-1)[answer].item()
+
+
+@pytest.mark.parametrize("name", ["mamba2", "rwkv-deeper", "bamba"])
+def test_every_cell_is_a_run_of_its_own(models, name):
+    model = models[name]
+    result = ssmscope.knockout(model, model.encode(ids=IDS), from_=["1", "2:4"], to="last", window=1, answer=7)
+    assert result.cuts == (Cut(0, model.num_layers - 1), *(Cut(i, i) for i in range(model.num_layers)))
+    assert result.attends == (name == "bamba")
+    for text, ids in enumerate(IDS):
+        assert result.probability[text] == pytest.approx(probability(model, ids, 7), rel=1e-4)
+        for source, places in enumerate(([1], [2, 3])):
+            for at, cut in enumerate(result.cuts):
+                edit = cut_edges(places, [len(ids) - 1], layers=range(cut.first, cut.last + 1), level="block")
+                expected = probability(model, ids, 7, edit)
+                assert result.probabilities[text, source, at] == pytest.approx(expected, rel=1e-3)
+    change = result.probabilities / result.probability[:, None, None] - 1
+    np.testing.assert_allclose(result.changes[..., 0], change.mean(0))
+    assert Result.from_dict(result.to_dict()) == result
+    assert len(result.to_frame()) == change.size
+
+
+def test_heads_and_parts_are_cut_alone(models):
+    model = models["mamba2"]
+    result = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], by="head", level="ssm", answer=3)
+    at = result.cuts.index(Cut(1, 1, head=4))
+    expected = probability(model, IDS[0], 3, cut_edges([2], [7], layers=[1], heads=[4]))
+    assert result.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4)
+    assert len(result.cuts) == 1 + 2 * 6
+    for name, parts in (("diff-mamba-hybrid", ("kept", "subtracted")), ("groupmamba", ("own", "1 before"))):
+        model = models[name]
+        found = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], by="part", level="ssm", answer=3)
+        assert tuple(dict.fromkeys(cut.part for cut in found.cuts if cut.part)) == parts
+        for number, part in enumerate(parts):
+            last = model.num_layers - 1
+            layers = [0] if name.startswith("diff") else range(1, last + 1)  # the others have one recurrence
+            at = found.cuts.index(Cut(0, last, part=part))
+            expected = probability(model, IDS[0], 3, cut_edges([2], [7], layers=layers, recurrences=[number]))
+            assert found.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4)
+            assert found.probabilities[0, 0, at] != found.probability[0]
+
+
+def test_windows_are_centred(models):
+    model = Model(loud(random_example("mamba")))
+    result = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], window=2, answer=3)
+    assert result.cuts == (Cut(0, 1), Cut(0, 1), Cut(1, 1))
+    assert result.probabilities[0, 0, 0] == pytest.approx(result.probabilities[0, 0, 1])
+
+
+def test_an_answer_that_passes_one_edge_is_lost_with_it():
+    """A state of one number that holds what token 1 wrote is all that the last position reads."""
+    model = Model(random_example("selective-ssm-language"))
+    ids = [3, 5, 9, 2]
+    every = cut_edges(range(4), [3])
+    with edited(model, every):
+        logits = model.logits(model.encode(ids=ids))
+    bias_alone = torch.zeros_like(logits[0, -1])  # the head has no bias, and the layer no skip
+    assert torch.allclose(logits[0, -1], bias_alone, atol=1e-6)
+    some = model.run(model.encode(ids=ids), edits=[cut_edges([0, 1], [3]), cut_edges([2, 3], [3])]).logits
+    assert relative(some[0, -1] + 1, bias_alone + 1) < 1e-5  # edits compose
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return ssmscope.load(tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+class TestSpans:
+    def test_of_words_and_positions(self, model):
+        batch = model.encode("a good film with bad acting , but great music .")
+        found = {
+            **{"good": (1,), "Good Film": (1, 2), "music .": (9, 10), "3": (3,), "3:5": (3, 4)},
+            **{"-1": (10,), "-3:-1": (8, 9), "last": (10,)},
+        }
+        for span, places in found.items():
+            assert positions_of(span, batch) == places
+        assert named((4, 5), batch) == "bad acting"
+
+    @pytest.mark.parametrize(
+        ("span", "says"),
+        [
+            ("zebra", "has no words 'zebra'"),
+            ("oo", "has no words 'oo'"),
+            ("good", "stands in the text 2 times; give positions: it is at 1:2, 4:5"),
+            ("9:12", "has no positions 9:12; it has the tokens 0 to 5"),
+            ("4:4", "has no positions 4:4"),
+            ("-7", "has no positions -7"),
+            (" ", "a span is empty"),
+        ],
+    )
+    def test_refused(self, model, span, says):
+        with pytest.raises(InputError, match=says):
+            positions_of(span, model.encode("a good film with good acting"))
+
+    def test_the_verb(self, model, tmp_path):
+        given = {"text": ["a good film with bad acting"], "from_": ["good", "bad acting"], "window": 1}
+        call = Call.of("knockout", [model.name], given)
+        assert "--from good --from 'bad acting'" in call.command
+        (result,) = call.run(tmp_path)
+        assert result.sources == ("good", "bad acting") and result.target == "acting"
+        assert (tmp_path / "knockout.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"from_": ["3"], "to": "1"}, "no edge leads from '3' back to '1'"),
+        ({"from_": ["1"], "window": 3}, "window is 3; mamba has 2 layers"),
+        ({"from_": ["1"], "by": "part"}, "have one recurrence each"),
+        ({"from_": ["1"], "answer": 97}, "there is no target 97"),
+    ],
+)
+def test_refused(models, options, says):
+    with pytest.raises(InputError, match=says):
+        ssmscope.knockout(models["mamba"], models["mamba"].encode(ids=IDS[0]), **options)

@@ -1,0 +1,75 @@
+"""Models whose state-space layers stand between others: what the layers are called, and when they are imported."""
+
+from __future__ import annotations
+
+import pytest
+from examples import EXAMPLES, random_example
+from loud import loud
+from warm import PLAIN
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.model import Model
+from ssmscope.models import LATER, architectures, present
+
+IDS = [5, 17, 3, 9, 22, 1, 4]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """Layers of Mamba-2, of softmax attention, and of Mamba-2."""
+    return Model(loud(random_example("granitemoehybrid")), name="hybrid")
+
+
+def test_layers_keep_the_models_numbers(model):
+    assert model.layer_numbers == (0, 2)
+    assert model.trace(ids=IDS).layer_numbers == (0, 2)
+    assert Model(random_example("mamba")).layer_numbers == (0, 1)
+
+
+def test_analyses_name_layers_by_them(model):
+    batch = model.encode(ids=IDS)
+    heatmap = ssmscope.selection_heatmap(model, batch, layers=[2])
+    assert heatmap.layers == (2,)
+    every = ssmscope.selection_heatmap(model, batch, layers="all")
+    assert every.layers == (0, 2) and (every[0].scores[1] == heatmap[0].scores[0]).all()
+    for gradient in (False, True):
+        found = ssmscope.implicit_attention(model, batch, layers=[2], gradient=gradient)
+        both = ssmscope.implicit_attention(model, batch, gradient=gradient)
+        assert [each.layer for each in found[0].maps] == ["2"] and [each.layer for each in both[0].maps] == ["0", "2"]
+        assert (found[0].maps[0].values == both[0].maps[1].values).all()
+    stability = ssmscope.stability(model, batch)
+    assert [each.layer for each in stability.layers] == [0, 2] and stability.to_frame()["layer"].tolist() == [0, 2]
+    assert set(stability.norms_over_time()["layer"]) == {0, 2}
+    influence = ssmscope.influence(model, batch, at="layers", fit_from=0)
+    assert [reach.place for reach in influence.reaches] == ["output", "0", "2"]
+    assert influence.similarity.places == ("embeddings", "0", "2", "output")
+
+
+def test_a_layer_of_attention_is_no_state_space_layer(model):
+    with pytest.raises(InputError, match="there is no layer 1; this model's state-space layers are 0, 2"):
+        ssmscope.selection_heatmap(model, model.encode(ids=IDS), layers=[1])
+
+
+def test_every_family_is_declared(model):
+    found = architectures()
+    for name in present():
+        assert set(found[name].MODEL_TYPES) == set(LATER[name])
+        assert all(kind.__module__ == f"transformers.models.{name}.modeling_{name}" for kind in found[name].MIXERS)
+    assert {"granitemoehybrid", "falcon_h1", "jamba", "zamba", "zamba2", "qwen3_next"} <= set(EXAMPLES)
+
+
+def test_a_family_is_imported_with_its_first_model():
+    families = [f"transformers.models.{name}.modeling_{name}" for name in LATER]
+    code = f"""
+import sys, ssmscope.models
+from ssmscope.mixers import mixers
+print(sorted(set({families}) & set(sys.modules)))
+from transformers import JambaConfig, JambaForCausalLM
+small = JambaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, attn_layer_period=2,
+    attn_layer_offset=1, num_experts=1, num_attention_heads=2, num_key_value_heads=2, use_mamba_kernels=False)
+print(len(mixers(JambaForCausalLM(small))), sorted(n for n in sys.modules if n.startswith("ssmscope.models.jam")))
+"""
+    done = PLAIN.run(code, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.models.jamba']"]

@@ -1,0 +1,38 @@
+"""Which texts run together: every one once, of alike length, within the limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ssmscope import batching
+from ssmscope.batching import by_length
+
+LENGTHS = np.random.default_rng(0).integers(1, 30, 200).tolist()
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+@pytest.mark.parametrize("limits", [{"tokens": 64}, {"tokens": 64, "most": 5}, {"size": 7}])
+def test_batches_hold_every_row_once_within_the_limits(limits, longest_first):
+    parts = list(by_length(LENGTHS, **limits, longest_first=longest_first))
+    assert sorted(sum(parts, [])) == list(range(200))
+    found = [LENGTHS[row] for part in parts for row in part]
+    assert found == sorted(LENGTHS, reverse=longest_first)
+    for part, after in zip(parts, [*parts[1:], None]):
+        size, tokens = len(part), max(LENGTHS[row] for row in part) * len(part)
+        if "size" in limits:
+            assert size == limits["size"] or after is None
+            continue
+        assert tokens <= 64 or size == 1
+        assert size <= limits.get("most", size)
+        if after is not None:  # no batch has room for the next row
+            longest = max(LENGTHS[row] for row in [*part, after[0]])
+            assert longest * (size + 1) > 64 or size == limits.get("most")
+
+
+def test_small_cases(monkeypatch):
+    assert list(by_length([])) == [] and list(by_length([500, 600], 64)) == [[0], [1]]
+    assert list(by_length([3, 1, 2], 64, rows=[2, 0])) == [[2, 0]]
+    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
+    assert list(by_length([2, 2, 2, 2, 4])) == [[0, 1, 2, 3], [4]]
+    assert list(by_length([2, 2, 2, 2, 4], longest_first=True)) == [[4, 3], [2, 1, 0]]
