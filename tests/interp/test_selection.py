@@ -155,6 +155,12 @@ class TestSurvival:
             with pytest.raises(InputError, match="taken without its inputs"):
                 selection_heatmap(model, given)
 
+    def test_through_layers_of_attention_nothing_is_followed(self):
+        hybrid = Model(random_example("bamba"))
+        assert selection_heatmap(hybrid, hybrid.encode(ids=IDS)).attends
+        with pytest.raises(InputError, match="this model has others between them"):
+            selection_heatmap(hybrid, hybrid.encode(ids=IDS), through=True)
+
     @pytest.mark.parametrize(
         ("options", "line"),
         [

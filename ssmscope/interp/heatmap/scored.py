@@ -53,6 +53,8 @@ def scored(
         values = retention if score == "retention" else 1.0 - retention
     # what the test for noise looks at: what is left or, of retention, what is replaced
     written = values if score != "retention" else 1.0 - values
+    if through and list(trace.layer_numbers) != list(range(len(trace.layer_numbers))):
+        raise InputError("through follows state-space layers alone, and this model has others between them")
     if through:
         values = through_layers(trace, np.nan_to_num(values))
         written = values
