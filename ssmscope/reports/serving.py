@@ -180,8 +180,8 @@ def _column(
     gradio.HTML(_heading(model))
     prediction = gradio.HTML(elem_id=f"ssmscope-prediction-{number}")
     with gradio.Row():
-        named = {"label": "Layer of the heatmap", "elem_id": f"ssmscope-layer-{number}"}
-        layer = _choice(gradio.Dropdown, "heatmap", "layers", layers, **named)
+        named = f"ssmscope-layer-{number}"
+        layer = gradio.Dropdown(["mean", *layers], value="mean", label="Layer of the heatmap", elem_id=named)
         of = gradio.Dropdown(layers, value="0", label="Layer of attention", elem_id=f"ssmscope-attention-{number}")
     heatmaps, tokens, rows, sides = [], [], [], []
     for place, side in enumerate(SIDES):
