@@ -467,14 +467,9 @@ class Model:
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
         """For each row of logits (texts, classes) the class or next token of the highest, by name, and its
         probability."""
-        best = logits.softmax(-1).max(-1)
-        labels = self.labels
-        if labels is not None:
-            names = [labels[i] for i in best.indices.tolist()]
-        elif self.tokenizer is not None:
-            names = [self.tokenizer.decode([i]) for i in best.indices.tolist()]
-        else:
-            names = [str(i) for i in best.indices.tolist()]
+        best, labels = logits.softmax(-1).max(-1), self.labels
+        name_of = str if self.tokenizer is None else lambda i: self.tokenizer.decode([i])
+        names = map(name_of if labels is None else labels.__getitem__, best.indices.tolist())
         return tuple(zip(names, best.values.tolist()))
 
 
