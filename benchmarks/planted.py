@@ -22,7 +22,7 @@ from ssmscope.edits import cut_edges
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.tasks.mad import associative_recall
 
-LENGTH, VOCABULARY, WIDTH, LAYERS = 32, 16, 64, 2
+LENGTH, VOCABULARY, WIDTH, LAYERS = 16, 16, 64, 2
 TWO = dict(head_dim=16, num_heads=8, n_groups=1, state_size=16, chunk_size=16)
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, expand=2, use_cache=False)
 MODELS = {
@@ -116,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--examples", type=int, default=100)
     options = parser.parse_args()
     print(

@@ -27,6 +27,8 @@ SECTION = "Verbs"
 
 GUIDES = {
     "attention": "attention.md",
+    "knockout": "interventions.md",
+    "patch": "interventions.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
     "plausibility": "explanations.md",

@@ -50,8 +50,9 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
     if recurrence.one_decay_per_head:
         kept = _sums_from_end(recurrence.log_decay().squeeze(-1)).clamp_(min=smallest_exponent(written.dtype))
         return written * kept.exp().to(written) * _by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written)
-    if _compiled(recurrence):
-        return native.keys(recurrence.b, recurrence.delta, recurrence.A, to_end=True).sqrt_().mul_(written)
+    compiled = _compiled(recurrence)
+    if compiled is not None:
+        return native.keys(recurrence.b, *compiled, to_end=True).sqrt_().mul_(written)
     reached = written.shape[1]
     for part, exponents in _exponents_left(recurrence):
         keys = exponents.clamp_(min=smallest_exponent(written.dtype)).exp_() * _by_head(recurrence.b[:, part], written)
@@ -182,9 +183,8 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
 
 def _clock(recurrence: Recurrence) -> Tensor:
     """What adds up between two positions and gives the log-decay of every state, (batch, length, heads, state or 1)."""
-    if _timed(recurrence) and recurrence.delta is not None:
-        return recurrence.delta.unsqueeze(-1)
-    return recurrence.log_decay()
+    timed = _timed(recurrence)
+    return recurrence.log_decay() if timed is None else timed[0].unsqueeze(-1)
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
@@ -208,29 +208,31 @@ def _masses(recurrence: Recurrence, written: Tensor, sums: Tensor) -> Tensor:
 def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:
     """‖k_s‖ of keys that have decayed by sums of `_clock`."""
     batch, length, heads = sums.shape[:3]
-    if _compiled(recurrence):
-        return native.keys(recurrence.b, sums.squeeze(-1), recurrence.A, to_end=False).sqrt_()
+    compiled, timed = _compiled(recurrence), _timed(recurrence)
+    if compiled is not None:
+        return native.keys(recurrence.b, sums.squeeze(-1), compiled[1], to_end=False).sqrt_()
     step = max(1, AT_ONCE // max(1, batch * heads * recurrence.shape[-1]))
     found = []
     for start in range(0, length, step):
         part = slice(start, start + step)
-        log_a = sums[:, part] * recurrence.A if _timed(recurrence) else sums[:, part]
+        log_a = sums[:, part] if timed is None else sums[:, part] * timed[1]
         keys = log_a.exp() * _by_head(recurrence.b[:, part], sums)
         found.append(torch.linalg.vector_norm(keys, dim=-1))
     return torch.cat(found, dim=1)
 
 
-def _timed(recurrence: Recurrence) -> bool:
-    """Whether log-decays are Δ A, so that sums of Δ are enough."""
-    return recurrence.delta is not None and recurrence.A is not None and not recurrence.expected
-
-
-def _compiled(recurrence: Recurrence) -> bool:
-    """Whether the lengths of keys come from the C kernel: Mamba-1's case in float32 on a CPU."""
+def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
+    """Δ and A where log-decays are their products, so that sums of Δ are enough."""
     r = recurrence
-    if not _timed(r) or r.one_decay_per_head or r.delta is None or r.A is None:
-        return False
-    return native.applicable(r.x, r.b, r.c, r.b, r.delta, r.A)
+    return None if r.delta is None or r.A is None or r.expected else (r.delta, r.A)
+
+
+def _compiled(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
+    """Δ and A where the lengths of keys come from the C kernel: Mamba-1's case in float32 on a CPU."""
+    r, timed = recurrence, _timed(recurrence)
+    if timed is None or r.one_decay_per_head or not native.applicable(r.x, r.b, r.c, r.b, *timed):
+        return None
+    return timed
 
 
 def _by_head(t: Tensor, like: Tensor) -> Tensor:
@@ -252,13 +254,13 @@ def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     batch, length, heads, _, state = recurrence.shape
     step = max(1, AT_ONCE // max(1, batch * heads * state))
     floor = smallest_exponent(recurrence.x.dtype)
-    delta = recurrence.delta if _timed(recurrence) else None
-    clock = None if delta is None else _sums_from_end(delta).to(delta)
+    timed = _timed(recurrence)
+    clock = None if timed is None else _sums_from_end(timed[0]).to(timed[0])
     carried: Tensor | None = None
     for stop in range(length, 0, -step):
         part = slice(max(stop - step, 0), stop)
-        if clock is not None:
-            log_a = clock[:, part, :, None] * recurrence.A
+        if timed is not None and clock is not None:
+            log_a = clock[:, part, :, None] * timed[1]
         else:
             log_a = recurrence.log_decay(part.start, stop)
             total = log_a.double().flip(1).cumsum(1).flip(1)

@@ -19,9 +19,10 @@ import pytest
 from matplotlib.figure import Figure
 from warm import PLAIN, TRANSFORMERS
 
-from ssmscope import register, results
+from ssmscope import jsonable, register, results
 from ssmscope.errors import InputError
-from ssmscope.results import READABLE, Result, record_provenance
+from ssmscope.jsonable import READABLE
+from ssmscope.results import Result, record_provenance
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +207,7 @@ def test_a_compressed_bomb_takes_no_memory(provenance, shape):
 def test_an_array_beyond_the_limit_is_listed_and_not_inflated(provenance, monkeypatch):
     first = sample(provenance, parts=(Part("", np.arange(READABLE + 1)),))
     small = first.to_dict()
-    monkeypatch.setattr(results, "LARGEST", 8 * READABLE)
+    monkeypatch.setattr(jsonable, "LARGEST", 8 * READABLE)
     assert isinstance(first.to_dict()["parts"][0]["values"]["values"], list)
     assert Result.from_dict(json.loads(first.to_json())) == first
     with pytest.raises(InputError, match="cannot be read as an array of shape"):

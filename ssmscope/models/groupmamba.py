@@ -237,7 +237,9 @@ def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: 
     """The scan less the `part` of every recurrence that is read, as much of it as is attended to."""
     borrowed = getattr(layer, "borrowed", ())
     each = [part(j, recurrence) for j, recurrence in enumerate((layer.recurrence, *borrowed))]
-    read = (attend(mixer, layer).weights * torch.stack(each, dim=-1)).sum(-1) if borrowed else each[0]
+    if not isinstance(layer, GroupTrace) or not borrowed:
+        return (scans[0]._replace(y=scans[0].y - each[0]),)
+    read = (attend(mixer, layer).weights * torch.stack(each, dim=-1)).sum(-1)
     return (scans[0]._replace(y=scans[0].y - read),)
 
 

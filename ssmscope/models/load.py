@@ -294,8 +294,9 @@ def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.
     try:
         config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
         for part in (config, getattr(config, "backbone", None)):
-            if getattr(part, "time_step_limit", None) is not None:
-                part.time_step_limit = tuple(map(number, part.time_step_limit))
+            limits = getattr(part, "time_step_limit", None)
+            if part is not None and limits is not None:
+                part.time_step_limit = tuple(map(number, limits))
     except InputError:
         raise
     except BROKEN as error:

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -180,8 +180,8 @@ def _column(
     gradio.HTML(_heading(model))
     prediction = gradio.HTML(elem_id=f"ssmscope-prediction-{number}")
     with gradio.Row():
-        named = {"label": "Layer of the heatmap", "elem_id": f"ssmscope-layer-{number}"}
-        layer = _choice(gradio.Dropdown, "heatmap", "layers", layers, **named)
+        named = f"ssmscope-layer-{number}"
+        layer = gradio.Dropdown(["mean", *layers], value="mean", label="Layer of the heatmap", elem_id=named)
         of = gradio.Dropdown(layers, value="0", label="Layer of attention", elem_id=f"ssmscope-attention-{number}")
     heatmaps, tokens, rows, sides = [], [], [], []
     for place, side in enumerate(SIDES):
@@ -218,12 +218,10 @@ def _column(
     return after
 
 
-def _choice(control: Any, verb: str, name: str, more: Sequence[str] = (), **shown: Any) -> Any:
-    """A control for an option of an analysis, with its words and its default; `more` stand for words that ask for one
-    layer each, and for all of them at once, which have no picture here."""
+def _choice(control: Any, verb: str, name: str, **shown: Any) -> Any:
+    """A control for an option of an analysis, with its words and its default."""
     option = analysis_of(verb).options[name]
-    words = [word for word in option.words if word == option.default] if more else option.words
-    return control([*words, *more], value=option.default, **shown)
+    return control([*option.words], value=option.default, **shown)
 
 
 def _row(live: Live, number: int, place: int, texts: Any, position: str, layer: str, level: str) -> str:

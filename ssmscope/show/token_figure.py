@@ -238,7 +238,7 @@ def _name(paper: Axes, y: float, row: TokenRow, *, lines: int = 2) -> None:
     parts = [visible(part) for part in row.name.splitlines()]
     parts = [" · ".join(parts)] if lines == 1 else parts
     for at, part in enumerate(parts):
-        style = dict(size=7 if len(parts) == 1 and lines > 1 else 6, va="center", ha="right")
+        style: dict[str, Any] = dict(size=7 if len(parts) == 1 and lines > 1 else 6, va="center", ha="right")
         write(paper, LEFT - 0.07, y + 0.1 * (at - (len(parts) - 1) / 2), shorten(part, 24), **style)
 
 
@@ -251,7 +251,7 @@ def _extent(paper: Axes, y: float, line: float, row: TokenRow) -> None:
         colour = _state_colour(row)
         place = Rectangle((LEFT + line + 0.8, y - 0.08), 0.72, 0.16, facecolor=colour, edgecolor=SOFT, linewidth=0.4)
         paper.add_patch(place)
-        style = dict(size=6, color=ink(colour), ha="center", va="center")
+        style: dict[str, Any] = dict(size=6, color=ink(colour), ha="center", va="center")
         write(paper, LEFT + line + 1.16, y, f"state {number(row.state)}", **style)
 
 

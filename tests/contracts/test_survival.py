@@ -139,7 +139,7 @@ def test_mamba_in_float32_is_mamba_in_float64():
     """Its lengths of keys come from a kernel where one can be compiled."""
     r = long_recurrence("step", 70)
     r = replace(r, b=r.b[:, :, :1], c=r.c[:, :, :1], x=r.x[..., :1])
-    assert survival.native.why_not() is not None or survival._compiled(r.to(torch.float32))
+    assert survival.native.why_not() is not None or survival._compiled(r.to(torch.float32)) is not None
     found, exact = survival.left_norms(r.to(torch.float32)), survival.left_norms(r)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(survival.half_lives([r.to(torch.float32)]).double(), survival.half_lives([r]))

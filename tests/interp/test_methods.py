@@ -333,7 +333,7 @@ def test_rollout_is_the_last_row(mamba):
 def test_retention_is_the_heatmaps(mamba):
     found = objective(mamba, mamba.encode(ids=TEXTS))
     kept, written = run("self-retention", found).scores, run("self-write", found).scores
-    heatmap = ssmscope.selection_heatmap(mamba.trace(ids=TEXTS))
+    heatmap = ssmscope.selection_heatmap(mamba.trace(ids=TEXTS), score="retention")
     for text, ids in enumerate(TEXTS):
         close(kept[text, : len(ids)], heatmap[text].mean, 1e-6)
         close(written[text, : len(ids)], 1 - heatmap[text].mean, 1e-6)

@@ -63,9 +63,9 @@ class TestParts:
         held = [id(tensor) for tensors in parts.values() for tensor in tensors.values()]
         assert sorted(held) == sorted(id(parameter) for parameter in model.module.parameters())
         layers = [part for part in parts if part.startswith("layer ")]
-        assert layers == [f"layer {index}" for index in reversed(range(model.num_layers))]
+        assert layers == [f"layer {number}" for number in reversed(model.layer_numbers)]
         assert list(parts)[-1] == "embeddings" and list(parts).index(layers[0]) in (0, 1, 2)
-        for index, mixer in enumerate(model.mixers):
+        for index, mixer in zip(model.layer_numbers, model.mixers):
             own = {id(tensor) for tensor in parts[f"layer {index}"].values()}
             assert {id(parameter) for parameter in mixer.parameters()} <= own
         table = model.module.get_input_embeddings().weight

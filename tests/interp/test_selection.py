@@ -435,7 +435,7 @@ def drawn(result, **options):
     return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
 
 
-@pytest.mark.parametrize(("length", "layers"), [(1, 1), (5, 4), (61, 48), (1200, 4)])
+@pytest.mark.parametrize(("length", "layers"), [(1, 1), (5, 4), (61, 48), (400, 4)])
 def test_nothing_overlaps_in_the_figure(length, layers):
     result = eq_10(make_trace([sentence(length), sentence(3)], layers=layers))
     figure, texts = drawn(result)

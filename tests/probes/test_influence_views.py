@@ -47,7 +47,7 @@ class TestEveryModel:
     def test_of_every_architecture(self, name):
         model = example(name)
         result = influence(model, model.encode(ids=TEXTS), at="layers", exact=False, probes=2)
-        assert [reach.place for reach in result.reaches] == ["output", *map(str, range(model.num_layers))]
+        assert [reach.place for reach in result.reaches] == ["output", *map(str, model.layer_numbers)]
         for reach in result.reaches:
             assert np.isfinite(reach.norm).all() and (reach.norm[:, 0] > 0).all() and reach.decay.defined
             assert reach.pairs.tolist() == [3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1]

@@ -22,7 +22,7 @@ import ssmscope
 import ssmscope.models.load
 from ssmscope import cli
 from ssmscope.errors import InputError
-from ssmscope.model import as_trace
+from ssmscope.interp.heatmap import scored
 from ssmscope.models.load import Kept, kept_loaded, load
 from ssmscope.reports import code, exports, running
 from ssmscope.reports.kinds import kind_of
@@ -89,7 +89,7 @@ class TestKeys:
     def test_the_order_of_keys_names_headings_and_defaults_do_not_matter(self, models) -> None:
         (key,) = self.keys(models[0], {"text": "a", "top": 3})
         assert self.keys(models[0], {"top": 3, "text": ["a"]}) == [key]
-        assert self.keys(models[0], {"text": "a", "top": 3, "score": "retention"}) == [key]
+        assert self.keys(models[0], {"text": "a", "top": 3, "score": "survival"}) == [key]
         named = {"models": [{"model": models[0], "name": "mine"}], "title": "other"}
         assert [
             j.key for j in jobs_of({**named, "analyses": [{"heatmap": {"text": "a", "top": 3}, "name": "x"}]}).every
@@ -141,8 +141,8 @@ class TestKeys:
         assert changed("reads.py", "\nX = 1\n") == every, "how texts are read"
         for other in ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py"):
             assert changed(other, "\nX = 1\n") == set(), other
-        line = "    places = chosen_layers(layers, "
-        file = root / "interp/heatmap/scored.py"
+        line = "    return scored("
+        file = root / "interp/heatmap/__init__.py"
         text = file.read_text()
         assert line in text
         file.write_text(text.replace(line, "    trace = trace\n" + line))
@@ -322,7 +322,7 @@ class TestRunning:
             raise ZeroDivisionError("by nought")
 
         with monkeypatch.context() as patch:
-            patch.setattr("ssmscope.model.as_trace", broken)
+            patch.setattr("ssmscope.interp.heatmap.scored.scored", broken)
             report = run(plan(models[:1]), tmp_path)
         assert states(report) == ["failed", "done", "done"]
         assert report.entries[0].error == "ZeroDivisionError: by nought" and "broken" in str(
@@ -390,10 +390,8 @@ class TestRunning:
         import torch
 
         seen: list[int] = []
-        original = as_trace
-        monkeypatch.setattr(
-            "ssmscope.model.as_trace", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k)
-        )
+        original = scored.scored
+        monkeypatch.setattr(scored, "scored", lambda *a, **k: seen.append(torch.get_num_threads()) or original(*a, **k))
         before = torch.get_num_threads()
         item = {"heatmap": {"text": TEXT}, "resources": {"cpus": before + 1}}
         run({"models": models[:1], "analyses": [item]}, tmp_path)

@@ -105,7 +105,7 @@ class Triangles(Panel):
         if map_.sink is not None:
             begin = first - self.extra
             self._cells(axes, map_.sink[:, None], end or 1.0, (begin, begin + self.unit))
-            frame = dict(fill=False, edgecolor=SOFT, linewidth=0.4)
+            frame: dict[str, Any] = dict(fill=False, edgecolor=SOFT, linewidth=0.4)
             axes.add_patch(Rectangle((begin, first), self.unit, last - first, **frame))
             write(axes, begin, first - 0.05 / self.side * (last - first), "state", size=6.5, color=SOFT, va="bottom")
         self._frame(axes)
@@ -164,7 +164,7 @@ def _bar(axes: Axes, end: float, names: list[str]) -> None:
     scale = axes.figure.colorbar(
         ScalarMappable(norm=Normalize(-end, end), cmap=_COLOURS), cax=axes, orientation="vertical", ticks=[-end, 0, end]
     )
-    scale.outline.set_linewidth(0.4)  # type: ignore[operator]
+    scale.outline.set_linewidth(0.4)
     axes.yaxis.set_ticklabels(names, fontsize=7, color=SOFT)
     axes.tick_params(length=2, width=0.4, pad=1.5)
 

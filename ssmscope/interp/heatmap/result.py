@@ -246,7 +246,7 @@ class SelectionHeatmap(Result, kind="heatmap"):
             kept = set(text.rationale)
             unknown = np.full((len(self.layers), len(text)), np.nan)
             lives = unknown if text.half_lives is None else text.half_lives
-            rows = [("mean", None, text.mean, unknown[0])]
+            rows: list[tuple[str, int | None, np.ndarray, np.ndarray]] = [("mean", None, text.mean, unknown[0])]
             if self.by_layer:
                 rows += [
                     (str(n), None, row, life) for n, row, life in zip(self.layers, text.scores, lives, strict=True)

@@ -153,7 +153,7 @@ def _check_finite(scores: np.ndarray, row: int, chosen: Sequence[int]) -> None:
         raise InputError(f"the scores of text {row} are not finite at layer {layer}; the model is damaged")
 
 
-def _heads(found: Layers, chosen: Sequence[int], heads: str | None) -> tuple[Head, ...]:
+def _heads(found: Layers, places: Sequence[int], heads: str | None) -> tuple[Head, ...]:
     """The heads that are shown, the most selective first.
 
     Raises:
@@ -161,7 +161,7 @@ def _heads(found: Layers, chosen: Sequence[int], heads: str | None) -> tuple[Hea
     """
     if heads is None:
         return ()
-    means = {layer: found.selectivity[layer].mean(0) for layer in chosen}
+    means = {layer: found.selectivity[layer].mean(0) for layer in places}
     every = [Head(layer, head, float(value)) for layer, of in means.items() for head, value in enumerate(of)]
     if heads == "all" and len(every) > MOST_HEADS:
         raise InputError(f"there are {len(every):,} heads; give heads 'top', or layers with up to {MOST_HEADS} heads")

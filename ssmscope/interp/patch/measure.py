@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.batching import TOKENS_AT_ONCE
-from ssmscope.edits import Edit, edited, new_state, recorded, replaced
+from ssmscope.edits import Edit, Site, edited, new_state, recorded, replaced
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.evaluation.states import States, gathered
@@ -20,6 +21,7 @@ from ssmscope.interp.spans import positions_of
 from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
+from ssmscope.trace import LayerState
 
 MOST_HEADS = 256
 """Of a layer: with more they are channels, one by one."""
@@ -54,7 +56,7 @@ def patched(
     if site == "head":
         shape = (model.num_layers, runs.heads())
         found: Iterator[tuple[Cells, Tensor]] = runs.of_heads([place for place in chosen if place >= first])
-        columns = range(shape[1])
+        columns = list(range(shape[1]))
     else:
         shape = (model.num_layers + 1, len(chosen))
         later = [place for place in chosen if place >= first]
@@ -66,7 +68,11 @@ def patched(
         rows = [model.num_layers if layer is None else layer for layer, _ in cells]
         values[rows, [column[place] for _, place in cells]] = _measure(logits, ids)
     given = [each if isinstance(each, str) else list(each) for each in (clean, corrupted)]
-    options = dict(zip(("clean", "corrupted"), given)) | {"site": site, "direction": direction, "metric": metric}
+    options: dict[str, Any] = dict(zip(("clean", "corrupted"), given)) | {
+        "site": site,
+        "direction": direction,
+        "metric": metric,
+    }
     options |= {"positions": positions, "answer": answer, "contrast": contrast}
     return Patching(
         provenance=record_provenance(model.source, options=options),
@@ -160,9 +166,9 @@ class Runs:
                 yield named, self._logits(len(cells), place + 1, mixed, [])
             else:
                 kept: dict[int, Any] = {}
-                keep = new_state(place, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
+                keep = new_state(place, partial(_kept, kept))
                 self.model.run(self.pair, edits=keep, last_only=True)
-                put = new_state(place, lambda _, site, kept=kept: gathered((kept[site.layer],), rows[site.layer])[0])
+                put = new_state(place, partial(_put, kept, rows))
                 yield named, self._logits(len(cells), 0, None, [put])
 
     def of_positions(self, site: Any, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
@@ -220,6 +226,16 @@ class Runs:
         batch = between(self.base, start, self.length).rows([0] * rows)
         with edited(self.model, edits), torch.no_grad(), self.model.running(mask=batch.mask, states=states):
             return self.model.forward(batch, last_only=True)
+
+
+def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
+    """Keep the state of a layer, and change nothing."""
+    return into.setdefault(site.layer, state)
+
+
+def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], _: LayerState, site: Site) -> LayerState:
+    """The kept state of a layer, of the rows that it is patched in."""
+    return gathered((kept[site.layer],), rows[site.layer])[0]
 
 
 def between(batch: Batch, start: int, stop: int) -> Batch:

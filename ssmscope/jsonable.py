@@ -1,0 +1,193 @@
+"""The fields of results as values that JSON knows, and back as they were.
+
+Fields are plain values, numpy arrays, tuples, mappings or nested dataclasses of these; `Result.to_dict` says how each
+is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+import re
+import types
+import typing
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+READABLE = 10_000
+"""Up to how many numbers of an array are written as a list; more are compressed."""
+
+LARGEST = 2**30
+"""How many bytes an array has at most that is compressed, so that no small file asks for all memory."""
+
+INFLATION = 1040
+"""How many bytes zlib makes at most of one: its longest match, 258 bytes, takes two bits at the least, 1032 : 1."""
+
+DTYPE = re.compile(r"bool|(?:int|uint|float)\d{1,3}|U\d{1,9}", re.ASCII)
+
+
+def encode(value: Any) -> Any:
+    """A value as JSON has it.
+
+    Raises:
+        TypeError: for what no result can hold.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufU":
+            raise TypeError(f"a result cannot hold an array of {value.dtype}")
+        if value.size > READABLE and value.dtype.kind != "U" and value.nbytes <= LARGEST:
+            if value.dtype.kind == "f":  # every NaN is written alike, so that results that hold NaN can be equal
+                value = np.where(np.isnan(value), np.array(np.nan, value.dtype), value)
+            numbers = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+            packed = base64.b64encode(zlib.compress(numbers, 6)).decode()
+            return {"dtype": value.dtype.name, "shape": list(value.shape), "zlib": packed}
+        name = f"U{value.dtype.itemsize // 4}" if value.dtype.kind == "U" else value.dtype.name
+        return {"dtype": name, "shape": list(value.shape), "values": encode(value.tolist())}
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return encode_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [encode(item) for item in value]
+    raise TypeError(f"a result cannot hold a {type(value).__name__}")
+
+
+def encode_fields(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name."""
+    return {field.name: encode(getattr(record, field.name)) for field in dataclasses.fields(record)}
+
+
+def _decode(value: Any, hint: Any) -> Any:
+    """The value of type `hint` that `_encode` turned into `value`."""
+    if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "values"}:
+        return _decode_array(**value)
+    if isinstance(value, Mapping) and value.keys() == {"dtype", "shape", "zlib"}:
+        return _unpack_array(**value)
+    if hint is Any:
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None and type(None) in args else _decode(value, _fitting(value, args))
+    if hint is float:
+        return math.nan if value is None else float(value)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return decode_fields(value, hint)
+    if origin is tuple and isinstance(value, list):
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        if len(hints) != len(value):
+            raise ValueError(f"expected {len(hints)} values, not {len(value)}")
+        return tuple(map(_decode, value, hints))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {key: _decode(item, args[1]) for key, item in value.items()}
+    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list):
+        return [_decode(item, args[0]) for item in value]
+    expected = origin or hint
+    if isinstance(expected, type) and not isinstance(value, expected):
+        raise ValueError(f"expected {expected.__name__}, not {value!r:.60}")
+    return value
+
+
+def _decode_array(dtype: Any, shape: Any, values: Any) -> np.ndarray:
+    kind = _decode_dtype(dtype)
+    if kind.kind == "U":
+        flat = np.array(values, dtype=object)
+        written = sum(map(len, flat.ravel()))
+        if kind.itemsize * flat.size > INFLATION * (written + flat.size):
+            raise ValueError(f"{written} characters cannot be read as an array of {dtype}")
+        return flat.astype(kind).reshape(shape)
+    flat = np.array(values, dtype=object if kind.kind == "f" else kind)
+    return flat.astype(np.float64 if kind.kind == "f" else kind).astype(kind).reshape(shape)
+
+
+def _decode_dtype(dtype: Any) -> np.dtype:
+    if isinstance(dtype, str) and DTYPE.fullmatch(dtype):
+        return np.dtype(dtype)
+    raise ValueError(f"expected the name of a dtype of numbers or text, not {dtype!r:.60}")
+
+
+def _unpack_array(dtype: Any, shape: Any, zlib: Any) -> np.ndarray:  # named as in the document
+    """The array that was compressed. No more is inflated than its shape asks for.
+
+    Raises:
+        ValueError: the shape, the dtype or the bytes are no array's, or do not belong together.
+    """
+    kind = _decode_dtype(dtype)
+    if kind.kind == "U":
+        raise ValueError(f"expected a compressed array of numbers, not of {dtype}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"expected the sizes of an array, not {shape!r:.60}")
+    if not isinstance(zlib, str):
+        raise ValueError(f"expected compressed numbers, not {zlib!r:.60}")
+    size = math.prod(shape) * kind.itemsize
+    packed = base64.b64decode(zlib, validate=True)
+    if size > min(LARGEST, INFLATION * len(packed)):
+        raise ValueError(f"{len(packed)} compressed bytes cannot be read as an array of shape {shape!r:.60}")
+    numbers = _inflate(packed, size)
+    if len(numbers) != size:
+        found = f"only {len(numbers)}" if len(numbers) < size else "more"
+        raise ValueError(f"expected {size} bytes for an array of shape {shape!r:.60}, not {found}")
+    return np.frombuffer(numbers, kind.newbyteorder("<")).astype(kind).reshape(shape)
+
+
+def _inflate(packed: bytes, size: int) -> bytes:
+    """The uncompressed bytes, and of more than `size` of them only `size` + 1."""
+    stream = zlib.decompressobj()
+    try:
+        numbers = stream.decompress(packed, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"damaged compressed numbers: {error}") from error
+    if len(numbers) <= size and (not stream.eof or stream.unused_data):
+        raise ValueError("damaged compressed numbers: cut off, or followed by something else")
+    return numbers
+
+
+def decode_fields(document: Any, cls: type[Any]) -> Any:
+    """The dataclass whose fields were written.
+
+    Raises:
+        TypeError, ValueError, KeyError, OverflowError, RecursionError: they do not describe one.
+    """
+    if not isinstance(document, Mapping):
+        raise ValueError(f"expected the fields of {cls.__name__}, not {document!r:.60}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = document.keys() - fields.keys() - {"kind", "class"}
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in document and field.default is field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{cls.__name__} lacks {', '.join(missing)}")
+    return cls(**{name: _decode(document[name], hints[name]) for name in fields if name in document})
+
+
+def _fitting(value: Any, options: Sequence[Any]) -> Any:
+    """The first of a union's types that `_encode` shows as it shows `value`."""
+    for option in options:
+        origin = typing.get_origin(option) or option
+        if not isinstance(origin, type):
+            continue
+        if isinstance(value, list):
+            fits = issubclass(origin, Sequence) and origin is not str
+        elif isinstance(value, Mapping):
+            fits = issubclass(origin, Mapping) or dataclasses.is_dataclass(origin)
+        elif origin is float:
+            fits = value is None or isinstance(value, int | float) or value in ("inf", "-inf")
+        else:
+            fits = isinstance(value, origin)
+        if fits:
+            return option
+    return Any
