@@ -235,10 +235,9 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
 
 def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: Any) -> tuple[Scan, ...]:
     """The scan less the `part` of every recurrence that is read, as much of it as is attended to."""
-    borrowed = getattr(layer, "borrowed", ())
-    each = [part(j, recurrence) for j, recurrence in enumerate((layer.recurrence, *borrowed))]
-    if not isinstance(layer, GroupTrace) or not borrowed:
-        return (scans[0]._replace(y=scans[0].y - each[0]),)
+    if not isinstance(layer, GroupTrace) or not layer.borrowed:
+        return (scans[0]._replace(y=scans[0].y - part(0, layer.recurrence)),)
+    each = [part(j, recurrence) for j, recurrence in enumerate((layer.recurrence, *layer.borrowed))]
     read = (attend(mixer, layer).weights * torch.stack(each, dim=-1)).sum(-1)
     return (scans[0]._replace(y=scans[0].y - read),)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.patch.result import Patching
 
-LEFT, RIGHT, LINE, GAP, LABELS = 0.85, 1.3, 1.1, 0.25, 1.0
-"""In inches: beside the map, the height of the line's panel, what is between the two, and below for tokens."""
+LEFT, RIGHT, LINE, GAP, LETTER = 0.85, 1.3, 1.1, 0.25, 0.088
+"""In inches: beside the map, the height of the line's panel, what is between the two, and a letter of a token below."""
 NAMED = 60
 """Up to how many tokens are written below the map."""
 
@@ -30,13 +30,15 @@ def draw(result: Patching) -> Figure:
     """Blue where the run goes the way of the other one, orange where it goes away from it."""
     found = result.effects()
     grid, columns = found[: result.layers], found.shape[1]
-    wide = float(np.clip(0.24 * columns, 4.2, 12.0))
+    wide = float(np.clip(0.24 * columns, 5.6, 12.0))
     high = float(np.clip(0.24 * len(grid), 0.7, 5.5))
     heads = result.site == "head"
     above = 0.0 if heads else LINE + GAP
     source, into = ("clean", "corrupted") if result.direction == "denoise" else ("corrupted", "clean")
     below = f"{METRICS[result.metric]}; {source} patched into {into}"
-    sheet = Sheet(LEFT + wide + RIGHT, Sheet.TOP + above + high + LABELS, title(result), below, left=LEFT)
+    names = [] if heads or columns > NAMED else [drawable(result.token(column, 9)) for column in range(columns)]
+    labels = 0.55 if not names else 0.2 + LETTER * max(map(len, names))
+    sheet = Sheet(LEFT + wide + RIGHT, Sheet.TOP + above + high + labels, title(result), below, left=LEFT)
     low, most = _ends(result, found)
     if not heads:
         axes = sheet.panel(LEFT, sheet.top, wide, LINE)
@@ -53,7 +55,7 @@ def draw(result: Patching) -> Figure:
         axes.set_xlabel("head", color=SOFT, size=9)
         axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     else:
-        _tokens(axes, result)
+        _tokens(axes, result, names)
     bar = sheet.figure.colorbar(
         picture, cax=sheet.panel(LEFT + wide + 0.2, sheet.top + above, 0.13, high, frame_on=False)
     )
@@ -79,14 +81,13 @@ def _line(axes: Axes, result: Patching, values: np.ndarray) -> None:
     axes.set_ylabel("all layers", color=SOFT, size=9)
 
 
-def _tokens(axes: Axes, result: Patching) -> None:
+def _tokens(axes: Axes, result: Patching, names: list[str]) -> None:
     columns = len(result.positions)
-    if columns > NAMED:
+    if not names:
         ticks = [at for at in range(0, columns, -(-columns // 16))]
         axes.set_xticks(ticks, [str(result.positions[at]) for at in ticks])
         axes.set_xlabel("position", color=SOFT, size=9)
         return
-    names = [drawable(result.token(column, 9)) for column in range(columns)]
     axes.set_xticks(range(columns), names, rotation=90, parse_math=False, family=families("DejaVu Sans"))
     for label, place in zip(axes.get_xticklabels(), result.positions):
         if result.clean[place] != result.corrupted[place]:
