@@ -248,7 +248,9 @@ def norm_terms(
         weight, bias = (of_ones - zero)[0, 0] / normed(ones).to(of_ones)[0, 0], zero[0, 0]
         x = _random((2, 3, width), device).to(wide)
         found = _tried(lambda: applied(norm, x), norm, name)
-        _same(found, normed(x).to(found) * weight + bias, _digits(found), norm, name, type(own).__name__)
+        # many a norm computes in float32 whatever it is given
+        digits = max(_digits(found), ROUNDING[0] * torch.finfo(torch.float32).eps)
+        _same(found, normed(x).to(found) * weight + bias, digits, norm, name, type(own).__name__)
         if not centred and bool(bias.any()):
             raise InputError(f"{name}, {_kind(norm)}, adds a bias to a norm that has none: merge its adapter")
     return NormTerms(weight, bias if centred else None, eps)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from exhaustive import few
 from torch import nn
 
 import ssmscope.models
@@ -33,12 +34,20 @@ _MADE = {architecture: _made(architecture) for architecture in ssmscope.models.a
 EXAMPLES = {
     name: (architecture, index) for architecture, made in _MADE.items() for index, name in enumerate(made.models)
 }
+FEW = few(
+    EXAMPLES,
+    *("mamba", "mamba2", "baleen-b-mamba", "diff-mamba", "groupmamba", "gfssm", "gla", "gated-deltanet", "rwkv"),
+    *("selective-ssm", "selective-ssm-language", "bamba", "jamba", "qwen3_next"),
+)
+"""One for every way in which layers are read: what analyses are tried on. The contracts hold for all."""
 HYBRIDS = tuple(
     name
     for architecture, made in _MADE.items()
     for name, module in made.models.items()
     if any(
-        type(part).__name__.endswith("Attention") and not isinstance(part, architecture.MIXERS)
+        type(part).__name__.endswith("Attention")
+        and not isinstance(part, architecture.MIXERS)
+        and not type(part).__module__.startswith(("ssmscope.", "transformers.models.rwkv"))
         for part in module.modules()
     )
 )

@@ -500,7 +500,7 @@ class TestTrain:
         assert answer.code == 0 and "validation accuracy" in answer.out and str(out) in answer.out
         again = analyze("train", "baleen-e", *self.options(reviews, out), "--json")
         assert json.loads(again.out) == json.loads((out / "training.json").read_text())
-        assert "good" in analyze("heatmap", out, "--text", "a good film").out
+        assert "good" in analyze("explain", out, "--text", "a good film").out
 
     def test_options_are_those_of_the_function(self) -> None:
         from ssmscope.training import train_model

@@ -125,7 +125,7 @@ class TestJobs:
         def interrupted(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("ssmscope.model.as_trace", interrupted)
+        monkeypatch.setattr("ssmscope.interp.heatmap.scored.scored", interrupted)
         answer = analyze(plan, "--out", out)
         assert answer.code == 130 and "analyze: interrupted; the same command continues" in answer.err
 

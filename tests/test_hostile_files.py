@@ -66,7 +66,7 @@ MODELS = {"--masked-lm", "--encoder", "--tokenizer", "--init-from"}
 """Options that name models."""
 OTHER = {
     "--out", "--device", "--split", "--text", "--ids", "--before", "--after", "--json", "--progress", "--template",
-    "--insert", "--words", "--option", "--methods",
+    "--insert", "--words", "--option", "--methods", "--contrast",
 }  # fmt: skip
 """Options of other verbs' common kinds, which hold no name of a file."""
 NEEDS = {

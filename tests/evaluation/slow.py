@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from examples import EXAMPLES, random_example
+from examples import FEW, random_example
 from loud import loud
 
 from ssmscope.evaluation import Template
@@ -15,7 +15,7 @@ from ssmscope.tasks.language import symbol_tokenizer
 
 LABELS = ("good", "bad", "not", "very", "so", "is", "it", ":", ".")
 FILLING = tuple(f"w{number}" for number in range(97 - len(LABELS)))
-LANGUAGE = [name for name in EXAMPLES if name == "selective-ssm-language" or not name.startswith("selective")]
+LANGUAGE = [name for name in FEW if name == "selective-ssm-language" or not name.startswith("selective")]
 """The example architectures that are language models, all of 97 tokens."""
 
 

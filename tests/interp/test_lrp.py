@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS, random_example, relative
+from examples import FEW, TEXTS, random_example, relative
 from loud import TrueFloat64, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
@@ -47,7 +47,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-READ = list(EXAMPLES)
+READ = list(FEW)
 
 
 @pytest.mark.parametrize("half", [True, False])

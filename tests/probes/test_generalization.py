@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS, random_example
+from examples import FEW, TEXTS, random_example
 from loud import loud
 
 import ssmscope
@@ -404,7 +404,7 @@ def example(name: str) -> torch.nn.Module:
     return random_example(name)
 
 
-OUTSIDE = [name for name in EXAMPLES if not name.startswith("selective")]
+OUTSIDE = [name for name in FEW if not name.startswith("selective")]
 
 
 class TestOtherArchitectures:

@@ -39,7 +39,7 @@ class TestSimilarity:
         for text in TEXTS:  # each alone, through the model's own forward pass
             one = model.encode(ids=[text])
             blocks, outs = {}, {}
-            with torch.no_grad(), outputs_kept(blocks_of(model), blocks), outputs_kept(model.mixers, outs):
+            with torch.no_grad(), outputs_kept(blocks_of(model.module), blocks), outputs_kept(model.mixers, outs):
                 base = model.module.base_model
                 run = base(input_ids=one.input_ids) if base is not model.module else None
                 if run is None:

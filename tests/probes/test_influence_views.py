@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from examples import EXAMPLES, TEXTS, random_example
+from examples import FEW, TEXTS, random_example
 from loud import loud
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -43,7 +43,7 @@ def output() -> Influence:
 
 
 class TestEveryModel:
-    @pytest.mark.parametrize("name", list(EXAMPLES))
+    @pytest.mark.parametrize("name", list(FEW))
     def test_of_every_architecture(self, name):
         model = example(name)
         result = influence(model, model.encode(ids=TEXTS), at="layers", exact=False, probes=2)

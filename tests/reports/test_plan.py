@@ -30,6 +30,8 @@ OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *ve
 MINIMAL: dict[str, dict[str, Any]] = {
     **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
     "effect": {"before": "a good film", "after": "a bad film"},
+    "knockout": {"text": "a film", "from": ["film"]},
+    "patch": {"clean": "a good film", "corrupted": "a bad film"},
 }
 """Options without which a verb does not begin."""
 
@@ -71,7 +73,7 @@ class TestLines:
 
     def test_defaults_are_filled_in_and_values_have_their_types(self) -> None:
         (line,) = planned({"models": ["m"], "analyses": [{"heatmap": {"text": "a", "top": 3}}]}).lines
-        assert line.call.options["top"] == 3 and line.call.options["score"] == "retention"
+        assert line.call.options["top"] == 3 and line.call.options["score"] == "survival"
         assert options(line)["max_tokens"] == 16384 and options(line)["text"] == ["a"]
         assert "out" not in options(line) and "json" not in options(line)
 

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import reported
 
-from ssmscope import register
+from ssmscope import load, patch, register
 from ssmscope.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
 from ssmscope.reports.grouping import VERDICT, Found, Group, compared, verdict
@@ -760,11 +760,40 @@ class TestExplain:
 # ---- what all kinds have
 
 
+class TestKnockout:
+    def test_both(self) -> None:
+        from ssmscope.interp.knockout.result import Cut, Knockout
+
+        cuts = (Cut(0, 1), Cut(1, 1), Cut(0, 0))
+        changes = np.array([[[-0.5, -0.6, -0.4], [-0.45, -0.5, -0.4], [0.01, 0.0, 0.02]]])
+        result = Stand("knockout", sources=("attic",), cuts=cuts, changes=changes)
+        for name in ("change", "_largest", "_whole"):
+            setattr(result, name, getattr(Knockout, name).__get__(result))
+        assert said(result) == (
+            "the answer's probability changes by “attic” −50.0 % [−60.0, −40.0] in all layers, "
+            "most in layer 1 (−45.0 %)"
+        )
+        table = beside(result)
+        assert (table.heads, table.columns) == (("model", "from"), ("all layers", "most in", "there"))
+
+
+class TestPatch:
+    def test_both(self) -> None:
+        model = load("demo/sst2-mamba2")
+        result = patch(model, clean="A gripping film.", corrupted="A tedious film.")
+        places = result.effects()[:2]
+        most = float(places.flat[np.abs(places).argmax()])
+        assert result.verdict().startswith("most in layer 0, ") and f"{most:.3g}" in result.verdict()
+        table = type(result).compare([result], [("a",)])
+        assert (table.heads, table.columns[0]) == (("model", "site"), "most in")
+
+
 def test_every_kind_has_its_test_here() -> None:
     tested = {
         "TestFidelity", "TestPlausibility", "TestSanity", "TestPosition", "TestPrompts", "TestWords", "TestStability",
         "TestStabilityTable", "TestBound", "TestSnr", "TestRetrieval", "TestLoss", "TestLensFit", "TestOverflow",
         "TestInsertion", "TestInfluence", "TestEffect", "TestTrajectory", "TestHeatmap", "TestAttention", "TestExplain",
+        "TestKnockout", "TestPatch",
     }  # fmt: skip
     assert tested <= set(globals())
     assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested
