@@ -23,6 +23,8 @@ TEXTS = (
 )
 DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0), ("negative", "positive"))
 PROMPTS = dict(attacks=["stresstest", "checklist"], template=["Is it good? {content}", "Review: {content}"])
+CHEAP = {"ig": {"steps": 4, "cap": 12}}
+"""Too few gradients to converge: a report says so."""
 PROVENANCE = {
     "date": "2026-01-02T03:04:05+00:00",
     "plan": "title: tests\nmodels: [demo/…]\n",
@@ -61,7 +63,7 @@ def small() -> Report:
     for seed in (0, 1):
         found = ssmscope.position_bias(model, DATA, regions="0%:25%,75%:100%", seed=seed)
         entries.append(entry("position", found, options={"limit": 4, "seed": seed}))
-    found = ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], steps=4)
+    found = ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], option=CHEAP, steps=4)
     return Report("A small report", (*entries, entry("fidelity", found)), PROVENANCE)
 
 
@@ -78,8 +80,16 @@ def real() -> Report:
             entries.append(entry("heatmap", found, heading="What is kept", options={"score": score}, **alone))
         entries += [
             entry("attention", ssmscope.implicit_attention(model.trace(list(TEXTS[:2]))), **alone),
-            entry("explain", ssmscope.explain(model, list(TEXTS[:2]), methods=["ig", "self-retention"]), **alone),
-            entry("fidelity", ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], steps=4), **alone),
+            entry(
+                "explain",
+                ssmscope.explain(model, list(TEXTS[:2]), methods=["ig", "self-retention"], option=CHEAP),
+                **alone,
+            ),
+            entry(
+                "fidelity",
+                ssmscope.fidelity_auc(model, DATA, methods=["self-retention", "ig"], option=CHEAP, steps=4),
+                **alone,
+            ),
             entry("position", ssmscope.position_bias(model, DATA, regions="0%:25%,75%:100%"), **alone),
             entry("stability", ssmscope.stability(model, list(TEXTS)), **alone),
             entry("prompts", ssmscope.prompt_attack(model, DATA, **PROMPTS), **alone),
