@@ -30,6 +30,13 @@ def loud(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
+def doubled(module: nn.Module) -> nn.Module:
+    """The model in float64, experts one after another: the grouped products of transformers 5 have no float64."""
+    if hasattr(module, "set_experts_implementation"):
+        module.set_experts_implementation("eager")
+    return module.double()
+
+
 class TrueFloat64(TorchFunctionMode):
     """Within this mode `.float()` and `.to(torch.float32)` give float64, so that a model in float64 stays there."""
 

@@ -90,12 +90,20 @@ def converted(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.
     ):
         return module
     try:
-        return copy.deepcopy(module).to(device=device, dtype=dtype)
+        return cast(copy.deepcopy(module), dtype, device)
     except BROKEN as error:
         raise InputError(
             f"{type(module).__name__} cannot be copied to {dtype or device} ({reason(error)}): convert it first, and "
             "give neither dtype nor device"
         ) from error
+
+
+def cast(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None) -> PreTrainedModel:
+    """The module itself, with its weights in this dtype, on this device."""
+    module.to(device=device, dtype=dtype)
+    if dtype == torch.float64 and hasattr(module, "set_experts_implementation") and module._can_set_experts_implementation():
+        module.set_experts_implementation("eager")  # the grouped products of transformers 5 have no float64
+    return module
 
 
 def _same(present: torch.device, wanted: torch.device | None) -> bool:

@@ -24,7 +24,7 @@ from ssmscope.model import Model
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import DTYPES, check_depth, check_fields, number, read_object
-from ssmscope.models.in_memory import converted, readable
+from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.quiet import quiet
 from ssmscope.models.stored import (
     BROKEN,
@@ -120,7 +120,7 @@ def load(
         module = _read(where, name)
     model = Model(module, _tokenizer(tokenizer, where), name)
     _try(model)
-    module.to(device=place, dtype=wanted)
+    cast(module, wanted, place)
     if kept is not None:
         kept.models[key] = model
     return model

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 import torch
 from examples import TEXTS, matrices, relative
-from loud import TrueFloat64
+from loud import TrueFloat64, doubled
 
 from ssmscope import ssm
 from ssmscope.edits import PLACES, Edit, contribution, cut_edges, edited, new_state, recorded, replaced
@@ -88,7 +88,7 @@ def precise(model: Model, batch, edits=()) -> torch.Tensor:
 
 
 def test_cut_edges_are_zeros_in_the_matrices(module):
-    model = Model(module.double())
+    model = Model(doubled(module))
     batch = model.encode(ids=IDS)
     sources, targets = (torch.zeros_like(batch.mask) for _ in range(2))
     sources[0, [1, 4]] = sources[1, 2] = True
@@ -104,7 +104,7 @@ def test_cut_edges_are_zeros_in_the_matrices(module):
 
 
 def test_a_token_cut_from_all_is_the_state_without_its_write(module):
-    model = Model(module.double())
+    model = Model(doubled(module))
     batch = model.encode(ids=IDS[:1])
     seen = []
     with torch.no_grad(), TrueFloat64(), model.running(visit=lambda index, layer, scans: seen.append((layer, scans))):
@@ -159,14 +159,14 @@ def test_only_later_tokens_change(model):
     batch = model.encode(ids=IDS[:1])
     plain = model.run(batch).logits
 
-    def doubled(record):
+    def twice(record):
         if isinstance(record, torch.Tensor):
             return 2 * record + 1 if record.is_floating_point() else record
         if isinstance(record, tuple):
-            return tuple(map(doubled, record))
+            return tuple(map(twice, record))
         return record
 
-    found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=doubled(state.ssm)))).logits
+    found = model.run(batch, edits=new_state(4, lambda state, site: replace(state, ssm=twice(state.ssm)))).logits
     assert relative(found[:, :5], plain[:, :5]) < 1e-5
     assert all(relative(found[:, t], plain[:, t]) > 1e-6 for t in range(6, 11))
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from examples import FEW, TEXTS, random_example, relative
-from loud import TrueFloat64, loud
+from loud import TrueFloat64, doubled, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
@@ -26,10 +26,7 @@ REVIEWS = ["a gripping , funny film .", "the plot is a mess and the acting is wo
 
 
 def example(name: str) -> Model:
-    module = loud(random_example(name)).double()
-    if hasattr(module, "set_experts_implementation"):
-        module.set_experts_implementation("eager")  # transformers 5's own has no float64
-    return Model(module)
+    return Model(doubled(loud(random_example(name))))
 
 
 @contextmanager

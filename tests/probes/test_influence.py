@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from examples import FEW, TEXTS, random_example
-from loud import TrueFloat64, loud
+from loud import TrueFloat64, doubled, loud
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
@@ -213,7 +213,7 @@ class TestExact:
     @pytest.mark.parametrize("name", list(FEW))
     def test_the_output_is_autograds_in_float64(self, name):
         """Of the model's own slow path on one text, against copies of padded texts through the fast scans."""
-        model = Model(example(name).module.double())
+        model = Model(doubled(example(name).module))
         batch = model.encode(ids=TEXTS)
         with TrueFloat64():
             found = block_norms(model, of_output(model, batch, "hidden"), batch, LAST, Probes(None))
@@ -231,7 +231,7 @@ class TestExact:
 
     @pytest.mark.parametrize("name", list(FEW))
     def test_a_mixers_are_autograds_in_float64(self, name):
-        model = Model(example(name).module.double())
+        model = Model(doubled(example(name).module))
         batch = model.encode(ids=TEXTS)
         index = model.num_layers - 1
         u = model.trace(batch, keep_inputs=[index]).layers[index].u
