@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from typing import Any
@@ -101,8 +102,9 @@ def converted(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.
 def cast(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None) -> PreTrainedModel:
     """The module itself, with its weights in this dtype, on this device."""
     module.to(device=device, dtype=dtype)
-    if dtype == torch.float64 and hasattr(module, "set_experts_implementation") and module._can_set_experts_implementation():
-        module.set_experts_implementation("eager")  # the grouped products of transformers 5 have no float64
+    if dtype == torch.float64 and hasattr(module, "set_experts_implementation"):
+        with contextlib.suppress(ValueError):  # of a model without experts
+            module.set_experts_implementation("eager")  # the grouped products of transformers 5 have no float64
     return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from examples import EXAMPLES, random_example
 from loud import loud
 from warm import PLAIN
@@ -57,6 +58,16 @@ def test_every_family_is_declared(model):
         assert set(found[name].MODEL_TYPES) == set(LATER[name])
         assert all(kind.__module__ == f"transformers.models.{name}.modeling_{name}" for kind in found[name].MIXERS)
     assert {"granitemoehybrid", "falcon_h1", "jamba", "zamba", "zamba2", "qwen3_next"} <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "jamba", "qwen3_next"])
+def test_experts_run_in_float64_too(name):
+    """Transformers 5's own grouped products know none."""
+    module = loud(random_example(name))
+    model = ssmscope.load(module, dtype="float64")
+    with torch.no_grad():
+        plain = module(torch.tensor([IDS])).logits
+    torch.testing.assert_close(model.run(model.encode(ids=[IDS])).logits.float(), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_family_is_imported_with_its_first_model():
