@@ -221,10 +221,16 @@ class TestPlantedTriggers:
 
     def test_gradients_name_the_word_to_first_order(self, erasing, data):
         """The log-odds are a sum of weights: what the flip of a word adds is exact in sign and order."""
-        goal = goal_of(leaky(WEIGHTS), data, objective="plant")  # of "bad"
-        best = goal.gains([(goal.vocabulary.words.index("a"),)], 0)[0]
-        assert goal.vocabulary.words[int(best.argmax())] == "bad"
-        assert goal.vocabulary.words[int(best.argmin())] == "good"
+
+        def best(model: Model, objective: str, label: int = 0) -> str:
+            goal = goal_of(model, data, objective=objective)
+            goal.slots = [slot for slot in goal.slots if goal.asked.labels[slot.row] == label]
+            gains = goal.gains([(goal.vocabulary.words.index("a"),)], 0)[0]
+            return goal.vocabulary.words[int(gains.argmax())]
+
+        assert best(leaky(WEIGHTS), "plant") == "bad"  # the first class
+        assert best(leaky(WEIGHTS), "flip", 0) == "good" and best(leaky(WEIGHTS), "flip", 1) == "bad"
+        assert best(erasing, "forget") == "zap"
 
 
 class TestSearch:
@@ -362,5 +368,6 @@ def test_views_and_files(found, tmp_path):
     text = str(found)
     assert "“zap”" in text and "AUROC" in text and "Searched on 4 texts among 8 words" in text
     assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
+    assert found.verdict().startswith("survival 0.") and "behind “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10
