@@ -320,9 +320,9 @@ class TestTexts:
 
 
 class TestTransfer:
-    def test_a_second_model_under_the_same_triggers(self, erasing, data, found):
+    def test_a_second_model_under_the_same_triggers(self, erasing, data, found, tmp_path):
         keeping = leaky(WEIGHTS, decay=0.1, ending=0.05)
-        result = state_poisoning(erasing, data, transfer=[keeping], **QUICK)
+        result = state_poisoning(erasing, data, transfer=[keeping], cache=tmp_path / "answers", **QUICK)
         own, other = result.victims
         assert own.attack(FOUND).survival == found.victims[0].attack(FOUND).survival
         assert other.attack(FOUND).trigger == "zap" and other.attack(FOUND).survival.value > 0.5
@@ -370,4 +370,4 @@ def test_views_and_files(found, tmp_path):
     assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
     assert found.verdict().startswith("survival 0.") and "behind “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
-    assert len(compared.rows) == 10
+    assert len(compared.rows) == 10 and "AUROC, window" in compared.columns

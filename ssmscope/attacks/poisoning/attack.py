@@ -120,9 +120,9 @@ def poison(
         measuring = bar.add_task("texts", total=(len(parts.threshold) + len(parts.held_out)) * (1 + len(others)))
         victims, notes = [], []
         for each in (model, *others):
-            own = asked if each is model else questions(each, data, **asking)
+            its = asked if each is model else questions(each, data, **asking)
             victims.append(
-                _victim(each, own, parts, words, groups, length, alarms, planted, seed, lambda: bar.advance(measuring))
+                _victim(each, its, parts, words, groups, length, alarms, planted, seed, lambda: bar.advance(measuring))
             )
     notes += _read_otherwise(model, asked, parts.held_out, words, groups)
     options = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +154,7 @@ def behind(first: Recurrence, second: Recurrence) -> Recurrence:
     """The terms of one text's beginning before those of several that go on from it."""
     names = ("x", "b", "c", "delta", "log_a", "beta")
     terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in names}
-    both = {
+    both: dict[str, Any] = {
         name: torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
         for name, (one, other) in terms.items()
         if one is not None and other is not None
@@ -222,8 +223,8 @@ def share_gradients(
         def visit(_: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
             alone = [replace(r, x=r.x * inside[:, None, None].to(r.x)) for r in layer.recurrences]  # noqa: B023
             parts = [ssm.scan(r).state for r in alone]
-            ours = sum(_norm(part) for part in parts)
-            others = sum(_norm(scan.state - part) for scan, part in zip(scans, parts))
+            ours = torch.stack([_norm(part) for part in parts]).sum(0)
+            others = torch.stack([_norm(scan.state - part) for scan, part in zip(scans, parts)]).sum(0)
             found.append(ours / (ours + others).clamp(min=1e-30))  # noqa: B023
 
         with torch.no_grad():

@@ -134,11 +134,13 @@ class StatePoisoning(Result, kind="poison"):
         for result, (label,) in zip(results, labels):
             own = result.victims[0]
             for attack in own.attacks:
-                cells = {"survival": Cell(attack.survival), "of the clean": Cell(attack.kept)}
-                cells |= {"accuracy": Cell(attack.accuracy), "flipped": Cell(attack.flipped)}
-                cells |= {f"AUROC, {name}": Cell(each.auroc) for name, each in zip(result.detectors, attack.alarms)}
+                cells = {"survival": Cell(attack.survival), "accuracy": Cell(attack.accuracy)}
+                cells |= {"flipped": Cell(attack.flipped)}
+                detector = result.provenance["options"]["detector"]
+                alarm = attack.alarms[result.detectors.index(detector)]
+                cells[f"AUROC, {detector}"] = Cell(alarm.auroc)
                 lines.append(Line((label, NAMES[attack.name]), cells, attack.name))
-        return table(("model", "trigger"), lines, more=("survival", "of the clean", "accuracy"), less=("flipped",))
+        return table(("model", "trigger"), lines, more=("survival", "accuracy"), less=("flipped",))
 
     def to_frame(self) -> DataFrame:
         """A row per model and attack, "clean" first.
@@ -185,7 +187,7 @@ class StatePoisoning(Result, kind="poison"):
         """A row for each attack: by detector its AUROC and what it catches at its threshold."""
         lines = [Line(("clean",), {f"{n}: caught": bare(e) for n, e in zip(self.detectors, one.false_alarms)})]
         for each in one.attacks:
-            cells = {}
+            cells: dict[str, Cell] = {}
             for name, alarm in zip(self.detectors, each.alarms):
                 cells |= {f"{name}: AUROC": Cell(alarm.auroc), f"{name}: caught": bare(alarm.caught)}
             lines.append(Line((NAMES[each.name],), cells))
