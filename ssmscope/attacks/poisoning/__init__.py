@@ -9,6 +9,7 @@ before. `insertion` and `overflow` are the blind members of the family.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -114,26 +115,71 @@ def state_poisoning(
         InputError: a span that no text has before the trigger, fewer than two words for triggers, a transfer to a model
             of another tokenizer, an unknown class, fewer than four texts, and what `Template` and `Evaluator` refuse.
     """
-    from ssmscope.attacks.poisoning.attack import poison
+    from ssmscope.attacks.curves import questions
+    from ssmscope.attacks.poisoning.attack import Parts, measured, other_models, planted_class, read_otherwise, searched
+    from ssmscope.attacks.poisoning.goals import Goal
+    from ssmscope.attacks.poisoning.memory import DETECTORS
+    from ssmscope.attacks.poisoning.result import StatePoisoning
+    from ssmscope.attacks.poisoning.triggers import Vocabulary, slots_of
+    from ssmscope.limits import refuse_reading
+    from ssmscope.progress import on_stderr, progress_bar
+    from ssmscope.results import record_provenance
 
-    return poison(
-        model,
-        data,
-        objective=objective,
-        length=length,
-        place=place,
-        span=span,
-        target=target,
-        vocabulary=vocabulary,
-        train=train,
-        beam=beam,
-        candidates=candidates,
-        sweeps=sweeps,
-        draws=draws,
-        detector=detector,
-        penalty=penalty,
-        alarms=alarms,
-        transfer=transfer or (),
-        asking={"template": template, "words": words, "limit": limit, "cache": cache, "seed": seed},
-        progress=progress,
+    asking: dict[str, Any] = dict(template=template, words=words, limit=limit, cache=cache, seed=seed)
+    asked = questions(model, data, **asking)
+    others = other_models(model, transfer or ())
+    planted = planted_class(asked, target) if objective == "plant" else None
+    known = Vocabulary.of(model, vocabulary, asked.evaluator.words or ())
+    parts = Parts.of(slots_of(model, asked, known.text((0,) * length), place, span), train, seed)
+    number = 4 * (draws + sweeps * length * beam * candidates)
+    tokens = sum(len(slot.before) + length + len(slot.after) for slot in parts.train)
+    refuse_reading(number * tokens, "this search", "search with fewer candidates, sweeps or texts")
+
+    def goal(objective: str, penalty: float) -> Goal:
+        slots = parts.train
+        if objective == "plant":  # what has the planted class already says nothing
+            slots = [slot for slot in slots if asked.labels[slot.row] != planted] or slots
+        return Goal(model, asked, slots, known, objective, planted or 0, detector, length, penalty, alarms)
+
+    goals = {"found": goal(objective, 0.0), "hotflip": goal("flip", 0.0)}
+    goals |= {"adaptive": goal(objective, penalty)} if penalty else {}
+    with progress_bar(on_stderr(progress)) as bar:
+        searching = bar.add_task("searches", total=1 + len(goals))
+        groups, cost = searched(
+            goals, length, draws, candidates, beam, sweeps, seed, functools.partial(bar.advance, searching)
+        )
+        total = (len(parts.threshold) + len(parts.held_out)) * (1 + len(others))
+        advance = functools.partial(bar.advance, bar.add_task("texts", total=total))
+        victims = []
+        for each in (model, *others):
+            its = asked if each is model else questions(each, data, **asking)
+            victims.append(measured(each, its, parts, known, groups, length, alarms, planted, seed, advance))
+    options = {
+        "objective": objective,
+        "length": length,
+        "place": place,
+        "span": span,
+        "target": None if planted is None else asked.classes[planted],
+        "vocabulary": None if vocabulary is None else str(vocabulary),
+        "train": train,
+        "beam": beam,
+        "candidates": candidates,
+        "sweeps": sweeps,
+        "draws": draws,
+        "detector": detector,
+        "penalty": penalty,
+        "alarms": alarms,
+        "transfer": [each.name for each in others] or None,
+        "template": None if asked.template is None else asked.template.text,
+        "words": None if asked.evaluator.words is None else list(asked.evaluator.words),
+        "limit": limit,
+    }
+    return StatePoisoning(
+        provenance=record_provenance(model.source, options=options, seed=seed, data=asked.data),
+        detectors=DETECTORS,
+        texts=(len(parts.train), len(parts.threshold), len(parts.held_out)),
+        vocabulary=len(known),
+        victims=tuple(victims),
+        cost=cost,
+        notes=tuple(read_otherwise(model, asked, parts.held_out, known, groups)),
     )

@@ -91,7 +91,7 @@ class Goal:
 
     def gains(self, triggers: Sequence[Trigger], place: int) -> Float[Tensor, "triggers words"]:
         """To first order, how much each word at a place would add to the goal, without its penalty (HotFlip: Ebrahimi
-        et al. 2018, Eq. 4, summed over texts as in Wallace et al. 2019, Eq. 2)."""
+        et al. 2018, Eq. 4, summed over texts as for the universal triggers of Wallace et al. 2019)."""
         self.gradients += len(triggers) * len(self.slots)
         tokens = self.vocabulary.tokens(triggers)
         if self.objective == "forget":
