@@ -19,7 +19,7 @@ from ssmscope import survival
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
 from ssmscope.attacks.poisoning.goals import Goal, Guided
-from ssmscope.attacks.poisoning.measure import auroc_counts
+from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
 from ssmscope.attacks.poisoning.memory import (
     DETECTORS,
     NOTHING,
@@ -286,6 +286,32 @@ class TestDetectors:
         assert own.attack("adaptive").value < own.attack(FOUND).value
 
 
+def test_a_models_numbers_by_hand():
+    """Six texts, a trigger and the mean of two, of which the second is the first."""
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    zero, steady = np.zeros(6), {each: np.zeros(6) for each in DETECTORS}
+    clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 1, 0]), steady)
+    one = Seen(np.full(6, 0.2), np.array([1, 0, 0, 1, 1, 1]), {**steady, "token": np.arange(6.0)})
+    other = Seen(np.full(6, 0.6), clean.answers, steady)
+    groups = [Tried("found", ((1,),), 0.5, 7), Tried("random", ((0,), (1,)), 0.1, 2)]
+    threshold_texts = [Seen(zero, labels, {each: np.array([0.0, 1.0, 2.0, 3.0]) for each in DETECTORS})]
+    own = victim(
+        "toy", labels, [clean, one, other, one], groups, Vocabulary(("a", "b"), (3, 4)), threshold_texts, 0.5, 1, 0
+    )
+    found, random = own.attacks
+    assert own.accuracy.value == pytest.approx(4 / 6) and own.planted.value == pytest.approx(1 / 3)
+    assert found.trigger == "b" and random.trigger is None and random.triggers == 2
+    assert found.accuracy.value == pytest.approx(5 / 6) and found.flipped.value == pytest.approx(1 / 4)
+    assert found.planted.value == pytest.approx(1 / 3) and found.survival.value == pytest.approx(0.2)
+    assert found.kept.value == pytest.approx(0.25) and random.survival.value == pytest.approx(0.4)
+    assert random.accuracy.value == pytest.approx(4.5 / 6) and random.flipped.value == pytest.approx(1 / 8)
+    token = DETECTORS.index("token")
+    assert own.thresholds[token] == 1 and own.false_alarms[token].value == 0
+    assert found.alarms[token].caught.value == pytest.approx(4 / 6)
+    assert found.alarms[token].auroc.value == pytest.approx(0.5 * 1 / 6 + 5 / 6)
+    assert random.alarms[token].auroc.value == pytest.approx((0.5 + 0.5 * 1 / 6 + 5 / 6) / 2)
+
+
 class TestTexts:
     def test_slots_are_what_the_text_is_read_as(self, erasing, data):
         asked = questions(erasing, data)
@@ -302,6 +328,11 @@ class TestTexts:
         for slot in goal.slots:
             names = erasing.tokenizer.convert_ids_to_tokens(list(slot.before))
             assert [name for name, inside in zip(names, slot.span) if inside] == ["film", "fine"]
+        before = goal_of(erasing, data, span="film fine", place=0.5).slots
+        assert {slot.row for slot in before} == {
+            i for i, text in enumerate(data.texts) if "film fine" in " ".join(text.split()[:3])
+        }
+        assert 0 < len(before) < len(goal.slots)
 
     def test_a_language_model_within_its_template(self, data):
         model = leaky({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, steps={"zap": 40.0}, language=True)
