@@ -29,6 +29,7 @@ GUIDES = {
     "attention": "attention.md",
     "knockout": "interventions.md",
     "patch": "interventions.md",
+    "ablate": "interventions.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
     "plausibility": "explanations.md",
