@@ -30,6 +30,7 @@ GUIDES = {
     "knockout": "interventions.md",
     "patch": "interventions.md",
     "ablate": "interventions.md",
+    "steer": "interventions.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
     "plausibility": "explanations.md",
