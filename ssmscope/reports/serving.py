@@ -279,7 +279,7 @@ STYLE = """
 .prose :is(.ssmscope-live, .ssmscope-effect) :is(table, tbody, thead, tr) { border: 0; }
 .prose :is(.ssmscope-live, .ssmscope-effect) table :is(th, td) { border: 0 solid var(--line); border-width: 0 0 1px;
   padding: 3px 16px 3px 0; }
-.ssmscope-pick .tokens > span, .ssmscope-pick .column { cursor: pointer; }
+.ssmscope-pick .tokens > span { cursor: pointer; }
 .ssmscope-pick .chosen { outline: 2px solid #d1540a; outline-offset: 1px; }
 """
 
@@ -289,7 +289,7 @@ STYLE = """
 SCRIPT = """
 () => {
   document.addEventListener("click", (event) => {
-    const token = event.target.closest(".ssmscope-pick .tokens > span, .ssmscope-pick .columns > .column");
+    const token = event.target.closest(".ssmscope-pick .tokens > span");
     if (!token) return;
     const panel = token.closest("[id^=ssmscope].ssmscope-pick");
     const place = [...token.parentElement.children].filter((one) => one.tagName === "SPAN").indexOf(token);

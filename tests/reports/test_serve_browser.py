@@ -174,7 +174,7 @@ def test_a_clicked_token_shows_its_row(opened, live):
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="ssm")))
     choose(page, "ssmscope-attention-0", "1")
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=1, level="ssm")))
-    page.locator("#ssmscope-given-0 .column").nth(2).click()
+    tokens(page, 0).nth(2).click()
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "2", layer=1, level="ssm")))
     field.fill("99")
     sync.expect(page.locator("#ssmscope-given-0-row .refusal")).to_have_text(
