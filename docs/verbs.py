@@ -38,6 +38,7 @@ GUIDES = {
     "position": "position-bias.md",
     "insertion": "robustness.md",
     "overflow": "robustness.md",
+    "poison": "robustness.md",
     "prompts": "robustness.md",
     "words": "robustness.md",
     "effect": "robustness.md",

@@ -412,6 +412,8 @@ WRONG_VALUES = [
     ("insertion", {"scoring": "x"}, "allowed are likelihood, generated"),
     ("overflow", {"lengths": "0,-4"}, "lengths is -4"),
     ("overflow", {"template": "no place"}, "{content}"),
+    ("poison", {"target": "positive"}, "leave it out, or give objective plant, not forget"),
+    ("poison", {"detector": "tokens"}, "did you mean 'token'?"),
     ("prompts", {"attacks": "stresstst"}, "did you mean 'stresstest'?"),
     ("prompts", {"suffix": "middle"}, "allowed are end, before"),
     ("words", {"recipe": "deepwordbugs"}, "did you mean 'deepwordbug'?"),
