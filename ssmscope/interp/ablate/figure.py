@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -57,7 +57,9 @@ def _map(sheet: Sheet, result: Ablation, layers: list[int], high: float) -> None
         grid[layers.index(unit.layer), unit.head] = result.harm(number).value
     most = max(float(np.nanmax(np.abs(grid))), 1e-12)
     colours = ListedColormap(ramp(SIGNED, 257)[::-1])
-    style = dict(cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest", origin="lower")
+    style: dict[str, Any] = dict(
+        cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest", origin="lower"
+    )
     picture = axes.imshow(grid, **style)
     go = [(result.units[n].head, layers.index(result.units[n].layer)) for n in result.can_go]
     axes.plot(*zip(*go), ".", color=INK, markersize=4) if go else None

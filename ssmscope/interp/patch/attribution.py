@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, 
             raise InputError(f"the layers of {runs.model.name} have no {site}; patch another site")
         metric = (measured(logits, ids[0])[1] - measured(logits, ids[1])[1]).sum()
         points = [point for own in kept[0].values() for point in own]
-        gradients = iter(torch.autograd.grad(metric, points, allow_unused=True))
+        gradients: Iterator[Tensor | None] = iter(torch.autograd.grad(metric, points, allow_unused=True))
     layers = runs.model.num_layers
     found = np.zeros((layers, runs.heads() if site == "head" else len(positions)))
     column = {place: number for number, place in enumerate(positions)}

@@ -32,7 +32,7 @@ class FitData(Examples):
     prefer: tuple[str, ...] = SPLITS
 
     @property
-    def options(self) -> Mapping[str, Option]:
+    def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         found = {**super().options, **options_of(_options)}
         return {name: found[name] for name in ("data", "split", "validation", "length")}
 
