@@ -8,14 +8,12 @@ import inspect
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
+from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope import register
@@ -146,14 +144,14 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
     own = [file for file in written if Path(file).name.startswith("test_")]
     assert len(own) == 2
     passed = run(
-        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contracts", *own,
-        "-k", "leaky or test_remaining or test_order"
+        tmp_path, "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-p", "no:cacheprovider",
+        "tests/contracts", *own, "-k", "leaky or test_remaining or test_order"
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
-    analyze = ("-c", "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))")
+    analyze = "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))"
     plan = tmp_path / "plan.yaml"
     plan.write_text("models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n")
-    printed = run(tmp_path, *analyze, "report", str(plan), "--out", str(tmp_path / "out"), "--json")
+    printed = run(tmp_path, analyze, "report", str(plan), "--out", str(tmp_path / "out"), "--json")
     assert '"verb": "remaining"' in printed and '"state": "done"' in printed
     assert "most is left of" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert {path.suffix for path in (tmp_path / "out").glob("results/*/remaining.*")} == {
@@ -174,11 +172,10 @@ def blocks(page: Path, root: Path) -> list[str]:
     return [name for name, _ in found]
 
 
-def run(root: Path, *arguments: str) -> str:
-    variables: dict[str, Any] = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=root, env=variables, capture_output=True, text=True, timeout=280
-    )
+def run(root: Path, code: str, *arguments: str) -> str:
+    variables = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    first = f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
+    done = TRANSFORMERS.run(first + code, *arguments, cwd=root, env=variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
