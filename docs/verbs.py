@@ -29,6 +29,8 @@ GUIDES = {
     "attention": "attention.md",
     "knockout": "interventions.md",
     "patch": "interventions.md",
+    "ablate": "interventions.md",
+    "steer": "interventions.md",
     "explain": "explanations.md",
     "fidelity": "explanations.md",
     "plausibility": "explanations.md",
