@@ -176,7 +176,8 @@ class StatePoisoning(Result, kind="poison"):
         yield Prose("; ".join(f"{NAMES[each.name]}: “{visible(each.trigger or '')}”" for each in found) + ".")
         train, threshold, held_out = self.texts
         yield Prose(
-            f"Searched on {train:,} texts among {self.vocabulary:,} words: {self.cost.runs:,} runs of a text and "
+            f"Searched on {train:,} text{'s' if train > 1 else ''} among {self.vocabulary:,} words: "
+            f"{self.cost.runs:,} runs of a text and "
             f"{self.cost.gradients:,} gradients in {self.cost.seconds:.1f} s; the search asked about "
             f"{self.victims[0].attack(FOUND).asked:,} triggers. Thresholds from {threshold:,} other clean texts, "
             f"numbers from {held_out:,} further ones."
