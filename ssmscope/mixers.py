@@ -20,6 +20,7 @@ from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
+from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
 
 
@@ -117,6 +118,18 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 
 
 Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]
+
+
+def keeping(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
+    """A `Visit` that puts every mixer's state after the run into a list, after what `visit` does."""
+    found = mixers(module)
+
+    def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        if visit is not None:
+            visit(index, layer, scans)
+        into.append(alone(reader_of(found[index]).state_after(found[index], layer, scans)))
+
+    return keep
 
 
 @contextmanager
