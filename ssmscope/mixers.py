@@ -179,6 +179,15 @@ def fast_scan(
         yield
 
 
+CACHES = ("cache_params", "past_key_values", "state")
+"""What mixers call a cache that they continue from and fill."""
+
+
+@cache
+def _arguments(kind: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind.forward).parameters)[1:]
+
+
 @cache
 def _place_of_cache(kind: Any) -> int | None:
     """How many arguments stand before `use_cache` in a forward pass; None where it takes none of that name."""
@@ -229,12 +238,13 @@ def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **k
 
 
 def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
+    given = dict(zip(_arguments(type(mixer)), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    if (args[1] if len(args) > 1 else kwargs.get("cache_params")) is not None or kwargs.get("state") is not None:
+    if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _computed_by.get():
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader, mask = reader_of(mixer), mask if mask is not None else kwargs.get("attention_mask")
+    reader, mask = reader_of(mixer), mask if mask is not None else given.get("attention_mask")
     instead = _computed_by.get().get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
