@@ -238,7 +238,8 @@ def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **k
 
 
 def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
-    given = dict(zip(_arguments(type(mixer)), args)) | kwargs
+    kind: Any = type(mixer)
+    given = dict(zip(_arguments(kind), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _computed_by.get():
