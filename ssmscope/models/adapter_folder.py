@@ -56,7 +56,8 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
     import peft
 
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             model = peft.PeftModel.from_pretrained(base, str(where), low_cpu_mem_usage=True, local_files_only=True)
             wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
     except BROKEN as error:
