@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.edits import cut_edges
+from ssmscope.cuts import cut_edges
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.tasks.mad import associative_recall
 

@@ -8,6 +8,8 @@ they are given, and nothing of them is left on the model:
         model.logits(batch)
     model.run(batch, edits=[…])
 
+Edges between tokens are cut by `ssmscope.cuts`.
+
 Positions are those of the run: of one that continues from states they count from its own first token.
 """
 
@@ -19,24 +21,21 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ssmscope import ssm
+from ssmscope.attention_layers import attention_changed, attention_layers
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.frozen import LEVELS
 from ssmscope.intercept import Before, watched
 from ssmscope.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
-from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
-Place = Literal["residual", "input", "convolution", "terms", "state", "scans", "output"]
+Place = Literal["residual", "input", "convolution", "terms", "state", "scans", "output", "attention"]
 PLACES: tuple[str, ...] = get_args(Place)
 """Where an edit acts, in the order of a layer's run, with what its function gets and gives:
 
@@ -47,6 +46,8 @@ terms: the `LayerTrace`.
 state: the `LayerState` after token `after`, from which the later tokens continue.
 scans: a `Scan` for each recurrence; their states are not read again.
 output: the mixer's output, (batch, length, width).
+attention: which keys every query of a layer of softmax attention reads, (batch, heads or 1, queries, keys) bool. Its
+    layers are counted by themselves, those of `attention_layers`; keys of states stand before the run's own.
 """
 
 
@@ -55,8 +56,8 @@ class Site:
     """Where a function is asked to change something.
 
     Attributes:
-        layer: the number of the layer.
-        mixer: its mixer.
+        layer: the number of the layer; of softmax attention, among the layers of attention.
+        mixer: its mixer, or what attends.
         start: the position of the first token that the value holds; not 0 where states after tokens are edited.
         part: which of the layer's convolutions it is, of a layer that has several.
         trace: the layer's terms, where a change of "scans" is asked for.
@@ -142,12 +143,13 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
     """
     module, found = model.module, mixers(model.module)
     every = (*edits_of(module), *([edits] if isinstance(edits, Edit) else edits))
+    attention = [edit for edit in every if edit.place == "attention"]
     for edit in every:
-        absent = [layer for layer in edit.layers or () if not 0 <= layer < len(found)]
+        known = len(attention_layers(module) if edit in attention else found)
+        absent = [layer for layer in edit.layers or () if not 0 <= layer < known]
         if absent:
-            raise InputError(
-                f"{edit.name}: there is no layer {absent[0]}; the model has the layers 0 to {len(found) - 1}"
-            )
+            which = f"the layers 0 to {known - 1}" if known else "no layers of softmax attention"
+            raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
     entering: dict[int, Callable[[Tensor], Tensor]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
@@ -166,9 +168,18 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
             around.enter_context(computed_by(instead, entering))
             around.enter_context(watched(before=blocks))
             around.enter_context(fast_scan(module))
+            if attention:
+                around.enter_context(attention_changed(module, partial(_read_by, attention)))
             yield
     finally:
         _active.reset(token)
+
+
+def _read_by(edits: Sequence[Edit], layer: int, part: nn.Module, reads: Tensor) -> Tensor:
+    """What queries of a layer of attention read under its edits."""
+    for edit in edits:
+        reads = edit.change(reads, Site(layer, part)) if edit.acts_in(layer) else reads
+    return reads
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -330,111 +341,8 @@ def replaced(
     options = {"positions": where, "heads": heads and list(heads)}
     tensors = list(values.values()) if isinstance(values, Mapping) else [values]
     own = tuple(rows) if rows is not None else None if layers is None else tuple(layers)
-    key = _digest([place, own, options], [*tensors, *(rows or {}).values()])
+    key = digest([place, own, options], [*tensors, *(rows or {}).values()])
     return Edit(f"{place} replaced", place, change, own, options=options, key=key)
-
-
-def cut_edges(
-    sources: Sequence[int] | Tensor,
-    targets: Sequence[int] | Tensor,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    recurrences: Sequence[int] | None = None,
-    level: str = "ssm",
-    rows: Mapping[int, Tensor] | None = None,
-) -> Edit:
-    """Cut the edges from source tokens to target tokens: what sources wrote into the state is not read at targets.
-
-    Of y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are taken away at every t among the targets
-    (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8). It is one scan of
-    the sources' writes alone, and exact. The token's own D x_t stays, which passes no state. Everything else, gate and
-    norm included, is computed from what is left.
-
-    Args:
-        sources, targets: positions, or (batch, length) bool.
-        layers: in which; all by default.
-        heads: whose edges; all by default.
-        recurrences: of which of a layer's recurrences, by their numbers in its trace, those that a GroupMamba's module
-            borrows after its own; all by default.
-        level: "ssm", of what is written into the state at a source; "block", of what a source gives to the input of the
-            convolution, which comes to be written with the tokens after it too (its activation frozen).
-        rows: by layer, whose edges are cut there: (batch,) or (batch, heads) bool; of all rows by default.
-
-    Raises:
-        InputError: another level.
-    """
-
-    if level not in LEVELS:
-        raise InputError(f"unknown level {level!r}; allowed are {', '.join(LEVELS)}{did_you_mean(level, LEVELS)}")
-
-    def mask(chosen: Sequence[int] | Tensor, like: Tensor) -> Tensor:
-        if isinstance(chosen, Tensor):
-            return chosen.to(like.device)
-        found = torch.zeros(like.shape[:2], dtype=torch.bool, device=like.device)
-        found[:, list(chosen)] = True
-        return found
-
-    def change(scans: tuple[Scan, ...], site: Site) -> tuple[Scan, ...]:
-        layer, reader = site.trace, reader_of(site.mixer)
-        assert layer is not None
-        like = layer.recurrences[0].x
-        own = torch.ones(1, like.shape[2], dtype=torch.bool, device=like.device)
-        if heads is not None:
-            own = torch.zeros_like(own)
-            own[:, list(heads)] = True
-        if rows is not None:
-            if site.layer not in rows:
-                return scans
-            chosen = rows[site.layer].to(like.device)
-            own = own & (chosen.unsqueeze(-1) if chosen.ndim == 1 else chosen)
-        cut, read = mask(sources, like).unsqueeze(-1) & own.unsqueeze(1), mask(targets, like)
-        paths = reader.frozen(site.mixer, layer).paths if level == "block" else ()
-
-        def part(number: int, recurrence: Recurrence, late: int = 0) -> Tensor:
-            if recurrences is not None and number not in recurrences:
-                return torch.zeros_like(recurrence.x)
-            x = torch.where(cut.unsqueeze(-1), recurrence.x, 0)
-            if paths and not late:  # RWKV, which reads late, has no convolution before its recurrence
-                entry, width = paths[number].entry, recurrence.shape[3]
-                source = torch.where(cut.repeat_interleave(width, dim=2), entry.source, 0)
-                x = paths[number].written(entry.values(source, False), False)
-            at = torch.zeros_like(read)
-            at[:, : at.shape[1] - late] = read[:, late:]
-            return contribution(recurrence, x, at)
-
-        if hasattr(reader, "without"):
-            return reader.without(site.mixer, layer, scans, part)
-        each = enumerate(zip(scans, layer.recurrences))
-        return tuple(scan._replace(y=scan.y - part(number, recurrence)) for number, (scan, recurrence) in each)
-
-    tensors = [each if isinstance(each, Tensor) else None for each in (sources, targets)]
-    options: dict[str, Any] = {
-        name: "by row" if isinstance(each, Tensor) else list(each)
-        for name, each in (("sources", sources), ("targets", targets))
-    }
-    options |= {"heads": heads and list(heads), "recurrences": recurrences and list(recurrences), "level": level}
-    where = tuple(rows) if layers is None and rows is not None else layers
-    where = None if where is None else tuple(where)
-    key = _digest([where, options], [*tensors, *(rows or {}).values()])
-    return Edit("edges cut", "scans", change, where, options=options, key=key)
-
-
-def contribution(
-    recurrence: Recurrence, x: Float[Tensor, "batch length heads width"], targets: Bool[Tensor, "batch length"]
-) -> Float[Tensor, "batch length heads width"]:
-    """Σ_s α[t, s] x_s, without D, at every t among the targets and 0 elsewhere: one scan of these inputs alone, between
-    the first that is not 0 and the last target."""
-    result = torch.zeros_like(recurrence.x)
-    places = x.flatten(2).any(-1)
-    rows, reads = places.any(1).nonzero().flatten(), targets.any(0).nonzero().flatten()
-    if not len(rows) or not len(reads):
-        return result
-    row, time = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(places.any(0).nonzero()[0]), int(reads[-1]) + 1)
-    if time.start < time.stop:
-        written = replace(recurrence, x=x, D=None).of_rows(row.start, row.stop).between(time.start, time.stop)
-        result[row, time] = ssm.scan(written).y * targets[row, time, None, None].to(result)
-    return result
 
 
 def new_state(
@@ -459,7 +367,8 @@ def recorded(place: Place, into: dict[Any, Any], *, layers: Sequence[int] | None
     return Edit(f"{place} recorded", place, keep, None if layers is None else tuple(layers))
 
 
-def _digest(described: Any, tensors: Sequence[Tensor | None]) -> str:
+def digest(described: Any, tensors: Sequence[Tensor | None]) -> str:
+    """An edit's key, from what it was made with."""
     found = hashlib.sha256(json.dumps(described).encode())
     for tensor in tensors:
         if tensor is not None:
@@ -474,8 +383,7 @@ __all__ = [
     "Edit",
     "Place",
     "Site",
-    "contribution",
-    "cut_edges",
+    "digest",
     "edited",
     "new_state",
     "recorded",

@@ -20,6 +20,7 @@ from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
+from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
 
 
@@ -119,6 +120,18 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]
 
 
+def keeping(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
+    """A `Visit` that puts every mixer's state after the run into a list, after what `visit` does."""
+    found = mixers(module)
+
+    def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        if visit is not None:
+            visit(index, layer, scans)
+        into.append(alone(reader_of(found[index]).state_after(found[index], layer, scans)))
+
+    return keep
+
+
 @contextmanager
 def fast_scan(
     module: nn.Module,
@@ -164,6 +177,15 @@ def fast_scan(
                 around.enter_context(reader.reading(module))
         around.enter_context(taken_over(handlers))
         yield
+
+
+CACHES = ("cache_params", "past_key_values", "state")
+"""What mixers call a cache that they continue from and fill."""
+
+
+@cache
+def _arguments(kind: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind.forward).parameters)[1:]
 
 
 @cache
@@ -216,12 +238,14 @@ def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **k
 
 
 def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
+    kind: Any = type(mixer)
+    given = dict(zip(_arguments(kind), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
-    if (args[1] if len(args) > 1 else kwargs.get("cache_params")) is not None or kwargs.get("state") is not None:
+    if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _computed_by.get():
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader, mask = reader_of(mixer), mask if mask is not None else kwargs.get("attention_mask")
+    reader, mask = reader_of(mixer), mask if mask is not None else given.get("attention_mask")
     instead = _computed_by.get().get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ssm
+from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
@@ -19,7 +21,7 @@ from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
-from ssmscope.mixers import Visit, fast_scan, known_mixers, mixers, reader_of, stored_weights
+from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
@@ -28,7 +30,7 @@ TextsLike = str | Sequence[str] | Batch | Trace
 
 class Run(NamedTuple):
     """Logits at every position, (batch, length, vocabulary) (a classifier's, or those at each text's last position:
-    (batch, classes)), and the state from which `Model.run` continues."""
+    (batch, classes)), and the states from which `Model.run` continues: of the mixers, then of softmax attention."""
 
     logits: Tensor
     states: tuple[LayerState, ...]
@@ -212,22 +214,29 @@ class Model:
         states: Sequence[LayerState] | None = None,
         retention: bool = False,
         visit: Visit | None = None,
+        keep: list[LayerState] | None = None,
     ) -> Iterator[None]:
-        """`fast_scan` of the module in evaluation; on leaving its parts are in the modes that they were in before.
+        """`fast_scan` of the module in evaluation; on leaving its parts are in the modes that they were in before, and
+        `keep` has the states after the run: of every state-space layer, then of every layer of softmax attention.
 
         Raises:
-            InputError: as `fast_scan`, and for states of a model in which more than the state-space layers looks back.
+            InputError: as `fast_scan`, and for states of a model in which something looks back that keeps none.
         """
         if states is not None and not self.continues:
             raise InputError(
-                f"{self.name} cannot continue from the states of its state-space layers: other parts of it look back "
-                "too, as attention does; run the whole text"
+                f"{self.name} cannot continue from its states: something looks back that keeps none, or attention is "
+                f"neither {' nor '.join(IMPLEMENTATIONS)}; run the whole text"
             )
+        attended: list[LayerState] | None = None if keep is None else []
+        visit = visit if keep is None else keeping(self.module, keep, visit)
         with (
             evaluating(self.module),
             fast_scan(self.module, mask=mask, states=states, retention=retention, visit=visit),
+            attending(self.module, mask=mask, states=states and states[self.num_layers :], keep=attended),
         ):
             yield
+        if keep is not None and attended:
+            keep += attended
 
     def run(
         self,
@@ -239,37 +248,29 @@ class Model:
     ) -> Run:
         """Logits and the state after the batch; from `states`, a continuation of the run that gave them.
 
-        A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a
-        padded batch every row continues from its own last real position. With `last_only` a language model's logits
-        are those at each text's last position. `edits` change what its layers compute, see `ssmscope.edits`.
+        A text cut in two, the second part run from the first's states, gives the logits of the whole text. In a padded
+        batch every row continues from its own last real position. With `last_only` a language model's logits are
+        those at each text's last position. `edits` change what its layers compute, see `ssmscope.edits`.
 
         Raises:
-            InputError: for states of a model in which more than the state-space layers looks back, as attention does;
-                and as `edited`.
+            InputError: as `running` and `edited`.
         """
         after: list[LayerState] = []
-
-        def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
-            mixer = self.mixers[index]
-            after.append(reader_of(mixer).state_after(mixer, layer, scans))
-
         with ExitStack() as around:
             if edits:
                 around.enter_context(edited(self, edits))
-            around.enter_context(self.running(mask=batch.mask, states=states, visit=keep))
-            with torch.no_grad():
-                logits = self.forward(batch, last_only=last_only)
+            around.enter_context(self.running(mask=batch.mask, states=states, keep=after))
+            around.enter_context(torch.no_grad())
+            logits = self.forward(batch, last_only=last_only)
         return Run(logits, tuple(after))
 
     @property
     def continues(self) -> bool:
-        """Whether a run can go on from the states of the state-space layers: whether nothing else looks back. Found by
-        the names of the model's parts and, once, by a short text run in two pieces."""
+        """Whether a run can go on from states: whether nothing looks back that keeps none. Found by the names of the
+        model's parts and, once, by a short text run in two pieces, unedited."""
         if "_continues" not in self.__dict__:
-            within = {id(part) for mixer in self.mixers for part in mixer.modules()}
-            others = (part for part in self.module.modules() if id(part) not in within)
-            attends = any("attention" in type(part).__name__.lower() for part in others)
-            self.__dict__["_continues"] = not attends and (self.channels is not None or self._runs_in_two())
+            kept, pixels = keeps_caches(self.module), self.channels is not None
+            self.__dict__["_continues"] = kept and (pixels or Context().run(self._runs_in_two))
         return self.__dict__["_continues"]
 
     def _runs_in_two(self) -> bool:
@@ -413,9 +414,9 @@ class Model:
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
         if batch.values is not None:
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
-            return self._checked(logits) if checked else logits
-        arguments = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-        logits = self._logits(arguments, batch.last if last_only else None)
+        else:
+            given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
+            logits = self._logits(given, batch.last if last_only else None)
         return self._checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:

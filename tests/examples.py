@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -68,6 +69,17 @@ def random_example(name: str) -> nn.Module:
     made = _MADE[EXAMPLES[name][0]]
     torch.set_rng_state(made.drawn)
     return copy.deepcopy(made.models[name])
+
+
+def own_output(mixer: nn.Module, u: torch.Tensor) -> torch.Tensor:
+    """What a mixer's own forward pass makes of its input, given what it wants beside that: positions, no mask and no
+    cache, and no rotations, which it does not read."""
+    named = list(inspect.signature(type(mixer).forward).parameters.values())[2:]
+    needs = [each.name for each in named if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    given: dict[str, Any] = {"position_ids": torch.arange(u.shape[1]).unsqueeze(0)}
+    more = {"use_cache": False} if "use_cache" in (each.name for each in named) else {}
+    own = mixer(u, **{name: given.get(name) for name in needs}, **more)
+    return own[0] if isinstance(own, tuple) else own
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:

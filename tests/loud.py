@@ -34,7 +34,11 @@ def doubled(module: nn.Module) -> nn.Module:
     """The model in float64, experts one after another: the grouped products of transformers 5 have no float64."""
     if hasattr(module, "set_experts_implementation"):
         module.set_experts_implementation("eager")
-    return module.double()
+    module.double()
+    for part in module.modules():
+        if hasattr(part, "decay_factors"):  # kept in float32 where a MiniMax is made
+            part.query_decay, part.key_decay, part.diagonal_decay = part.decay_factors(part.slope_rate)
+    return module
 
 
 class TrueFloat64(TorchFunctionMode):
@@ -46,6 +50,8 @@ class TrueFloat64(TorchFunctionMode):
             return args[0].double()
         if func is torch.Tensor.to:
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if func is torch.Tensor.type and args[1:] == (torch.float32,):
+            return args[0].double()
         if not kwargs:
             return func(*args)
         if kwargs.get("dtype") is torch.float32:

@@ -373,6 +373,6 @@ def test_states_are_refused_where_more_looks_back(kind):
     block.forward = lambda hidden, *args, **kwargs: own(block, hidden + extra(hidden), *args, **kwargs)
     hybrid = Model(module, name="hybrid")
     states = hybrid.run(hybrid.encode(ids=[5, 17, 3])).states
-    with pytest.raises(InputError, match="hybrid cannot continue from the states") as refused:
+    with pytest.raises(InputError, match="hybrid cannot continue from its states") as refused:
         hybrid.run(hybrid.encode(ids=[9, 9]), states)
     assert "\n" not in str(refused.value)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"mixers", "batching", "progress", "edits"}
+READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -46,9 +46,12 @@ MAY_IMPORT = {
     "survival": {"errors", "scans", "matrices", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
-    "mixers": READ - {"mixers", "fingerprint", "edits"},
-    "edits": READ - {"fingerprint", "edits"},
-    "model": READ | {"encoding"},
+    "states": {"trace"},
+    "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts"},
+    "attention_layers": {"intercept", "trace", "states", "mixers"},
+    "edits": READ - {"fingerprint", "edits", "cuts"},
+    "cuts": READ - {"fingerprint", "cuts"},
+    "model": READ - {"cuts"} | {"encoding"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
     "shipped": set(),

@@ -20,11 +20,11 @@ from ssmscope.evaluation.forking import Rows, as_bytes, forked, whole
 from ssmscope.evaluation.generating import Speaker
 from ssmscope.evaluation.running import Read, continues, run_pieces, states_together, tokens_together
 from ssmscope.evaluation.scoring import Paths, log_probabilities, table
-from ssmscope.evaluation.states import States
 from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.template import Template
 from ssmscope.evaluation.verbalizer import Named, checked_words, label_words_after
 from ssmscope.model import Model
+from ssmscope.states import States
 
 SCORINGS = ("likelihood", "generated")
 NO_LIMIT = 2**62

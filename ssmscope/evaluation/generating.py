@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import run_batch
-from ssmscope.evaluation.states import States, gathered
+from ssmscope.states import States, gathered
 
 if TYPE_CHECKING:
     from ssmscope.model import Model

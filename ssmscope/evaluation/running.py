@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ssmscope import ssm
+from ssmscope.attention_layers import AttentionState
 from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import Pieces, Rows
-from ssmscope.evaluation.states import States, alone, gathered, joined, size
-from ssmscope.mixers import reader_of
 from ssmscope.model import Model, Run
-from ssmscope.trace import LayerState, LayerTrace
+from ssmscope.states import States, gathered, joined, size
+from ssmscope.trace import LayerState
 
 NUMBERS_AT_ONCE = 2**19
 """How many numbers, tokens times the model's width, are in a batch on a CPU: more fall out of its caches."""
@@ -124,19 +123,14 @@ def run_batch(
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
     after: list[LayerState] = []
-    mixers = model.mixers
-
-    def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
-        after.append(alone(reader_of(mixers[index]).state_after(mixers[index], layer, scans)))
-
-    with torch.no_grad(), model.running(mask=batch.mask, states=states, visit=visit if keep else None):
+    with torch.no_grad(), model.running(mask=batch.mask, states=states, keep=after if keep else None):
         logits = model.forward(batch, last_only=True)
     return Run(logits, tuple(after))
 
 
 def continues(model: Model, rows: Rows) -> tuple[bool, int]:
-    """Whether a run in two parts is the whole run, as it is where nothing but the state-space layers looks back, and
-    how many bytes a row's states have.
+    """Whether a run in two parts is the whole run, as it is where nothing looks back that keeps no state, and how many
+    bytes a row's states have: with kept keys and values, the longest's.
 
     Tried with a few of the rows: long ones are cut, short ones repeated.
     """
@@ -155,7 +149,10 @@ def continues(model: Model, rows: Rows) -> tuple[bool, int]:
     expected, found = expected.double(), found.double()
     spread = (expected - expected.mean(-1, keepdim=True)).abs().amax(-1)
     allowed = max(1e-3, 16 * torch.finfo(next(model.module.parameters()).dtype).eps)
-    return bool(((found - expected).abs().amax(-1) <= allowed * spread).all()), size(first.states) // len(tried)
+    grow = [state for state in first.states if isinstance(state, AttentionState)]
+    each = sum(size((state,)) // state.places.numel() for state in grow) * int(rows.lengths.max())
+    each += size(tuple(state for state in first.states if not isinstance(state, AttentionState))) // len(tried)
+    return bool(((found - expected).abs().amax(-1) <= allowed * spread).all()), each
 
 
 def _index(places: Int[np.ndarray, " rows"], model: Model) -> Tensor:

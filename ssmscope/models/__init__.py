@@ -21,11 +21,13 @@ LATER: dict[str, tuple[str, ...]] = {
     "falcon_h1": ("falcon_h1",),
     "granitemoehybrid": ("granitemoehybrid",),
     "jamba": ("jamba",),
+    "minimax": ("minimax",),
     "nemotron_h": ("nemotron_h",),
     "olmo_hybrid": ("olmo_hybrid",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
     "qwen3_next": ("qwen3_next",),
+    "recurrent_gemma": ("recurrent_gemma",),
     "zamba": ("zamba",),
     "zamba2": ("zamba2",),
 }

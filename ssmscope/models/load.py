@@ -21,6 +21,7 @@ from torch import nn
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
+from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import DTYPES, check_depth, check_fields, number, read_object
@@ -30,6 +31,8 @@ from ssmscope.models.stored import (
     BROKEN,
     check_kinds,
     check_names,
+    check_not_quantised,
+    check_other_layouts,
     check_tied,
     contents,
     outline,
@@ -82,8 +85,9 @@ def load(
     Nothing of a model's code is ever run, and no question is asked: transformers' own classes and ours read the files.
 
     Args:
-        source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout; a file with a selective SSM's state
-            dict; a model's id on the Hugging Face hub; or a transformers model in memory.
+        source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout, or with an adapter, whose model is
+            found by the name in its configuration; a file with a selective SSM's state dict; a model's id on the
+            Hugging Face hub; or a transformers model in memory.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default float32 on a CPU, as stored on a GPU. A model in
             memory keeps its own unless one is given.
@@ -117,8 +121,11 @@ def load(
     if kept is not None and (found := kept.recall(key)) is not None:
         return found
     with quiet():
-        module = _read(where, name)
-    model = Model(module, _tokenizer(tokenizer, where), name)
+        base = base_of(where, name, locate) if is_adapter(where) else where
+        module = _read(base, name if base is where else str(base))
+        module = module if base is where else with_adapter(module, where, name)
+    own = _tokenizer(tokenizer, where)
+    model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
     _try(model)
     cast(module, wanted, place)
     if kept is not None:
@@ -244,18 +251,15 @@ def _short(name: str) -> str:
 
 def _read(where: Path, name: str) -> nn.Module:
     if where.is_file():
+        check_other_layouts(where, name)
         if where.suffix == ".safetensors":
             raise InputError(f"{name} is a file of weights without a configuration: give the directory that holds both")
         return read_selective(where)
     if not where.is_dir():
         raise InputError(f"{name} is neither a directory nor a file: a model's directory holds config.json and weights")
-    if (where / "adapter_config.json").exists():
-        raise InputError(
-            f"{name} holds an adapter (adapter_config.json), not a model: load both with peft and give load() that "
-            "model, or merge them, save the model and give its directory"
-        )
     file = where / "config.json"
     if not file.is_file():
+        check_other_layouts(where, name)
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
     if is_mamba_ssm(config):
@@ -285,6 +289,8 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 
 def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.Module:
     kind = fields["model_type"]
+    check_not_quantised(fields, name)
+    check_other_layouts(where, name)
     files = weight_files(where)
     held = contents(files)
     check_depth(fields, len(held.tensors), name)
@@ -307,8 +313,7 @@ def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.
             f"{name} is a {type(empty).__name__}, which has no state-space layer that can be read; "
             f"these types can: {', '.join(readable_types())}"
         )
-    if not fields.get("quantization_config"):
-        check_kinds(empty, held.tensors, name)
+    check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
         module, info = auto.from_pretrained(

@@ -118,6 +118,45 @@ def weight_files(directory: Path) -> list[Path]:
     raise InputError(f"{directory} has no weights: neither {SAFETENSORS} nor {PICKLED}")
 
 
+def check_other_layouts(where: Path, name: str) -> None:
+    """Refuse files of llama.cpp, and a folder in which there are checkpoints and no model.
+
+    Raises:
+        InputError: as said.
+    """
+    within = sorted(where.iterdir()) if where.is_dir() else [where]
+    layouts = [SAFETENSORS, PICKLED, f"{SAFETENSORS}.index.json", f"{PICKLED}.index.json"]
+    if any(each.name in layouts for each in within):
+        return
+    if any(each.suffix.lower() == ".gguf" for each in within):
+        raise InputError(
+            f"{name} holds weights in GGUF (of llama.cpp), which is not read; give the directory, with config.json "
+            "and safetensors, that they were made from"
+        )
+    steps = {each: each.name.partition("checkpoint-")[2] for each in within if each.name.startswith("checkpoint-")}
+    saved = [each for each, step in steps.items() if step.isdecimal() and (each / "config.json").is_file()]
+    if saved:
+        latest = max(saved, key=lambda each: int(steps[each]))
+        many = f"{len(saved)} checkpoints" if len(saved) > 1 else "a checkpoint"
+        raise InputError(f"{name} is a folder with {many} and no model of its own: give {latest}")
+
+
+def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
+    """Refuse a model whose configuration says that its weights are quantised.
+
+    Raises:
+        InputError: as said.
+    """
+    found = fields.get("quantization_config")
+    if found:
+        how = found.get("quant_method") if isinstance(found, Mapping) else None
+        how = f" ({how})" if isinstance(how, str) else ""
+        raise InputError(
+            f"the weights of {name} are quantised{how:.40}, which is not read: give the model that was quantised, or "
+            "save one whose weights are dequantised"
+        )
+
+
 class Contents(NamedTuple):
     """What a model's files hold."""
 

@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ssmscope import mixers, ssm
+from ssmscope import mixers
 from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
-from ssmscope.evaluation.states import States, alone, gathered
-from ssmscope.mixers import reader_of
 from ssmscope.model import Model
-from ssmscope.trace import LayerState, LayerTrace
+from ssmscope.states import States, gathered
+from ssmscope.trace import LayerState
 
 PIECE = 2048
 """How many tokens of a row run at once where a model continues from its states."""
@@ -46,8 +45,7 @@ class Piece:
 def pieces_of(model: Model, rows: Rows, *, piece: int = PIECE) -> Iterator[Piece]:
     """Run every row once, in batches of alike length, at most `piece` tokens of a row at a time.
 
-    A model that does not continue from its states, as one with attention between its state-space layers, runs every row
-    whole (`continues` tries it).
+    A model that does not continue from its states runs every row whole (`continues` tries it).
     """
     lengths = rows.lengths
     longest = int(lengths.max(initial=1))
@@ -70,14 +68,9 @@ def _run(
     model: Model, ids: Int[np.ndarray, "rows width"], mask: np.ndarray, states: States | None, *, keep: bool
 ) -> tuple[Tensor, States]:
     after: list[LayerState] = []
-    mixers = model.mixers
-
-    def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
-        after.append(alone(reader_of(mixers[index]).state_after(mixers[index], layer, scans)))
-
     real = torch.from_numpy(mask).to(model.device)
     given = {"input_ids": torch.from_numpy(ids).to(model.device), "attention_mask": real.long()}
-    with torch.no_grad(), model.running(mask=real, states=states, visit=visit if keep else None):
+    with torch.no_grad(), model.running(mask=real, states=states, keep=after if keep else None):
         hidden = model.module.base_model(**given, use_cache=False).last_hidden_state
     return hidden, tuple(after)
 

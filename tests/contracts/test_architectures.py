@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
-from examples import HYBRIDS, TEXTS, decayed, log_decay, relative
-from loud import TrueFloat64
+from examples import HYBRIDS, TEXTS, decayed, log_decay, own_output, random_example, relative
+from loud import TrueFloat64, doubled
 
 import ssmscope.models
 from ssmscope import ssm
+from ssmscope.attention_layers import AttentionState
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
+from ssmscope.models.parts import BY_WEIGHT
 from ssmscope.shipped import readable_types
+from ssmscope.states import gathered, joined
 from ssmscope.trace import LayerTrace
 
 
 def mixer_runs(module, dtype: torch.dtype, length: int = 23):
     """Each mixer of the model with a random input and its own output."""
-    module = module.to(dtype)
+    module = doubled(module) if dtype == torch.float64 else module.to(dtype)
     torch.manual_seed(1)
     for mixer in mixers(module):
         width = module.config.hidden_size
         u = torch.randn(2, length, width, dtype=dtype)
         with torch.no_grad():
-            if dtype == torch.float64:
-                with TrueFloat64():
-                    own = mixer(u)
-            else:
-                own = mixer(u)
-        yield mixer, u, own[0] if isinstance(own, tuple) else own
+            with TrueFloat64() if dtype == torch.float64 else nullcontext():
+                own = own_output(mixer, u)
+        yield mixer, u, own
 
 
 def recomputed(mixer, u, mutate: Callable[[LayerTrace], LayerTrace] | None = None) -> torch.Tensor:
@@ -167,8 +168,8 @@ def test_a_run_continues_from_its_state(model, request):
     heads, tails = [t[:2] for t in TEXTS], [t[2:] for t in TEXTS]
     first = model.run(model.encode(ids=heads))
     if not model.continues:
-        assert request.node.callspec.params["module"] in HYBRIDS
-        with pytest.raises(InputError, match="cannot continue from the states of its state-space layers"):
+        assert request.node.callspec.params["module"] in set(HYBRIDS) - set(CONTINUING)
+        with pytest.raises(InputError, match="cannot continue from its states: something looks back that keeps none"):
             model.run(model.encode(ids=tails), first.states)
         return
     second = model.run(model.encode(ids=tails), first.states)
@@ -178,6 +179,57 @@ def test_a_run_continues_from_its_state(model, request):
     for a, b in zip(second.states, whole.states):
         for one, other in zip(a.ssm, b.ssm):
             assert relative(one, other) < 1e-5
+
+
+CONTINUING = [name for name in HYBRIDS if BY_WEIGHT or name != "recurrent_gemma"]
+"""All but one of which transformers 4.57 keeps the keys and values in the layer."""
+PREFIXES, NEXT, LAST = [TEXTS[0][:7], TEXTS[2][:4]], [[8, 2, 11], [44, 45]], [[3], [90, 17, 5, 6]]
+
+
+@pytest.mark.parametrize("module", CONTINUING, indirect=True)
+def test_hybrids_continue_with_their_keys_and_values(module):
+    """Prefixes of two lengths, each continued in two ways, and these by further tokens: as the whole texts."""
+    model = Model(doubled(module))
+    with TrueFloat64():
+        prefix = model.run(model.encode(ids=PREFIXES)).states
+        kept = prefix[model.num_layers :]
+        assert kept and all(isinstance(state, AttentionState) and state.keys.shape[1] == 7 for state in kept)
+        before = [t.clone() for state in kept for t in (state.keys, state.values, state.places)]
+        chosen = torch.tensor([1, 0, 0, 1])  # a prefix's own cache, once for each that goes on from it
+        second = model.run(model.encode(ids=[NEXT[0], NEXT[0], NEXT[1], NEXT[1]]), gathered(prefix, chosen))
+        third = model.run(model.encode(ids=[LAST[0], LAST[1], LAST[0], LAST[1]]), second.states)
+        for row, (at, own, last) in enumerate(zip(chosen, (0, 0, 1, 1), (0, 1, 0, 1))):
+            text = [*PREFIXES[at], *NEXT[own], *LAST[last]]
+            expected = model.run(model.encode(ids=[text])).logits[0, -len(LAST[last]) :]
+            assert relative(third.logits[row, : len(LAST[last])], expected) < 1e-10
+        assert all(torch.equal(a, b) for a, b in zip(before, (t for s in kept for t in (s.keys, s.values, s.places))))
+
+        alone = joined([model.run(model.encode(ids=[ids])).states for ids in PREFIXES])
+        again = model.run(model.encode(ids=NEXT), alone).logits
+        assert relative(again[0], second.logits[1]) < 1e-10 and relative(again[1, :2], second.logits[3, :2]) < 1e-10
+        empty = [replace(state, values=torch.zeros_like(state.values)) for state in kept]
+        other = model.run(model.encode(ids=NEXT), (*prefix[: model.num_layers], *empty)).logits
+        assert relative(other[0], again[0]) > 1e-6
+
+
+@pytest.mark.parametrize("module", CONTINUING, indirect=True)
+def test_hybrids_continue_from_texts_padded_on_the_left(module):
+    model = Model(doubled(module))
+    batch = model.encode(ids=PREFIXES)
+    batch.input_ids[1], batch.mask[1] = batch.input_ids[1].roll(3), batch.mask[1].roll(3)
+    with TrueFloat64():
+        found = model.run(model.encode(ids=NEXT), model.run(batch).states).logits
+        for row, (prefix, after) in enumerate(zip(PREFIXES, NEXT)):
+            expected = model.run(model.encode(ids=[prefix + after])).logits[0, -len(after) :]
+            assert relative(found[row, : len(after)], expected) < 1e-10
+
+
+def test_attention_that_takes_no_mask_is_refused_in_one_line():
+    model = Model(random_example("jamba"), name="flashing")
+    states = model.run(model.encode(ids=[[5, 17]])).states
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(InputError, match="flashing cannot continue from its states: .* neither eager nor sdpa"):
+        Model(model.module, name="flashing").run(model.encode(ids=[[3]]), states)
 
 
 def test_retention_is_the_mean_decay(model):

@@ -6,11 +6,15 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from examples import TEXTS, matrices, relative
+import transformers
+from examples import HYBRIDS, TEXTS, matrices, random_example, relative
 from loud import TrueFloat64, doubled
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ssm
-from ssmscope.edits import PLACES, Edit, contribution, cut_edges, edited, new_state, recorded, replaced
+from ssmscope.attention_layers import attention_layers, look_back
+from ssmscope.cuts import contribution, cut_attention, cut_edges
+from ssmscope.edits import PLACES, Edit, edited, new_state, recorded, replaced
 from ssmscope.errors import InputError
 from ssmscope.frozen import Exit, Path
 from ssmscope.intercept import taken_over
@@ -18,6 +22,9 @@ from ssmscope.mixers import reader_of
 from ssmscope.model import Model
 from ssmscope.models import groupmamba, rwkv
 
+NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
+INTERFACED = [name for name in HYBRIDS if name not in NOT]
+"""Hybrids whose attention is run by one of transformers' functions."""
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 2, 2, 40, 1]]
 OTHER = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
 """Another beginning, of three tokens at the most."""
@@ -52,7 +59,7 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
         if reader is rwkv:  # a token reads what the one before left
             later = torch.cat([keep[:, 1:], keep[:, -1:]], dim=1)
             y = attended(layer.recurrence, later, starts[0])  # it has no convolution behind its values
-            return reader.returned(reader.output(mixer, layer, (ssm.Scan(y, None, None),)))
+            return reader.output(mixer, layer, (ssm.Scan(y, None, None),))
         if isinstance(layer, groupmamba.GroupTrace) and layer.borrowed:
             weights = groupmamba.attend(mixer, layer).weights
             every = [replace(layer.recurrence, D=None), *layer.borrowed]
@@ -65,7 +72,8 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
     def bound(mixer):
         def run(below, *args, **kwargs):
             u = args[0] if args else kwargs.pop("hidden_states")
-            return handler(below, u, mixer=mixer)
+            made, reader = handler(below, u, mixer=mixer), reader_of(mixer)
+            return reader.returned(made) if hasattr(reader, "returned") else made
 
         return run
 
@@ -101,6 +109,64 @@ def test_cut_edges_are_zeros_in_the_matrices(module):
         found = precise(model, batch, cut_edges(sources, targets, level=level))
         changed = relative(expected, plain)
         assert changed > 1e-6 and relative(found, expected) < 1e-8 * min(1, changed)
+
+
+def attended_without(keep: torch.Tensor):
+    """Transformers' eager attention with the weights of edges (batch, heads or 1, queries, keys) taken out, and the
+    others of a query scaled to sum to 1 again."""
+
+    def run(part, q, k, v, mask, scaling=None, **_):
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if mask is not None:
+            causal = causal & (mask if mask.dtype == torch.bool else mask == 0)
+        weights = scores.masked_fill(~causal, -torch.inf).softmax(-1).nan_to_num() * keep
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+        return (weights @ v).transpose(1, 2).contiguous(), weights
+
+    return run
+
+
+@pytest.mark.parametrize("heads", [None, [1]], ids=["all heads", "one head"])
+@pytest.mark.parametrize("module", INTERFACED, indirect=True)
+def test_cut_edges_of_attention_are_weights_taken_out(module, heads, monkeypatch):
+    model = Model(doubled(module))
+    batch = model.encode(ids=IDS)
+    sources, targets = (torch.zeros_like(batch.mask) for _ in range(2))
+    sources[0, [1, 4]] = sources[1, 2] = True
+    targets[0, [1, 6, 10]] = targets[1, [3, 6]] = True
+    edges = targets[:, :, None] & sources[:, None, :] & ~torch.eye(11, dtype=torch.bool)
+    others = torch.arange(model.config.num_attention_heads) != 1 if heads else torch.zeros(1, dtype=torch.bool)
+    keep = ~edges.unsqueeze(1) | others[None, :, None, None]
+    plain = precise(model, batch)
+    found = precise(model, batch, cut_attention(sources, targets, heads=heads))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attended_without(torch.ones_like(keep)))
+    assert relative(precise(model, batch)[batch.mask], plain[batch.mask]) < 1e-9
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attended_without(keep))
+    expected = precise(model, batch)
+    changed = relative(expected[batch.mask], plain[batch.mask])
+    assert changed > 1e-6 and relative(found[batch.mask], expected[batch.mask]) < 1e-8 * min(1, changed)
+
+
+@pytest.mark.parametrize("module", ["bamba", "falcon_h1", "zamba"], indirect=True)
+def test_attention_is_cut_by_layer_and_behind_states(module):
+    model = Model(doubled(module))
+    ids, last = IDS[0], len(IDS[0]) - 1
+    found = precise(model, model.encode(ids=ids), cut_attention([7], [last], layers=[0]))
+    with TrueFloat64():
+        states = model.run(model.encode(ids=ids[:6])).states
+        end = model.run(model.encode(ids=ids[6:]), states, edits=cut_attention([1], [last - 6], layers=[0])).logits
+    assert relative(end, found[:, 6:]) < 1e-9
+    count = len(states) - model.num_layers
+    with pytest.raises(InputError, match=f"there is no layer {count}; the model has the layers 0 to {count - 1}"):
+        model.run(model.encode(ids=ids), edits=cut_attention([1], [2], layers=[count]))
+
+
+def test_a_model_without_attention_has_none_to_cut():
+    model = Model(random_example("mamba"))
+    with pytest.raises(InputError, match="no layer 0; the model has no layers of softmax attention"):
+        model.run(model.encode(ids=IDS[0]), edits=cut_attention([1], [2], layers=[0]))
 
 
 def test_a_token_cut_from_all_is_the_state_without_its_write(module):
@@ -147,7 +213,7 @@ def test_everything_patched_is_the_other_run(model):
     model.run(other, edits=[recorded("residual", kept), keep])
     again = model.architecture in ("zamba", "zamba2")  # whose layers of attention read the embeddings again
     ways = [] if again else [replaced("residual", kept, layers=[0])]
-    if model.continues:  # else attention is another road from the past
+    if not look_back(model.module):  # else attention is another road from the past
         ways.append(new_state(2, lambda state, site: states[site.layer]))
     for way in ways:
         assert relative(model.run(batch, last_only=True, edits=way).logits, expected) < 1e-5
@@ -189,6 +255,8 @@ def test_nothing_is_left_behind(model):
         edit = Edit("fails", place, fail, after=after)
         if place == "convolution" and model.run(batch).states[0].conv is None:
             continue
+        if place == "attention" and not attention_layers(model.module):
+            continue
         with pytest.raises(RuntimeError, match="in the middle"), edited(model, edit):
             model.logits(batch)
         assert hooks() == 0 and "edits" not in model.source
@@ -228,7 +296,7 @@ def test_states_are_those_of_a_run_that_ends_there(model):
     batch, kept = model.encode(ids=IDS[:1]), {}
     model.run(batch, edits=new_state(4, lambda state, site: kept.setdefault(site.layer, state)))
     ended = model.run(model.encode(ids=[IDS[0][:5]])).states
-    for index, state in enumerate(ended):
+    for index, state in enumerate(ended[: model.num_layers]):
         for a, b in zip(tensors(kept[index]), tensors(state), strict=True):
             assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from loud import loud
 
 import ssmscope
 from ssmscope import ssm
+from ssmscope.attention_layers import attention_numbers
 from ssmscope.errors import InputError
 from ssmscope.frozen import Path
 from ssmscope.interp.attention import attention_gradient, implicit_attention
@@ -313,3 +315,42 @@ def test_a_trace_without_inputs_is_refused(demo):
     trace = demo.trace("A fine film.", keep_inputs=False)
     with pytest.raises((InputError, ValueError), match="keep_inputs"):
         implicit_attention(trace)
+
+
+@pytest.mark.parametrize("name", ["bamba", "falcon_h1", "zamba", "jamba", "qwen3_next"])
+def test_softmax_attention_stands_beside_the_implicit_one(name):
+    """Its rows are what the model's own eager attention multiplies its values by."""
+    model = example(name)
+    batch = model.encode(ids=IDS)
+    whole = implicit_attention(model, batch, heads="all")
+    numbers = attention_numbers(model.module)
+    other = copy.deepcopy(model.module)
+    other.set_attn_implementation("eager")
+    with torch.no_grad():
+        own = other(batch.input_ids[:1], output_attentions=True, use_cache=False).attentions
+    own = [each for each in own if each is not None and each.ndim == 4]
+    assert len(own) == len(numbers)
+    for layer, expected in zip(numbers, own):
+        maps = [each for each in whole[0].maps if each.layer == f"{layer} attention"]
+        assert all(each.softmax for each in maps) and len(maps) == expected.shape[1]
+        close(np.stack([each.values for each in maps]), expected[0])
+        mean = implicit_attention(model, batch, layers=[layer])[1]
+        (one,) = [each for each in mean.maps if each.softmax]
+        assert np.allclose(one.values.sum(1), 1, atol=1e-5) and (np.triu(one.values, 1) == 0).all()
+    rows = implicit_attention(model, batch, layers=[numbers[0]], rows="last")[0]
+    first = implicit_attention(model, model.trace(batch), layers=[numbers[0]])[0]
+    (last,), (every,) = ([each.values for each in text.maps if each.softmax] for text in (rows, first))
+    close(last, every[-1:])
+    assert f"{numbers[0]} attention" in set(whole.to_frame()["layer"])
+    assert not any(each.softmax for each in implicit_attention(model, batch, rollout=True)[0].maps)
+    assert Result.from_dict(whole.to_dict()) == whole and whole.figure() is not None
+
+
+def test_maps_of_softmax_attention_that_are_too_large_are_left_out(monkeypatch):
+    model = example("bamba")
+    monkeypatch.setattr("ssmscope.interp.attention.softmax.MOST", 2 * 7**2)
+    found = implicit_attention(model, model.encode(ids=IDS))
+    assert [each.layer for each in found[0].maps] == ["0", "2"]
+    assert [each.layer for each in found[1].maps] == ["0", "1 attention", "2"]
+    with pytest.raises(InputError, match="there is no layer 3; this model has the layers 0 to 2"):
+        implicit_attention(model, model.encode(ids=IDS), layers=[3])

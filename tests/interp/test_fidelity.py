@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope.edits import cut_edges
+from ssmscope.cuts import cut_edges
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc, perturbed

@@ -11,7 +11,8 @@ from planned import tiny_model
 
 import ssmscope
 from ssmscope.analysis import Call
-from ssmscope.edits import cut_edges, edited
+from ssmscope.cuts import cut_attention, cut_edges
+from ssmscope.edits import edited
 from ssmscope.errors import InputError
 from ssmscope.interp.knockout.result import Cut
 from ssmscope.interp.spans import named, positions_of
@@ -31,12 +32,12 @@ def probability(model, ids, answer, edits=()) -> float:
     return model.run(model.encode(ids=ids), last_only=True, edits=edits).logits[0].double().softmax(-1)[answer].item()
 
 
-@pytest.mark.parametrize("name", ["mamba2", "rwkv-deeper", "bamba"])
+@pytest.mark.parametrize("name", ["mamba2", "rwkv-deeper"])
 def test_every_cell_is_a_run_of_its_own(models, name):
     model = models[name]
     result = ssmscope.knockout(model, model.encode(ids=IDS), from_=["1", "2:4"], to="last", window=1, answer=7)
     assert result.cuts == (Cut(0, model.num_layers - 1), *(Cut(i, i) for i in range(model.num_layers)))
-    assert result.attends == (name == "bamba")
+    assert not result.attends
     for text, ids in enumerate(IDS):
         assert result.probability[text] == pytest.approx(probability(model, ids, 7), rel=1e-4)
         for source, places in enumerate(([1], [2, 3])):
@@ -68,6 +69,32 @@ def test_heads_and_parts_are_cut_alone(models):
             expected = probability(model, IDS[0], 3, cut_edges([2], [7], layers=layers, recurrences=[number]))
             assert found.probabilities[0, 0, at] == pytest.approx(expected, rel=1e-4)
             assert found.probabilities[0, 0, at] != found.probability[0]
+
+
+def test_both_roads_of_a_hybrid_are_cut(models):
+    """Layer 1 of three is attention: alone, beside the states of the others, and head by head."""
+    model, last = models["bamba"], len(IDS[0]) - 1
+    batch = model.encode(ids=IDS[0])
+
+    def cut(*edits):
+        return pytest.approx(probability(model, IDS[0], 7, edits), rel=1e-4)
+
+    states, attention = cut_edges([2], [last], level="block"), cut_attention([2], [last])
+    found = ssmscope.knockout(model, batch, from_=["2"], window=1, answer=7)
+    assert found.cuts == (Cut(0, 2), Cut(0, 0), Cut(1, 1), Cut(2, 2))
+    assert not found.attends and found.layers == (0, 1, 2)
+    first = cut_edges([2], [last], layers=[0], level="block")
+    assert found.probabilities[0, 0, :3].tolist() == [cut(states, attention), cut(first), cut(attention)]
+    found = ssmscope.knockout(model, batch, from_=["2"], by="part", window=3, answer=7)
+    assert found.probabilities[0, 0, found.cuts.index(Cut(0, 2, part="states"))] == cut(states)
+    assert found.probabilities[0, 0, found.cuts.index(Cut(0, 2, part="attention"))] == cut(attention)
+    found = ssmscope.knockout(model, batch, from_=["2"], by="head", answer=7)
+    assert [each.head for each in found.cuts if each.part == "attention"] == [0, 1]
+    one = cut(cut_attention([2], [last], heads=[1]))
+    assert found.probabilities[0, 0, found.cuts.index(Cut(1, 1, 1, "attention"))] == one
+    one = cut(cut_edges([2], [last], layers=[1], heads=[4], level="block"))
+    assert found.probabilities[0, 0, found.cuts.index(Cut(2, 2, 4, "states"))] == one
+    assert found.figure() is not None and Result.from_dict(found.to_dict()) == found
 
 
 def test_windows_are_centred(models):

@@ -48,12 +48,17 @@ READ = list(FEW)
 
 
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", [*READ, "minimax"])
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)
         assert ((found.scores.sum(1) + constants - f).abs() < 1e-9 * f.abs()).all()
         assert (found.delta < 1e-9).all() and found.converged.all()
+
+
+def test_a_capped_head_is_refused():
+    with exact("recurrent_gemma") as of, pytest.raises(InputError, match="no rule for RecurrentGemmaMlp"):
+        lrp(of)
 
 
 @pytest.mark.parametrize("name", READ)

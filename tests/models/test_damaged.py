@@ -364,11 +364,11 @@ def test_on_the_command_line(copied, refusal, name, how):
     assert "analyze: " in refusal("heatmap", path, "--text", "x")
 
 
-def test_an_adapter_is_no_model(copied):
-    """transformers would load the base that it names, or without peft pass over it."""
+def test_an_adapter_needs_its_model(copied):
+    """transformers would pass over it without peft."""
     path, _ = copied("mamba")
-    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else", "peft_type": "LORA"}')
-    with pytest.raises(InputError, match="holds an adapter .*load both with peft"):
+    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "./else", "peft_type": "LORA"}')
+    with pytest.raises(InputError, match=r"holds an adapter of './else', which is not there"):
         ssmscope.load(path)
 
 

@@ -34,11 +34,11 @@ def test_analyses_name_layers_by_them(model):
     assert heatmap.layers == (2,)
     every = ssmscope.selection_heatmap(model, batch, layers="all")
     assert every.layers == (0, 2) and (every[0].scores[1] == heatmap[0].scores[0]).all()
-    for gradient in (False, True):
+    for gradient, names in ((False, ["0", "1 attention", "2"]), (True, ["0", "2"])):
         found = ssmscope.implicit_attention(model, batch, layers=[2], gradient=gradient)
         both = ssmscope.implicit_attention(model, batch, gradient=gradient)
-        assert [each.layer for each in found[0].maps] == ["2"] and [each.layer for each in both[0].maps] == ["0", "2"]
-        assert (found[0].maps[0].values == both[0].maps[1].values).all()
+        assert [each.layer for each in found[0].maps] == ["2"] and [each.layer for each in both[0].maps] == names
+        assert (found[0].maps[0].values == both[0].maps[-1].values).all()
     stability = ssmscope.stability(model, batch)
     assert [each.layer for each in stability.layers] == [0, 2] and stability.to_frame()["layer"].tolist() == [0, 2]
     assert set(stability.norms_over_time()["layer"]) == {0, 2}

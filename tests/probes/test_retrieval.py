@@ -137,7 +137,7 @@ class TestAgainstOneAtATime:
         from ssmscope.probes import long_rows
 
         monkeypatch.setattr(long_rows, "continues", lambda model, rows: (True, 0))
-        with pytest.raises(InputError, match="cannot continue from the states"):
+        with pytest.raises(InputError, match="cannot continue from its states"):
             answers(model, data, piece=16)
 
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from examples import FEW, HYBRIDS, random_example
+from examples import FEW, random_example
 from loud import loud
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
@@ -73,7 +73,7 @@ class TestLosses:
         found = window_losses(model, windows, piece=5)
         assert found == pytest.approx(slow_losses(model, windows), rel=2e-3, abs=2e-3)
         in_pieces = [(5, True), *[(5, False)] * 3, (3, False)]
-        assert widths == ([(23, True)] if name in HYBRIDS else in_pieces)
+        assert widths == in_pieces
 
     def test_a_model_that_does_not_continue_runs_whole(self, monkeypatch):
         model = speaker()
@@ -82,7 +82,7 @@ class TestLosses:
         expected = slow_losses(model, windows)
         assert window_losses(model, windows, piece=7) == pytest.approx(expected, abs=1e-3)
         monkeypatch.setattr(long_rows, "continues", lambda model, rows: (True, 0))
-        with pytest.raises(InputError, match="cannot continue from the states"):
+        with pytest.raises(InputError, match="cannot continue from its states"):
             window_losses(model, windows, piece=7)
 
     def test_batches_and_slices_of_logits_change_nothing_and_bound_memory(self, monkeypatch):

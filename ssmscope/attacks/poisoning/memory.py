@@ -21,11 +21,11 @@ from ssmscope import ssm, survival
 from ssmscope.attacks.poisoning.triggers import Slot
 from ssmscope.batching import tokens_at_once
 from ssmscope.encoding import Batch
-from ssmscope.evaluation.states import States, gathered
-from ssmscope.mixers import reader_of, weights_constant
+from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
 from ssmscope.ssm import Recurrence
-from ssmscope.trace import LayerTrace, detached
+from ssmscope.states import States, gathered
+from ssmscope.trace import LayerState, LayerTrace, detached
 
 DETECTORS = ("token", "window", "half-life")
 NOTHING: Int[np.ndarray, "1 0"] = np.empty((1, 0), dtype=np.int64)
@@ -167,17 +167,15 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
     """Rows of one length through the model: the terms of every layer, and the states behind them."""
     rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(model.device)
     batch = Batch(rows, torch.ones_like(rows, dtype=torch.bool), (), ())
-    mixers = model.mixers
     terms: dict[int, tuple[Recurrence, ...]] = {}
-    after = {}
+    after: list[LayerState] = []
 
     def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
         terms[index] = detached(layer.recurrences)
-        after[index] = reader_of(mixers[index]).state_after(mixers[index], layer, scans)
 
-    with model.running(mask=batch.mask, states=states, visit=visit):
+    with model.running(mask=batch.mask, states=states, visit=visit, keep=after):
         model.forward(batch, last_only=True)
-    return [terms[index] for index in sorted(terms)], tuple(after[index] for index in sorted(after))
+    return [terms[index] for index in sorted(terms)], tuple(after)
 
 
 def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> Float[np.ndarray, " tokens"]:

@@ -10,18 +10,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ssmscope import ssm
 from ssmscope.affine import embedding_table
 from ssmscope.attacks.position.regions import Region
 from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.errors import InputError
-from ssmscope.mixers import reader_of
 from ssmscope.model import Model, Run
 from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import TextData
-from ssmscope.trace import LayerState, LayerTrace
+from ssmscope.trace import LayerState
 
 LEFT_OUT = -1
 
@@ -72,12 +70,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     """A classifier's logits on embeddings (batch, length, width), without padding, and the states behind them; from
     `states`, those of the whole that the states' run and this one make up."""
     after: list[LayerState] = []
-    mixers = model.mixers
-
-    def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
-        after.append(reader_of(mixers[index]).state_after(mixers[index], layer, scans))
-
-    with torch.no_grad(), model.running(states=states, visit=keep):
+    with torch.no_grad(), model.running(states=states, keep=after):
         logits = model.module(inputs_embeds=embeddings).logits
     return Run(logits, tuple(after))
 

@@ -81,7 +81,8 @@ def implicit_attention(
     Every layer is a linear map of its input once gates, steps and norms are frozen, and its matrix is exact
     (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
     signed mean over channels unless `heads` says otherwise; see `ssmscope.frozen`. With `gradient` see
-    `attention_gradient`.
+    `attention_gradient`. A hybrid's layers of softmax attention stand beside these, named as "12 attention", with their
+    weights softmax(q kᵀ); they are in neither rollouts nor gradients.
 
     Args:
         level: "ssm", the recurrence alone, or "block", with convolution, SiLU, gate and norm.
@@ -102,10 +103,12 @@ def implicit_attention(
         InputError: a trace without layers, a layer that the model does not have, a row or span that is not in a text,
             an unknown target, or a text that is too long for a rollout.
     """
+    from ssmscope.attention_layers import attention_numbers
     from ssmscope.interp.attention.measure import add_maps, roll_out
     from ssmscope.interp.attention.result import ImplicitAttention
     from ssmscope.interp.attention.shown import ShownText
-    from ssmscope.model import as_trace
+    from ssmscope.interp.attention.softmax import add_softmax, divided
+    from ssmscope.model import as_batch, as_trace
     from ssmscope.results import record_provenance
     from ssmscope.trace import Trace
 
@@ -121,11 +124,13 @@ def implicit_attention(
         trace, shown, names = add_contributions(model, texts, layers, heads, rows, pool, span, top, target)
         options["target"] = names
     else:
-        known = model.layer_numbers if model is not None and not isinstance(texts, Trace) else ()
-        trace = as_trace(model, texts, keep_inputs=chosen_layers(layers, known) if known else True)
+        known = texts.layer_numbers if isinstance(texts, Trace) else () if model is None else model.layer_numbers
+        softmax = () if model is None or rollout else attention_numbers(model.module)
+        asked, beside = divided(layers, known, softmax)
+        trace = as_trace(model, texts, keep_inputs=chosen_layers(asked, known) if known else True)
         if not len(trace.frozen):
             raise InputError("the trace has no layers: take it with keep_inputs=True")
-        chosen = chosen_layers(layers, trace.layer_numbers)
+        chosen = chosen_layers(asked, trace.layer_numbers)
         shown = [ShownText(trace, row, rows=rows, pool=pool, span=span, rollout=rollout) for row in range(len(trace))]
         if rollout:
             roll_out(trace, chosen, shown, level, heads, skip, residual, top)
@@ -135,6 +140,10 @@ def implicit_attention(
                 one = trace.frozen[index].of_text(row, text.length)
                 for part in (None, *(one.parts if parts else ())):
                     add_maps(text, one, str(trace.layer_numbers[index]), level, heads, skip, part, top)
+        if beside and model is not None:
+            add_softmax(model, as_batch(model, texts), beside, shown, heads, top)
+            for text in shown:
+                text.maps.sort(key=lambda each: int(each.layer.split()[0]))
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),

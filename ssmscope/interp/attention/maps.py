@@ -51,8 +51,9 @@ def _end(values: np.ndarray, sink: np.ndarray | None) -> tuple[float, float]:
 
 
 def averaged(text: AttendedText) -> AttentionMap | None:
-    """The mean of |weight| over a text's maps of whole layers and their heads; None where there is one map alone."""
-    maps = [each for each in text.maps if not each.part]
+    """The mean of |weight| over a text's implicit maps of whole layers and their heads; None where there is one map
+    alone."""
+    maps = [each for each in text.maps if not each.part and not each.softmax]
     if len(maps) < 2:
         return None
     values = np.mean([np.abs(each.values) for each in maps], axis=0)

@@ -21,9 +21,13 @@ GROUPS = 16
 
 def groups_of(frozen: FrozenLayer, heads: str) -> list[str]:
     """The names of the maps that `heads` asks for."""
+    return grouped(frozen.channels[0], heads)
+
+
+def grouped(number: int, heads: str) -> list[str]:
+    """The names of the maps of so many heads."""
     if heads != "all":
         return [heads]
-    number, width = frozen.channels
     if number <= SINGLE:
         return [str(head) for head in range(number)]
     groups = next(g for g in range(GROUPS, 0, -1) if number % g == 0)

@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
 """The levels by name, and what they hold."""
 
+SOFTMAX = "attention"
+"""What stands behind the number of a layer of softmax attention."""
+
+SOFTMAX_NOTE = (
+    "A hybrid's layers of attention stand beside the others, as in “12 attention”: their softmax weights, which are "
+    "positive and add up to 1, before values and projection. The implicit maps of the other layers have signs, and are "
+    "not on the same scale."
+)
+
 KEYS = 64
 """How many of a query's strongest keys the table holds."""
 
@@ -45,7 +54,7 @@ class AttentionMap:
     """One map of one text: what the layer's output at each query takes from each key."""
 
     layer: str
-    """The layer's number, or "rollout"."""
+    """The layer's number, of softmax attention "12 attention"; or "rollout"."""
     part: str
     """"" for the whole layer, else the name of one of the parts that it is the sum of."""
     head: str
@@ -56,6 +65,11 @@ class AttentionMap:
     sink: np.ndarray | None
     """(queries,) float32: what comes from the state before the first token, where that is not zero."""
     readouts: Readouts
+
+    @property
+    def softmax(self) -> bool:
+        """Whether it is of softmax attention: none of its weights is negative, and those of a query add up to 1."""
+        return self.layer.endswith(f" {SOFTMAX}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +247,8 @@ class ImplicitAttention(Result, kind="attention"):
         from ssmscope.show.blocks import Prose
 
         yield Prose(self.headline, "title")
+        if any(each.softmax for text in self for each in text.maps):
+            yield Prose(SOFTMAX_NOTE, "note")
         yield from blocks(self)
         yield replace(readouts(self), brief=TABLE_ROWS)
 

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 
 from ssmscope.batching import by_length, tokens_at_once
-from ssmscope.edits import cut_edges, edited
+from ssmscope.cuts import cut_edges
+from ssmscope.edits import edited
 from ssmscope.encoding import Batch
 from ssmscope.interp.fidelity.perturbed import of_target
 from ssmscope.interp.sanity.measure import spearman
@@ -22,7 +23,7 @@ def knocked_out(
     """f(x) − f(x with the edges from token i to all later tokens cut), for every non-special token of every text.
 
     They are cut in all layers at once, with all that comes of the token behind the convolution (level "block" of
-    `ssmscope.edits.cut_edges`): no later position reads it in any recurrence. The token's own position keeps it, so
+    `ssmscope.cuts.cut_edges`): no later position reads it in any recurrence. The token's own position keeps it, so
     that the effect of a text's last token is 0 where a model reads there.
 
     Args:

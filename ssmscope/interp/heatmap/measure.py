@@ -181,11 +181,5 @@ def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
     return retention if score == "retention" else 1 - retention
 
 
-def attends(model: Model) -> bool:
-    """Whether other layers of the model look back too, as attention does."""
-    within = {id(part) for mixer in model.mixers for part in mixer.modules()}
-    return any("attention" in type(part).__name__.lower() for part in model.module.modules() if id(part) not in within)
-
-
 def _numpy(t: Tensor) -> np.ndarray:
     return t.detach().double().cpu().numpy()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.attention_layers import look_back
 from ssmscope.errors import InputError
-from ssmscope.interp.heatmap.measure import Averages, Layers, Score, attends, of_trace, through_layers
+from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
 from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
 from ssmscope.interp.heatmap.words import grouped, joined, standing_out, together, varies
 from ssmscope.model import as_batch
@@ -121,7 +122,7 @@ def scored(
         reach=found.reach,
         shared=scale == "shared",
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
-        attends=model is not None and attends(model),
+        attends=model is not None and bool(look_back(model.module)),
     )
 
 

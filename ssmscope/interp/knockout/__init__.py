@@ -34,7 +34,8 @@ def knockout(
     to: Annotated[str, "Where they are not read any more.", Metavar("SPAN")] = "last",
     by: Annotated[
         Literal["window", "part", "head"],
-        "Cut windows of layers, each of the recurrences that layers are made of, or head by head.",
+        "Cut windows of layers, each of the recurrences that layers are made of (of a hybrid states and attention), or "
+        "head by head.",
     ] = "window",
     level: Annotated[
         Literal["ssm", "block"],
@@ -58,13 +59,13 @@ def knockout(
     level "block" a source is what the convolution reads, so that all that came of the token is cut; at "ssm" it is what
     the recurrence reads at its position, and what was written of it with later tokens stays.
 
-    Of layers of attention, which a hybrid has, nothing is cut. Over several texts the change is a mean with a 95 %
-    bootstrap interval.
+    In a hybrid's layers of softmax attention sources are masked at the targets, and the softmax is over what is left; a
+    token still reads itself. Over several texts the change is a mean with a 95 % bootstrap interval.
 
     Args:
         from_: each is cut by itself. Words must stand in every text once.
-        by: "part" cuts windows in each part of its layers alone, such as what a Diff-Mamba keeps and what it subtracts;
-            "head" every head of every layer.
+        by: "part" cuts windows in each part of its layers alone, such as what a Diff-Mamba keeps and what it subtracts,
+            or the states and the attention of a hybrid; "head" every head of every layer.
         answer: a class's number or name; a token's id or text.
 
     Raises:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, handle, line, title
@@ -56,6 +57,7 @@ def _lines(axes: Axes, result: Knockout, part: str) -> None:
         axes.axhline(result.changes[number, every, 0], color=colour, linewidth=1, linestyle=DASHED)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.xaxis.set_major_formatter(_numbered(result.layers))
     axes.set_xlim(-0.5, len(windows) - 0.5)
     size = int(result.provenance["options"]["window"])
     axes.set_xlabel("layer" if size == 1 else f"middle of the {size} layers that are cut", color=SOFT, size=9)
@@ -64,29 +66,39 @@ def _lines(axes: Axes, result: Knockout, part: str) -> None:
         axes.set_title(part, loc="left", size=9.5)
 
 
+def _numbered(layers: Sequence[int]) -> FuncFormatter:
+    """Ticks named by these numbers in their order."""
+    return FuncFormatter(lambda at, _: str(layers[int(at)]) if 0 <= at < len(layers) else "")
+
+
 def _heads(result: Knockout, below: str, names: list[str]) -> Figure:
     own = [at for at, cut in enumerate(result.cuts) if cut.head is not None]
-    layers = 1 + max(result.cuts[at].first for at in own)
-    heads = 1 + max(result.cuts[at].head or 0 for at in own)
     most = max(float(np.abs(result.changes[:, own, 0]).max()), 1e-12)
-    high = float(np.clip(0.22 * heads, 0.8, 6.0))
-    sheet = Sheet(WIDTH, Sheet.TOP + (high + GAP) * len(names) + 0.2, title(result), below, left=LEFT)
+    parts = list(dict.fromkeys(result.cuts[at].part for at in own))
+    heads = [1 + max(result.cuts[at].head or 0 for at in own if result.cuts[at].part == part) for part in parts]
+    highs = [float(np.clip(0.22 * count, 0.8, 6.0)) for count in heads]
+    height = (sum(highs) + GAP * len(parts)) * len(names)
+    sheet = Sheet(WIDTH, Sheet.TOP + height + 0.2, title(result), below, left=LEFT)
+    top = sheet.top + 0.15
     for number, name in enumerate(names):
-        grid = np.full((heads, layers), np.nan)
-        for at in own:
-            grid[result.cuts[at].head, result.cuts[at].first] = result.changes[number, at, 0]
-        axes = sheet.panel(LEFT, sheet.top + 0.15 + number * (high + GAP), WIDTH - LEFT - 1.3, high)
-        axes.grid(False)
-        picture = axes.imshow(
-            grid, cmap=ListedColormap(ramp(SIGNED, 257)), vmin=-most, vmax=most, aspect="auto", interpolation="nearest"
-        )
-        axes.set_title(f"from “{name}”", loc="left", size=9.5)
-        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-        axes.set_xlabel("layer", color=SOFT, size=9)
-        axes.set_ylabel("head", color=SOFT, size=9)
-        top = sheet.top + 0.15 + number * (high + GAP)
-        bar = sheet.figure.colorbar(picture, cax=sheet.panel(WIDTH - 1.15, top, 0.13, high, frame_on=False))
-        bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
-        bar.outline.set_visible(False)
+        for part, count, high in zip(parts, heads, highs):
+            cuts = [at for at in own if result.cuts[at].part == part]
+            layers = sorted({result.cuts[at].first for at in cuts})
+            grid = np.full((count, len(layers)), np.nan)
+            for at in cuts:
+                grid[result.cuts[at].head, layers.index(result.cuts[at].first)] = result.changes[number, at, 0]
+            axes = sheet.panel(LEFT, top, WIDTH - LEFT - 1.3, high)
+            axes.grid(False)
+            colours = ListedColormap(ramp(SIGNED, 257))
+            picture = axes.imshow(grid, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+            axes.set_title(f"from “{name}”" + f", {part}" * bool(part), loc="left", size=9.5)
+            axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+            axes.xaxis.set_major_formatter(_numbered(layers))
+            axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+            axes.set_xlabel("layer", color=SOFT, size=9)
+            axes.set_ylabel("head", color=SOFT, size=9)
+            bar = sheet.figure.colorbar(picture, cax=sheet.panel(WIDTH - 1.15, top, 0.13, high, frame_on=False))
+            bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
+            bar.outline.set_visible(False)
+            top += high + GAP
     return sheet.figure

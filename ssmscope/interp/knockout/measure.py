@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from ssmscope.attention_layers import attention_layers, attention_numbers, look_back
 from ssmscope.batching import TOKENS_AT_ONCE
 from ssmscope.bootstrap import estimate, resampled_means
-from ssmscope.edits import Edit, cut_edges, edited
+from ssmscope.cuts import cut_attention, cut_edges
+from ssmscope.edits import Edit, edited
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
@@ -34,7 +36,7 @@ def sweep(
     seed: int,
 ) -> Knockout:
     """See `ssmscope.knockout`."""
-    texts, layers = len(batch.tokens), model.num_layers
+    texts, layers = len(batch.tokens), len(roads_of(model))
     window = max(1, layers // 5) if window is None else window
     if window > layers:
         raise InputError(f"window is {window}; {model.name} has {layers} layers")
@@ -56,7 +58,7 @@ def sweep(
         one = batch.rows([text])
         plain[:, text] = [float(each) for each in measured(_last(model, one), ids[text])]
         for number, places in enumerate(spans):
-            for chosen, edits in _edits(cuts, parts, places[text], to[text], level, len(one.tokens[0])):
+            for chosen, edits in _edits(model, cuts, parts, places[text], to[text], level, len(one.tokens[0])):
                 with edited(model, edits):
                     logits = _last(model, one.rows([0] * len(chosen)))
                 values[:, text, number, chosen] = torch.stack(measured(logits, ids[text])).cpu().numpy()
@@ -81,8 +83,22 @@ def sweep(
         probabilities=values[0],
         logits=values[1],
         changes=ends,
-        attends=not model.continues,
+        attends=attention_layers(model.module).keys() != look_back(model.module).keys(),
     )
+
+
+STATES, ATTENTION = "states", "attention"
+"""The parts of a hybrid: what goes through states, and what through softmax attention."""
+
+
+def roads_of(model: Model) -> dict[int, tuple[list[int], list[int]]]:
+    """Through what a token can read others, by the model's own layer numbers in their order: which of its state-space
+    layers, and which of its layers of attention."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for kind, numbers in enumerate((model.layer_numbers, attention_numbers(model.module))):
+        for index, number in enumerate(numbers):
+            found.setdefault(number, ([], []))[kind].append(index)
+    return dict(sorted(found.items()))
 
 
 def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
@@ -91,35 +107,49 @@ def cuts_of(model: Model, batch: Batch, by: str, window: int) -> Iterator[Cut]:
     Raises:
         InputError: for parts of a model whose layers have one, and for heads that are channels.
     """
-    layers = range(model.num_layers)
-    windows = [(max(0, at - (window - 1) // 2), min(layers[-1], at + window // 2)) for at in layers]
-    yield Cut(0, layers[-1])
+    roads = roads_of(model)
+    layers = list(roads)
+    every = Cut(layers[0], layers[-1])
+    windows = [
+        (layers[max(0, at - (window - 1) // 2)], layers[min(len(layers) - 1, at + window // 2)])
+        for at in range(len(layers))
+    ]
+    yield every
     if by == "window":
         yield from (Cut(*ends) for ends in windows)
     elif by == "part":
         names = list(dict.fromkeys(name for parts in parts_of(model, batch).values() for name in parts))
         if len(names) < 2:
             raise InputError(f"the layers of {model.name} have one recurrence each; leave out by 'part'")
-        yield from (Cut(*ends, part=name) for name in names for ends in [(0, layers[-1]), *windows])
+        yield from (Cut(*ends, part=name) for name in names for ends in [(every.first, every.last), *windows])
     else:
         trace = model.trace(batch.rows([0]))
         heads = [layer.recurrences[0].shape[2] for layer in trace.layers]
         if max(heads) > MOST_HEADS:
             raise InputError(f"the {max(heads):,} heads of {model.name} are single channels; leave out by 'head'")
-        yield from (Cut(layer, layer, head) for layer in layers for head in range(heads[layer]))
+        attending = [part.config.num_attention_heads for part in attention_layers(model.module).values()]
+        kinds = (heads, STATES if attending else ""), (attending, ATTENTION)
+        for number, own in roads.items():
+            for found, (counts, name) in zip(own, kinds):
+                yield from (Cut(number, number, head, name) for index in found for head in range(counts[index]))
 
 
 def parts_of(model: Model, batch: Batch) -> dict[int, tuple[str, ...]]:
-    """The names of every layer's recurrences in their order; none for a layer that has one."""
+    """The names of the recurrences of every layer, by its number, in their order; none for a layer that has one. Of a
+    hybrid what it reads by."""
+    if attention_layers(model.module):
+        roads = roads_of(model).items()
+        return {at: (STATES,) * bool(states) + (ATTENTION,) * bool(reads) for at, (states, reads) in roads}
     trace = model.trace(batch.rows([0]))
     found = {}
     for index, layer in enumerate(trace.layers):
         count = len(layer.recurrences) + len(getattr(layer, "borrowed", ()))
-        found[index] = trace.frozen[index].parts[:count] if count > 1 else ()
+        found[model.layer_numbers[index]] = trace.frozen[index].parts[:count] if count > 1 else ()
     return found
 
 
 def _edits(
+    model: Model,
     cuts: Sequence[Cut],
     parts: Mapping[int, Sequence[str]],
     sources: Sequence[int],
@@ -128,31 +158,35 @@ def _edits(
     length: int,
 ) -> Iterator[tuple[list[int], list[Edit]]]:
     """Numbers of cuts that are run together, a row each, with the edits that make them; `parts` as `parts_of`."""
-    heads: dict[int, int] = {}
-    if any(cut.head is not None for cut in cuts):
-        heads = {cut.first: 0 for cut in cuts if cut.head is not None}
-        for cut in cuts:
-            if cut.head is not None:
-                heads[cut.first] = max(heads[cut.first], cut.head + 1)
-    at_once = max(1, TOKENS_AT_ONCE // length)
+    heads: dict[tuple[int, str], int] = {}
+    for cut in cuts:
+        if cut.head is not None:
+            heads[cut.first, cut.part] = max(heads.get((cut.first, cut.part), 0), cut.head + 1)
+    roads, at_once = roads_of(model), max(1, TOKENS_AT_ONCE // length)
+    hybrid = bool(attention_layers(model.module))
     for name in dict.fromkeys(cut.part for cut in cuts):
         own = [number for number, cut in enumerate(cuts) if cut.part == name]
         for start in range(0, len(own), at_once):
             chosen = own[start : start + at_once]
             edits = []
-            for layer in range(cuts[0].last + 1):
+            for layer, (states, attending) in roads.items():
                 rows = torch.tensor([cuts[number].first <= layer <= cuts[number].last for number in chosen])
-                if name and name not in parts[layer]:
+                if (count := heads.get((layer, name))) is not None:
+                    which = [cuts[number].head for number in chosen]
+                    each = [
+                        torch.arange(count) == head if head is not None else torch.ones(count) > 0 for head in which
+                    ]
+                    rows = rows.unsqueeze(-1) & torch.stack(each)
+                if not bool(rows.any()) or (name and not heads and name not in parts[layer]):
                     continue
-                if heads:
-                    every = torch.ones(len(chosen), heads[layer], dtype=torch.bool)
-                    for row, number in enumerate(chosen):
-                        if (head := cuts[number].head) is not None:
-                            every[row] = torch.arange(heads[layer]) == head
-                    rows = rows.unsqueeze(-1) & every
-                if bool(rows.any()):
-                    recurrences = [parts[layer].index(name)] if name else None
-                    edits.append(cut_edges(sources, targets, rows={layer: rows}, recurrences=recurrences, level=level))
+                if name != ATTENTION:
+                    recurrences = [parts[layer].index(name)] if name and not hybrid else None
+                    edits += [
+                        cut_edges(sources, targets, rows={index: rows}, recurrences=recurrences, level=level)
+                        for index in states
+                    ]
+                if name != STATES:
+                    edits += [cut_attention(sources, targets, rows={index: rows}) for index in attending]
             yield chosen, edits
 
 

@@ -26,7 +26,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Cut:
-    """In which layers, first to last, edges were cut; of which head and part alone."""
+    """In which layers, first to last by the model's own numbers, edges were cut; of which head and part alone."""
 
     first: int
     last: int
@@ -63,7 +63,7 @@ class Knockout(Result, kind="knockout"):
     changes: np.ndarray
     """(sources, cuts, 3): the mean over texts of the probability's relative change, p_cut / p − 1, and its interval."""
     attends: bool
-    """Whether the model has other roads, such as attention, of which nothing is cut."""
+    """Whether the model has attention of which nothing is cut."""
 
     @property
     def headline(self) -> str:
@@ -80,6 +80,11 @@ class Knockout(Result, kind="knockout"):
                 f"({in_percent(self.change(number, worst), interval=False)})"
             )
         return f"the answer's probability changes by {'; '.join(found)}"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of the layers in which edges were cut."""
+        return tuple(sorted({end for cut in self.cuts for end in (cut.first, cut.last)}))
 
     def change(self, source: int, cut: int) -> Estimate:
         """The mean relative change of the answer's probability, −1 where nothing of it is left."""
@@ -152,7 +157,7 @@ class Knockout(Result, kind="knockout"):
         note = f"Change of the probability with the edges to “{self.target}” cut, −100 % where nothing of it is left."
         yield table(("cut in",), lines, note=note)
         if self.attends:
-            yield Prose("Other parts of the model look back too, as attention does: of these nothing is cut.", "note")
+            yield Prose("Other parts of the model look back too: of these nothing is cut.", "note")
 
 
 def _percent(found: Estimate) -> Cell:

@@ -34,8 +34,8 @@ CONSTANT = ("q_proj", "k_proj", "router", "gate", "shared_expert_gate")
 ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 """Lists of parts that add to q and k (Zamba2)."""
 ACTIVATIONS = ("act_fn", "activation")
-GATED = ("gate_proj", "gate_up_proj", "input_linear")
-OUT = ("down_proj", "output_linear")
+GATED = ("gate_proj", "gate_up_proj", "input_linear", "w1")
+OUT = ("down_proj", "output_linear", "w2")
 
 
 def of_families(module: nn.Module) -> bool:

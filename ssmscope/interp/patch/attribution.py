@@ -13,11 +13,11 @@ from torch import Tensor
 from ssmscope.edits import Edit, Place, Site, edited, new_state
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.evaluation.states import mapped
 from ssmscope.interp.answers import measured
 from ssmscope.interp.sanity.measure import spearman
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
+from ssmscope.states import mapped
 from ssmscope.trace import LayerState
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from ssmscope.batching import TOKENS_AT_ONCE
 from ssmscope.edits import Edit, Site, edited, new_state, recorded, replaced
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.evaluation.states import States, gathered
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
@@ -22,6 +21,7 @@ from ssmscope.interp.spans import positions_of
 from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
+from ssmscope.states import States, gathered
 from ssmscope.trace import LayerState
 
 MOST_HEADS = 256
@@ -182,6 +182,7 @@ class Runs:
                 states = self.model.run(between(self.pair, at, place + 1), states, last_only=True).states
                 at = place + 1
                 mixed = tuple(gathered((state,), row)[0] for state, row in zip(states, rows))
+                mixed += gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))  # of attention
                 yield named, self._logits(len(cells), place + 1, mixed, [])
             else:
                 kept: dict[int, Any] = {}

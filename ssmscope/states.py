@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssmscope.trace import LayerState
 
@@ -22,11 +23,16 @@ def gathered(states: States, rows: Tensor) -> States:
 
 
 def joined(parts: Sequence[States]) -> States:
-    """The states of several batches as those of one."""
+    """The states of several batches as those of one; where some have kept more keys, the others get padding."""
     if len(parts) == 1:
         return parts[0]
     columns = iter(list(zip(*map(tensors, parts))))
-    return mapped(parts[0], lambda _: torch.cat(next(columns))) if parts else ()
+    return mapped(parts[0], lambda _: _stacked(next(columns))) if parts else ()
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    longest = max((t.shape[1] for t in rows if t.ndim > 1), default=0)
+    return torch.cat([t if t.ndim == 1 else pad(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in rows])
 
 
 def alone(state: LayerState) -> LayerState:

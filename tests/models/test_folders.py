@@ -1,0 +1,117 @@
+"""Folders of adapters, of the Trainer, of llama.cpp and of quantised weights: read, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from examples import random_example, relative
+from loud import loud
+from safetensors.torch import load_file, save_file
+
+import ssmscope
+from ssmscope.errors import InputError
+
+peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
+
+IDS = [5, 17, 3, 9, 22]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A model's folder, that of an adapter of it, and its logits with the adapter merged."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    module = loud(random_example("mamba"))
+    module.save_pretrained(base)
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(r=3, init_lora_weights=False, target_modules=["in_proj", "x_proj"])
+    wrapped = peft.get_peft_model(module, lora)
+    wrapped.peft_config["default"].base_model_name_or_path = "../base"
+    wrapped.save_pretrained(adapter, save_embedding_layers=False)
+    with torch.no_grad():
+        merged = wrapped.merge_and_unload().eval()(torch.tensor([IDS])).logits
+    return base, adapter, merged
+
+
+def logits(path) -> torch.Tensor:
+    model = ssmscope.load(path)
+    return model.run(model.encode(ids=IDS)).logits
+
+
+def test_an_adapter_is_read_with_its_model(folders, tmp_path, monkeypatch):
+    base, adapter, merged = folders
+    assert relative(logits(adapter), merged) < 1e-5 and relative(logits(base), merged) > 1e-2
+    assert ssmscope.load(adapter).fingerprint != ssmscope.load(base).fingerprint
+    named = json.loads((adapter / "adapter_config.json").read_text())
+    for place in (str(base), "base"):  # by a whole path, or from where one stands
+        monkeypatch.chdir(tmp_path)
+        (adapter / "adapter_config.json").write_text(json.dumps({**named, "base_model_name_or_path": place}))
+        assert relative(logits(adapter), merged) < 1e-5
+
+
+def refused(path) -> str:
+    with pytest.raises(InputError) as caught:
+        ssmscope.load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_adapter_that_does_not_fit_is_refused(folders):
+    base, adapter, _ = folders
+    weights, config = adapter / "adapter_model.safetensors", adapter / "adapter_config.json"
+    held, fields = load_file(weights), json.loads(config.read_text())
+    first = min(held)
+    save_file({name: value for name, value in held.items() if name != first}, weights)
+    assert f"does not fit its model: adapter_model.safetensors has no {first}" in refused(adapter)
+    save_file({**held, "base_model.more": torch.zeros(1)}, weights)
+    assert "holds base_model.more, which has no place in the model" in refused(adapter)
+    save_file({**held, first: torch.zeros(2, 2)}, weights)
+    assert "is damaged, or of another model" in refused(adapter)
+    weights.write_bytes(b"no tensors")
+    assert "no complete safetensors file" in refused(adapter)
+    weights.unlink()
+    assert "without weights: neither adapter_model.safetensors nor adapter_model.bin" in refused(adapter)
+    for value, says in ((None, "names no model"), ("nobody-is-here", "is not there"), (str(adapter), "an adapter too")):
+        config.write_text(json.dumps({**fields, "base_model_name_or_path": value}))
+        assert says in refused(adapter)
+
+
+def test_an_adapter_that_changes_the_input_is_refused(folders, tmp_path):
+    base, _, _ = folders
+    module = ssmscope.load(base).module
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, num_layers=2, token_dim=24)
+    prompts.num_attention_heads = 2
+    wrapped = peft.get_peft_model(module, prompts)
+    wrapped.peft_config["default"].base_model_name_or_path = str(base)
+    wrapped.save_pretrained(tmp_path / "prompts")
+    assert "changes the model's input, not only its layers" in refused(tmp_path / "prompts")
+
+
+def test_a_trainers_folder_names_its_checkpoint(folders, tmp_path):
+    base, _, merged = folders
+    for step in (9, 10, 100):
+        shutil.copytree(base, tmp_path / "out" / f"checkpoint-{step}")
+    (tmp_path / "out" / "checkpoint-999").mkdir()  # unfinished
+    assert refused(tmp_path / "out").endswith(
+        f"3 checkpoints and no model of its own: give {tmp_path / 'out' / 'checkpoint-100'}"
+    )
+    assert relative(logits(tmp_path / "out" / "checkpoint-9"), logits(base)) == 0
+    shutil.copytree(base, tmp_path / "out", dirs_exist_ok=True)  # saved at the end too
+    assert relative(logits(tmp_path / "out"), logits(base)) == 0
+
+
+def test_gguf_and_quantised_weights_are_refused(folders, tmp_path):
+    base, _, _ = folders
+    (tmp_path / "gguf").mkdir()
+    file = tmp_path / "gguf" / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (file, tmp_path / "gguf"):
+        assert "holds weights in GGUF (of llama.cpp), which is not read" in refused(path)
+    (base / "config.json").rename(tmp_path / "gguf" / "config.json")
+    assert "in GGUF" in refused(tmp_path / "gguf")
+    fields = json.loads((tmp_path / "gguf" / "config.json").read_text())
+    for config, says in (({"quant_method": "gptq"}, "quantised (gptq), which"), ({"bits": 4}, "quantised, which")):
+        (base / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+        assert says in refused(base)
