@@ -21,7 +21,7 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.attacks.labels import class_ids
+from ssmscope.interp.classes import class_ids
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import PAPER, averages, measure
 from ssmscope.attacks.position.regions import Region

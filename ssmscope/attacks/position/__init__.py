@@ -74,7 +74,7 @@ def position_bias(
     """
     import numpy as np
 
-    from ssmscope.attacks.labels import class_ids
+    from ssmscope.interp.classes import class_ids
     from ssmscope.attacks.position.measure import PAPER, SHARES, averages, measure, notes_on, replaced_inputs
     from ssmscope.attacks.position.regions import regions_of, windows_of
     from ssmscope.attacks.position.replaced import draw_donors

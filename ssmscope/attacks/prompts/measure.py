@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.labels import class_ids, word_ids
+from ssmscope.interp.classes import class_ids, word_ids
 from ssmscope.attacks.parts import Recipe, recipe
 from ssmscope.attacks.prompts.checks import SEMANTIC
 from ssmscope.attacks.prompts.search import PROMPTBENCH, Judge, searched, tried_all, with_suffix

@@ -124,7 +124,7 @@ def word_attack(
         InputError: an option of another attack, a resource that is missing, data of other classes than the model's, or
             label words that do not fit.
     """
-    from ssmscope.attacks.labels import class_ids, word_ids
+    from ssmscope.interp.classes import class_ids, word_ids
     from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.parts import recipe as recipe_of

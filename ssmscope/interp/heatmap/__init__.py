@@ -14,16 +14,20 @@ if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
 
 
-def check_heatmap(*, score: str, at: int | None, contrast: Any, through: bool, heads: Any, **_: Any) -> None:
+def check_heatmap(
+    *, score: str, at: int | None, contrast: Any, through: bool, half_lives: bool, heads: Any, **_: Any
+) -> None:
     """Refuse options that contradict each other.
 
     Raises:
         InputError: as said.
     """
-    if score != "survival" and (at is not None or through):
-        raise InputError(
-            f"{'at' if at is not None else 'through'} is of survival, what is left of a token; not of {score}"
-        )
+    asked = {"at": at is not None, "through": through, "half_lives": half_lives}
+    if score != "survival" and any(asked.values()):
+        named = next(name for name, given in asked.items() if given)
+        raise InputError(f"{named} is of survival, what is left of a token; not of {score}")
+    if through and half_lives:
+        raise InputError("half_lives are of what each layer writes itself; give it without through")
     if contrast is not None and (at is not None or through or heads is not None):
         raise InputError("contrast compares whole layers at the end of texts; give it without at, through and heads")
 
@@ -42,6 +46,7 @@ def selection_heatmap(
     layers: Layers = "all",
     heads: Annotated[Literal["all", "top"] | None, "Also show every head, or the eight most selective ones."] = None,
     through: Annotated[bool, "Follow deep layers' memory through those below to the tokens of the input."] = False,
+    half_lives: Annotated[bool, "Also after how many tokens half of what is written at a token is left."] = False,
     contrast: Annotated[
         str | None, "z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
@@ -53,8 +58,8 @@ def selection_heatmap(
     """What a model's states hold of each token of a text, and the words that stand out.
 
     Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
-    Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers; with the
-    half-life of what is written. Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of what a layer
+    Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers.
+    Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of what a layer
     already had that is kept when it reads token t: one that is strongly written scores low. Write is 1 − retention.
 
     The rationale is of whole words that stand out, at most `top` and at most a third of them: those with 1.5 times
@@ -75,6 +80,7 @@ def selection_heatmap(
         layers=layers,
         heads=heads,
         through=through,
+        half_lives=half_lives,
         contrast=contrast,
         scale=scale,
         top=top,

@@ -37,6 +37,7 @@ def scored(
     layers: Any,
     heads: str | None,
     through: bool,
+    half_lives: bool,
     contrast: str | None,
     scale: str,
     top: int,
@@ -44,13 +45,10 @@ def scored(
     merge: bool,
 ) -> SelectionHeatmap:
     """`selection_heatmap`."""
-    trace, found = _taken(model, texts, score, at, layers, heads is not None, through)
+    trace, found = _taken(model, texts, score, at, layers, through, heads=heads is not None, half_lives=half_lives)
     places = chosen_layers(layers, trace.layer_numbers)
     chosen = tuple(trace.layer_numbers[place] for place in places)
-    values = found.scores
-    if score != "survival":
-        retention = trace.retention.detach().double().cpu().numpy()
-        values = retention if score == "retention" else 1.0 - retention
+    values = found.of(trace)
     # what the test for noise looks at: what is left or, of retention, what is replaced
     written = values if score != "retention" else 1.0 - values
     if through and list(trace.layer_numbers) != list(range(len(trace.layer_numbers))):
@@ -100,14 +98,21 @@ def scored(
                 answer=trace.answers[row][0],
                 probability=float(trace.answers[row][1]),
                 pixels=pixels,
-                half_lives=None if lives is None or through else lives.astype(np.float32),
+                half_lives=None if lives is None else lives.astype(np.float32),
                 flat=tuple(flat),
                 standing=tuple(standing(each, noise) for each, noise in zip(scores, flat[1:])),
                 heads=by_head if shown else None,
             )
         )
     options = {"score": score, "at": at, "layers": layers if isinstance(layers, str) else list(chosen), "heads": heads}
-    options |= {"through": through, "contrast": contrast, "scale": scale, "top": top, "punctuation": punctuation}
+    options |= {
+        "through": through,
+        "half_lives": half_lives,
+        "contrast": contrast,
+        "scale": scale,
+        "top": top,
+        "punctuation": punctuation,
+    }
     return SelectionHeatmap(
         provenance=record_provenance(trace.source, options={**options, "merge": merge}),
         texts=tuple(made),
@@ -126,21 +131,21 @@ def scored(
 
 
 def _taken(
-    model: Model | None, texts: TextsLike, score: Score, at: int | None, layers: Any, heads: bool, through: bool
+    model: Model | None, texts: TextsLike, score: Score, at: int | None, layers: Any, through: bool, **wanted: bool
 ) -> tuple[Trace, Layers]:
     """The trace of the texts, and what was taken of its layers as they ran; of a trace that there is already, what is
     recomputed."""
     if isinstance(texts, Trace):
         _check_position(texts.mask.sum(1).tolist(), at)
-        found = Layers(len(texts.retention), texts.mask, score, at, heads=heads)
-        if score == "survival" or heads:
+        found = Layers(len(texts.retention), texts.mask, score, at, **wanted)
+        if score == "survival" or any(wanted.values()):
             every = range(len(texts.retention))
             of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
         return texts, found
     batch = as_batch(model, texts)
     assert model is not None
     _check_position(batch.lengths, at)
-    found = Layers(model.num_layers, batch.mask, score, at, heads=heads)
+    found = Layers(model.num_layers, batch.mask, score, at, **wanted)
     return model.trace(batch, keep_inputs=through, visit=found.visit), found
 
 
