@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.reads import Texts
-from ssmscope.signature import Layers, Metavar, Range, Reads, Top
+from ssmscope.signature import Layers, Limit, Metavar, Range, Reads, Seed, Top
 
 if TYPE_CHECKING:
-    from ssmscope.interp.heatmap.result import SelectionHeatmap
+    from ssmscope.interp.heatmap.result import DataHeatmap, SelectionHeatmap
     from ssmscope.model import Model, TextsLike
+    from ssmscope.tasks.text import TextData
 
 
 def check_heatmap(
@@ -32,10 +33,30 @@ def check_heatmap(
         raise InputError("contrast compares whole layers at the end of texts; give it without at, through and heads")
 
 
-@analysis("heatmap", reads=Texts(), question="What is in its memory?", check=check_heatmap)
+def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
+    """Refuse options of single texts where a data set is read, and of data sets where texts are.
+
+    Raises:
+        InputError: as said.
+    """
+    if not of_data and limit is not None:
+        raise InputError("limit says how many texts of a data set are read; give data, or leave it out")
+    alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
+    given = [name for name, default in alone.items() if options[name] != default]
+    if of_data and given:
+        raise InputError(f"{given[0]} is of texts; over a data set it is left out")
+
+
+@analysis(
+    "heatmap",
+    reads=Texts(data=check_reads),
+    question="What is in its memory?",
+    kinds=("heatmap", "heatmap-data"),
+    check=check_heatmap,
+)
 def selection_heatmap(
     model: Model | None,
-    texts: TextsLike,
+    texts: TextsLike | TextData,
     *,
     score: Annotated[
         Literal["survival", "retention", "write"],
@@ -46,7 +67,9 @@ def selection_heatmap(
     layers: Layers = "all",
     heads: Annotated[Literal["all", "top"] | None, "Also show every head, or the eight most selective ones."] = None,
     through: Annotated[bool, "Follow deep layers' memory through those below to the tokens of the input."] = False,
-    half_lives: Annotated[bool, "Also after how many tokens half of what is written at a token is left."] = False,
+    half_lives: Annotated[
+        bool, "Also after how many tokens half of what is written is left; over a data set always."
+    ] = False,
     contrast: Annotated[
         str | None, "z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
@@ -54,7 +77,9 @@ def selection_heatmap(
     top: Top = 5,
     punctuation: Annotated[bool, "Name punctuation too."] = False,
     merge: Annotated[bool, "Put the tokens of a word together."] = False,
-) -> SelectionHeatmap:
+    limit: Limit = None,
+    seed: Seed = 0,
+) -> SelectionHeatmap | DataHeatmap:
     """What a model's states hold of each token of a text, and the words that stand out.
 
     Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
@@ -66,24 +91,22 @@ def selection_heatmap(
     their even share of the state, or a standard deviation above the mean of other scores. A row whose coefficient of
     variation over tokens is below 0.1 is noise, and shown flat.
 
+    Over labelled texts (`TextData`, --data) it says which words, parts of a text and classes are kept, whether answers
+    that are right differ from wrong ones, and the half-lives of layers and heads: a `DataHeatmap`. A word's score is
+    its share of the state times the number of words in its text, 1 for an even spread; its mean over the word's
+    occurrences has a 95 % bootstrap interval over texts.
+
     Raises:
         InputError: a layer or position that is not there, a score that is not finite, options that contradict each
             other, and a trace without its inputs where they are needed.
     """
-    from ssmscope.interp.heatmap.scored import scored
+    from ssmscope.interp.heatmap.scored import scored, scored_data
+    from ssmscope.tasks.text import TextData
 
-    return scored(
-        model,
-        texts,
-        score=score,
-        at=at,
-        layers=layers,
-        heads=heads,
-        through=through,
-        half_lives=half_lives,
-        contrast=contrast,
-        scale=scale,
-        top=top,
-        punctuation=punctuation,
-        merge=merge,
-    )
+    of_data = isinstance(texts, TextData)
+    others = {"at": at, "heads": heads, "through": through, "contrast": contrast, "scale": scale, "merge": merge}
+    check_reads(of_data, limit=limit, **others)
+    shared: Any = {"score": score, "layers": layers, "top": top, "punctuation": punctuation}
+    if of_data:
+        return scored_data(model, texts, **shared, limit=limit, seed=seed)
+    return scored(model, texts, half_lives=half_lives, **shared, **others)

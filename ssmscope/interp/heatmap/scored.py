@@ -10,7 +10,8 @@ import numpy as np
 
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, attends, of_trace, through_layers
-from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
+from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
 from ssmscope.interp.heatmap.words import grouped, joined, standing_out, together, varies
 from ssmscope.model import as_batch
 from ssmscope.results import record_provenance
@@ -19,6 +20,7 @@ from ssmscope.trace import Trace
 
 if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
+    from ssmscope.tasks.text import TextData
 
 SHOWN_HEADS = 8
 """How many heads "top" shows."""
@@ -127,6 +129,43 @@ def scored(
         shared=scale == "shared",
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
         attends=model is not None and attends(model),
+    )
+
+
+def scored_data(
+    model: Model | None,
+    data: TextData,
+    *,
+    score: Score,
+    layers: Any,
+    top: int,
+    punctuation: bool,
+    limit: int | None,
+    seed: int,
+) -> DataHeatmap:
+    """`selection_heatmap` of a data set."""
+    if model is None or model.tokenizer is None:
+        raise InputError("labelled texts are read by a model with a tokenizer; give one, or name one with tokenizer")
+    places = chosen_layers(layers, model.layer_numbers)
+    data = data if limit is None else data.sample(limit, seed=seed)
+    found, lives, timed = measure(model, data, score, places, half_lives=score == "survival", seed=seed)
+    numbers = tuple(model.layer_numbers[place] for place in places)
+    summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
+    picked = extremes(found)
+    options = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
+    options |= {"top": top, "punctuation": punctuation, "limit": limit}
+    shown = [data.texts[found.rows[at]] for at, _ in picked]
+    alone: Any = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
+    alone |= {"score": score, "layers": layers, "half_lives": False, "top": top, "punctuation": punctuation}
+    return DataHeatmap(
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        score=score,
+        layers=numbers,
+        texts=len(found.rows),
+        timed=timed,
+        examples=(scored(model, shown, **alone),) if shown else (),
+        picked=tuple(what for _, what in picked),
+        **summary,
     )
 
 
