@@ -64,6 +64,10 @@ class Input(ABC):
             InputError: it cannot be read, or does not fit the models.
         """
 
+    def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values for being read several times: what can be read once alone is read."""
+        return values
+
     def read_besides(
         self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
     ) -> Mapping[str, Any]:
@@ -165,6 +169,9 @@ class Texts(Input):
     def _drawn(self, options: Mapping[str, Any]) -> bool:
         """Whether random sequences are asked for instead."""
         return self.instead is not None and options[self.instead] is not None
+
+    def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**values, "text": lines_of("-"), "file": None} if values["file"] == "-" else values
 
     @staticmethod
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.show.blocks import Block, TokenRows
 
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
 """The levels by name, and what they hold."""
@@ -106,6 +106,12 @@ class ImplicitAttention(Result, kind="attention"):
 
     def __getitem__(self, index: int) -> AttendedText:
         return self.texts[index]
+
+    def token_rows(self) -> TokenRows:
+        """The last query of every text, in the colours of what it takes from each token."""
+        from ssmscope.interp.attention.views import last_rows
+
+        return last_rows(self)
 
     @property
     def model(self) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
-    from ssmscope.show.blocks import Block
+    from ssmscope.show.blocks import Block, TokenRows
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
@@ -145,6 +145,12 @@ class Explanation(Result, kind="explain"):
     def of_images(self) -> bool:
         """Whether the tokens are pixels of images whose size is known, and the views are maps."""
         return any(text.pixels is not None for text in self.texts)
+
+    def token_rows(self) -> TokenRows:
+        """The texts in their colours."""
+        from ssmscope.interp.explain.views import rows
+
+        return rows(self)
 
     @property
     def model(self) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
+from ssmscope.interp.paired import pair
 from ssmscope.reads import Texts
 from ssmscope.signature import Layers, Limit, Metavar, Range, Reads, Seed, Top
 
@@ -52,6 +53,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     reads=Texts(data=check_reads),
     question="What is in its memory?",
     kinds=("heatmap", "heatmap-data"),
+    pair=pair,
     check=check_heatmap,
 )
 def selection_heatmap(

@@ -44,7 +44,7 @@ def blocks(result: DataHeatmap) -> Iterator[Block]:
         made = rows(shown)
         of_texts = zip(made.texts, result.picked, strict=True)
         texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
-        yield replace(made, texts=texts, first=True)
+        yield replace(made, texts=texts, first=1)
     yield from (Prose(line, "note") for line in notes(result))
 
 

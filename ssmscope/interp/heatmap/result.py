@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.show.blocks import Block, TokenRows
 
 
 SCORES = {
@@ -143,6 +143,12 @@ class SelectionHeatmap(Result, kind="heatmap"):
     def of_images(self) -> bool:
         """Whether the tokens are pixels of images whose size is known, and the views are maps."""
         return any(text.pixels is not None for text in self.texts)
+
+    def token_rows(self) -> TokenRows:
+        """The texts in their colours."""
+        from ssmscope.interp.heatmap.views import rows
+
+        return rows(self)
 
     @property
     def summed(self) -> bool:
@@ -352,6 +358,9 @@ class DataHeatmap(Result, kind="heatmap-data"):
     picked: tuple[str, ...]
     """What each of them is."""
     notes: tuple[str, ...]
+
+    def token_rows(self) -> None:
+        """There are none of a data set."""
 
     @property
     def survives(self) -> bool:

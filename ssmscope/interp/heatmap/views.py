@@ -49,7 +49,8 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
         name=result.score_name,
         around=("below its average", "above"),
         marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
-        first=not result.by_layer,
+        first=None if result.by_layer else 1,
+        summed=result.summed,
     )
 
 
