@@ -52,7 +52,7 @@ fuzz: $(VENV)/.dev
 # What has to do with transformers' own code once more, on its newest release 5.
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(ON_5)
+	$(THREADS) SSMSCOPE_EXHAUSTIVE=contracts $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(ON_5)
 
 # The documentation's site, with every notebook run unless `make test` has just run it, into build/site.
 docs: $(VENV)/.dev

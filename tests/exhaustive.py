@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-ALL = os.environ.get("SSMSCOPE_EXHAUSTIVE") == "1"
+ASKED = os.environ.get("SSMSCOPE_EXHAUSTIVE")
+ALL = ASKED == "1"
+CONTRACTS = ALL or ASKED == "contracts"
+"""Whether contracts are tried on variants of architectures too, as the run on transformers 5 does."""
 
 
 def few(everything: Iterable[str], *chosen: str) -> list[str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import TypeVar
+from unittest.mock import patch
 
 import numpy as np
+from filelock import FileLock
 
 import ssmscope
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
@@ -25,6 +31,7 @@ DATA = text_data("own", "test", TEXTS, (1, 0, 1, 0), ("negative", "positive"))
 PROMPTS = dict(attacks=["stresstest", "checklist"], template=["Is it good? {content}", "Review: {content}"])
 CHEAP = {"ig": {"steps": 4, "cap": 12}}
 """Too few gradients to converge: a report says so."""
+T = TypeVar("T")
 PROVENANCE = {
     "date": "2026-01-02T03:04:05+00:00",
     "plan": "title: tests\nmodels: [demo/…]\n",
@@ -50,7 +57,25 @@ def failed(verb: str, error: str, traceback: str, **more) -> Entry:
     return entry(verb, state=FAILED, error=error, traceback=traceback, seconds=None, **more)
 
 
-@lru_cache(maxsize=1)
+def shared(make: Callable[[], T]) -> Callable[[], T]:
+    """What it returns, made once in all test workers: the one that comes first writes it down for the others."""
+
+    @lru_cache(maxsize=1)
+    @wraps(make)
+    def once() -> T:
+        if "SSMSCOPE_TESTS_SHARED" not in os.environ:
+            return make()
+        folder = Path(os.environ["SSMSCOPE_TESTS_SHARED"])
+        with FileLock(folder / f"reported-{make.__name__}.lock"):
+            kept = folder / f"reported-{make.__name__}"
+            if not kept.exists():
+                kept.write_bytes(pickle.dumps(make()))
+            return pickle.loads(kept.read_bytes())
+
+    return once
+
+
+@shared
 def small() -> Report:
     """One model by a few quick analyses, one of them twice with another option."""
     model = ssmscope.load(MODELS[0])
@@ -67,7 +92,7 @@ def small() -> Report:
     return Report("A small report", (*entries, entry("fidelity", found)), PROVENANCE)
 
 
-@lru_cache(maxsize=1)
+@shared
 def real() -> Report:
     """Two models by most analyses, one failure, one entry that has not run."""
     entries = []
@@ -107,10 +132,16 @@ def real() -> Report:
     return Report('Two <sentiment> classifiers & "more"', tuple(entries), PROVENANCE)
 
 
-@lru_cache(maxsize=1)
+@shared
 def rendered() -> str:
     """The page of the real report."""
     return render(real())
+
+
+def without_pictures(report: Report) -> str:
+    """The page with empty images: drawing large pictures is most of the work."""
+    with patch("ssmscope.reports.page_items.image_html", lambda picture: '<img class="figure" alt="" src="data:,">'):
+        return render(report)
 
 
 def heatmap(

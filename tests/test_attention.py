@@ -97,7 +97,7 @@ def near(ours: Tensor, exact: Tensor, tolerance: float = 1e-12) -> None:
         assert (ours - exact).abs().max() <= tolerance * exact.abs().max().clamp(min=1e-30)
 
 
-@pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [2, 37])
+@pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [13])
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_forms_are_those_of_the_definition(kind, around, length):

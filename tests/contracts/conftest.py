@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from examples import EXAMPLES, random_example
+from examples import EXAMPLES, VARIANTS, random_example
+from exhaustive import CONTRACTS
 from loud import loud
 
 from ssmscope.model import Model
 
 
-@pytest.fixture(params=list(EXAMPLES), ids=str)
+@pytest.fixture(params=[name for name in EXAMPLES if CONTRACTS or name not in VARIANTS], ids=str)
 def module(request):
     return loud(random_example(request.param))
 

@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from exhaustive import few
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from rich.console import Console
@@ -369,7 +370,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    few(
+        LAYOUTS,
+        *("1 tokens", "61 tokens", "2 maps", "49 maps", "24 long maps", "12 labelled maps", "odd tokens", "cells"),
+        *("boxes", "bars", "pictures"),
+    ),
+)
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
     for (one, a), (other, b) in itertools.combinations(texts, 2):

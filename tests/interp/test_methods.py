@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from examples import TEXTS, random_example
+from exhaustive import few
 from loud import loud
 from torch import Tensor, nn
 from warm import PLAIN
@@ -193,7 +194,7 @@ def test_integrated_gradients_are_captums(name):
 
 
 # A loud random gated DeltaNet has cliffs that no quadrature sees.
-@pytest.mark.parametrize("name", ARCHITECTURES[:-1])
+@pytest.mark.parametrize("name", few(ARCHITECTURES[:-1], "mamba", "mamba2", "diff-mamba"))
 @pytest.mark.parametrize("target", [3, [[4, 9], 8, [2, 2, 5]]])
 def test_integrated_gradients_are_complete(name, target):
     model = example(name)

@@ -114,7 +114,7 @@ NAMES = few(
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, "mamba", "mamba2", "gated-deltanet", "diff-mamba"))
 def test_attention_is_that_of_the_merged_model(name):
     adapted, merged = pair(name)
     traces = [model.trace(model.encode(ids=IDS)) for model in (adapted, merged)]

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import reported
 
-from ssmscope.reports.page import render
 from ssmscope.results import Result
 from ssmscope.show.blocks import Custom, TokenRows
 
@@ -57,7 +56,8 @@ def files(tmp_path_factory):
         "odd": reported.report(*odd, title="<u>odd</u>"),
         "asked": reported.report(reported.entry("asked", Asked({"model": "m"}))),
     }
-    made = {"real": reported.rendered(), **{name: render(report) for name, report in pages.items()}}
+    made = {"real": reported.rendered()}
+    made |= {name: reported.without_pictures(report) for name, report in pages.items()}
     for name, page in made.items():
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
     return folder

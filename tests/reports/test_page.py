@@ -342,7 +342,7 @@ class TestTexts:
         heatmap = reported.heatmap([words, ["x" * 50_000, " y"]])
         command = "analyze heatmap --text " + "w" * 50_000
         entry = reported.entry("heatmap", heatmap, command=command, options={"text": "v" * 50_000})
-        made = render(reported.report(entry))
+        made = reported.without_pictures(reported.report(entry))
         found = Page(made)
         first, second = found.islands()[0]["texts"]
         assert (len(first["tokens"]), first["length"]) == (page_heatmap.TEXT_TOKENS, 12_000)
@@ -434,19 +434,19 @@ class TestHeatmaps:
         (result,) = attention.results
         other = dataclasses.replace(result, provenance={**result.provenance, "fingerprint": "another"})
         for found, links in ((result, [1, 1, 0, 0]), (other, [0, 0, 0, 0])):
-            made = render(reported.report(heatmap, dataclasses.replace(attention, results=(found,))))
+            made = reported.without_pictures(reported.report(heatmap, dataclasses.replace(attention, results=(found,))))
             assert [len(text["attention"]) for text in Page(made).islands()[0]["texts"]] == links
 
     def test_a_range_is_that_of_the_whole_text(self):
         heatmap = reported.heatmap([["a"] * (page_heatmap.TEXT_TOKENS + 1)])
         text = heatmap[0]
         text.scores[0, -1] = 9.0
-        (island,) = Page(render(reported.report(reported.entry("heatmap", heatmap)))).islands()
+        (island,) = Page(reported.without_pictures(reported.report(reported.entry("heatmap", heatmap)))).islands()
         assert island["texts"][0]["high"][1] == 9.0
 
     def test_what_does_not_fit_is_counted(self, monkeypatch):
         monkeypatch.setattr(page_heatmap, "BUDGET", 1200)
-        made = render(reported.report(reported.entry("heatmap", reported.heatmap([["a"] * 10] * 5))))
+        made = reported.without_pictures(reported.report(reported.entry("heatmap", reported.heatmap([["a"] * 10] * 5))))
         shown = len(Page(made).islands()[0]["texts"])
         assert 0 < shown < 5
         assert f"{5 - shown} texts are left out here" in made
