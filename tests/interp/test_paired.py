@@ -15,8 +15,9 @@ from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
 import ssmscope
+from ssmscope import cli
 from ssmscope.errors import InputError
-from ssmscope.interp.paired import Paired
+from ssmscope.interp.paired import Paired, pair
 from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
 from ssmscope.model import Model
 from ssmscope.results import Result
@@ -97,8 +98,6 @@ def test_words_that_are_cut_elsewhere_are_put_together(models):
     joined = tokenizer(("A", "goodfilm", "."))
     apart = Model(random_example("mamba2"), tokenizer(("A", "good", "film", ".")), name="apart")
     together = Model(random_example("mamba2"), joined, name="together")
-    from ssmscope.interp.paired import pair
-
     results = [ssmscope.selection_heatmap(apart, "A good film ."), ssmscope.selection_heatmap(together, "A goodfilm .")]
     text = pair(results).rows().texts[0]
     assert [token.strip() for token in text.tokens] == ["A", "good film", "."]
@@ -136,8 +135,6 @@ def test_one_in_a_list_is_one_and_three_are_refused(models):
 
 
 def test_a_command_line_takes_two(capsys):
-    from ssmscope import cli
-
     assert cli.run(["heatmap", "demo/sst2-mamba2", "demo/imdb-mamba2", "--text", "A dull film.", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "pair"
     assert cli.run(["heatmap", "a", "b", "c", "--text", "x"]) == 2
