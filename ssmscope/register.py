@@ -20,8 +20,8 @@ ROOMS = ("interp", "probes", "attacks")
 Analysis = Any
 """An `ssmscope.analysis.Analysis`, whose module is above this one."""
 
-PAIR = "pair"
-"""The kind of what two models give side by side."""
+PAIR, PAIRED = "pair", "ssmscope.interp.paired"
+"""The kind of what two models give side by side, and the module that defines it."""
 
 _analyses: dict[str, Analysis] = {}
 
@@ -84,7 +84,7 @@ def home_of(kind: str) -> str | None:
     likely = find(kind)
     for analysis in [likely] if likely is not None and kind in likely.kinds else analyses().values():
         if kind in analysis.kinds:
-            return analysis.pair.__module__ if kind == PAIR else f"{analysis.module}.result"
+            return PAIRED if kind == PAIR else f"{analysis.module}.result"
     return None
 
 

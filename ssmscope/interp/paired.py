@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -94,17 +94,3 @@ class Paired(Result, kind="pair"):
             self.figure, self.headline, vector=False, folded=not any(t.pixels is not None for t in shown.texts)
         )
         yield replace(differences(shown, self.names), brief=TABLE_ROWS)
-
-
-def pair(results: Sequence[Result]) -> Paired:
-    """The results of an analysis of two models on the same texts as one.
-
-    Raises:
-        InputError: the models do not read the same characters, so that their words cannot be told to be the same.
-    """
-    first, other = (result.provenance for result in results)
-    names = [result.model_name for result in results]
-    provenance = {**first, "model": " and ".join(names), "models": [dict(first), dict(other)]}
-    found = Paired(provenance=provenance, results=tuple(results))
-    found.rows()
-    return found

@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerFast
 import ssmscope
 from ssmscope import cli
 from ssmscope.errors import InputError
-from ssmscope.interp.paired import Paired, pair
+from ssmscope.interp.paired import Paired
 from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
+from ssmscope.interp.pairing import pair
 from ssmscope.model import Model
 from ssmscope.results import Result
 from ssmscope.tasks.text import text_data

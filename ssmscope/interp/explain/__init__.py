@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ssmscope.analysis import analysis
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
-from ssmscope.interp.paired import pair
+from ssmscope.interp.pairing import pair
 from ssmscope.reads import Texts
 from ssmscope.signature import REPEATED, Metavar, Seed, Top
 

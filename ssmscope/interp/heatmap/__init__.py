@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
-from ssmscope.interp.paired import pair
+from ssmscope.interp.pairing import pair
 from ssmscope.reads import Texts
 from ssmscope.signature import Layers, Limit, Metavar, Range, Reads, Seed, Top
 
