@@ -139,16 +139,16 @@ def _of_words(row: TokenRow, groups: Sequence[Sequence[int]], summed: bool) -> T
     outside = None if row.outside is None else np.array([bool(row.outside[list(group)].all()) for group in groups])
     low, high = row.ends
     if low != high:
-        shown = scores if outside is None else scores[~outside]
-        most = float(np.abs(shown).max(initial=0)) if row.signed else float(shown.max(initial=high))
+        seen = scores if outside is None else scores[~outside]
+        most = float(np.abs(seen).max(initial=0)) if row.signed else float(seen.max(initial=high))
         low, high = (-max(high, most), max(high, most)) if row.signed else (low, most)
 
     def moved(places: Sequence[int]) -> list[int]:
         return list(dict.fromkeys(place[at] for at in places if at in place))
 
     query = None if row.query is None else place.get(row.query)
-    kept = {"marked": moved(row.marked), "against": moved(row.against), "query": query}
-    return replace(row, scores=scores, ends=(low, high), outside=outside, **kept)
+    shown = replace(row, scores=scores, ends=(low, high), outside=outside)
+    return replace(shown, marked=moved(row.marked), against=moved(row.against), query=query)
 
 
 def differences(block: TokenRows, names: Sequence[str]) -> Table:
