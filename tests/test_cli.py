@@ -251,7 +251,7 @@ class TestUsage:
         ("arguments", "says"),
         [
             (["heatmpa", "x"], "did you mean 'heatmap'?"),
-            (["heatmap"], "missing argument 'MODEL [OTHER]' (see analyze heatmap --help)"),
+            (["heatmap"], "missing argument 'MODEL…' (see analyze heatmap --help)"),
             (["influence"], "missing argument 'MODEL' (see analyze influence --help)"),
             (["heatmap", "m", "--txt", "a"], "no option --txt; did you mean '--text'"),
             (["--verson"], "did you mean '--version'?"),

@@ -38,7 +38,7 @@ MODELS = Annotated[
 PAIR = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL [OTHER]",
+        metavar="MODEL…",
         help="demo/NAME, a directory, a file, or a hub id; with a second one both are shown, and the difference.",
         autocompletion=shipped,
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,16 +64,16 @@ class Paired(Result, kind="pair"):
                 found.append(pd.DataFrame({**cells, "token": text.tokens, "score": row.scores}))
         return pd.concat(found, ignore_index=True)
 
-    def figure(self, *, start: int = 0) -> Figure:
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text in the colours of both models and of the difference; one figure holds 8 texts, from number `start`
         on. Of results that show no tokens the first one's picture."""
         from ssmscope.show.token_figure import draw_rows
 
         shown = self.rows()
         if shown is None:
-            return self.results[0].figure()
+            return self.results[0].figure(size=size)
         before, model, after = self.headline.partition(self.model_name)
-        return draw_rows(shown, (before, model, after), start=start)
+        return sized(draw_rows(shown, (before, model, after), start=start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.paired_rows import differences

@@ -187,3 +187,19 @@ def test_what_is_of_data_alone(model, capsys):
     bare = Model(random_example("mamba2"))
     with pytest.raises(InputError, match="read by a model with a tokenizer"):
         selection_heatmap(bare, made_up())
+
+
+def test_a_figure_takes_a_size(result):
+    from matplotlib.text import Text
+
+    own, small = result.figure(), result.figure(size=(5.1, 3.2))
+    factor = min(5.1 / own.get_figwidth(), 3.2 / own.get_figheight())
+    assert small.get_size_inches().tolist() == [5.1, 3.2] and factor < 0.6
+    for figure in (own, small):
+        figure.canvas.draw()
+    sizes = [[each.get_fontsize() for each in figure.findobj(Text) if each.get_text()] for figure in (own, small)]
+    assert max(sizes[1]) == pytest.approx(factor * max(sizes[0]))
+    assert min(sizes[1]) == pytest.approx(factor * min(sizes[0]))
+    for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000)):
+        with pytest.raises(InputError, match="allowed are a width and a height from 0.5 to 100 inches"):
+            result.figure(size=size)

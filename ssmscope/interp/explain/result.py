@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, table
 
 if TYPE_CHECKING:
@@ -239,12 +240,12 @@ class Explanation(Result, kind="explain"):
         ]
         return pd.DataFrame(rows, columns=["model", "text", "method", "rank", "position", "token", "score"])
 
-    def figure(self, *, start: int = 0) -> Figure:
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text with a row of coloured tokens per method; of long texts a strip over positions per method, of
         images a map beside each of them. One figure holds 8 texts, from number `start` on."""
         from ssmscope.interp.explain.views import draw
 
-        return draw(self, start)
+        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.explain import views

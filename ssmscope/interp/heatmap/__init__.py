@@ -105,10 +105,9 @@ def selection_heatmap(
     from ssmscope.interp.heatmap.scored import scored, scored_data
     from ssmscope.tasks.text import TextData
 
-    of_data = isinstance(texts, TextData)
-    others = {"at": at, "heads": heads, "through": through, "contrast": contrast, "scale": scale, "merge": merge}
-    check_reads(of_data, limit=limit, **others)
+    others: Any = {"at": at, "heads": heads, "through": through, "contrast": contrast, "scale": scale, "merge": merge}
+    check_reads(isinstance(texts, TextData), limit=limit, **others)
     shared: Any = {"score": score, "layers": layers, "top": top, "punctuation": punctuation}
-    if of_data:
+    if isinstance(texts, TextData):
         return scored_data(model, texts, **shared, limit=limit, seed=seed)
     return scored(model, texts, half_lives=half_lives, **shared, **others)

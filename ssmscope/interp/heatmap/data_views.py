@@ -13,7 +13,7 @@ from ssmscope.interp.heatmap.words import tokens_of
 from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
 from ssmscope.show.table import Cell, Line, Table, bare, table
-from ssmscope.show.tokens import visible
+from ssmscope.show.tokens import evenly_apart, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +125,7 @@ def draw(result: DataHeatmap) -> Figure:
     tall = max(0.26 * len(shown), 4.6)
     curves = [("mean", result.tenths)]
     chosen = result.by_layer if len(result.by_layer) > 1 else ()
-    step = np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), CURVES)).round().astype(int)) if chosen else []
+    step = evenly_apart(len(chosen), CURVES) if chosen else []
     curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
     legend = [(handle(number), name) for number, (name, _) in enumerate(curves)]
     below = data_line(result)

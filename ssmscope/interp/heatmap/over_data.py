@@ -275,7 +275,8 @@ def summarise(
     for at, (name, chosen) in enumerate(groups.items()):
         own = entries[:, chosen[entries[1].astype(int)]]
         highest = [str(names[word]) for word in _ranked(own, len(names), least_texts(int(chosen.sum())))[0][:OF_GROUP]]
-        kept.append(KeptGroup(name, int(chosen.sum()), *estimates[width * at : width * (at + 1)], words=tuple(highest)))
+        means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
+        kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
     high, low = _ranked(entries, len(names), least)
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))

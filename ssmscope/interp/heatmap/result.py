@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.heatmap.words import grouped, half_life, joined, tokens_of
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Cell, Line, Table, table, written
 from ssmscope.show.tokens import numbers, visible
 
@@ -275,12 +276,12 @@ class SelectionHeatmap(Result, kind="heatmap"):
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def figure(self, *, start: int = 0) -> Figure:
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text in the colours of its average, its layers and its heads; of long texts a strip over positions for
         each, of images a map. One figure holds 8 texts, from number `start` on."""
         from ssmscope.interp.heatmap.views import draw
 
-        return draw(self, start)
+        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.views import blocks
@@ -432,11 +433,11 @@ class DataHeatmap(Result, kind="heatmap-data"):
                 lines.append(Line((label, group.name), cells))
         return table(("model", "texts"), lines, most=ROWS)
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
         from ssmscope.interp.heatmap.data_views import draw
 
-        return draw(self)
+        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.data_views import blocks

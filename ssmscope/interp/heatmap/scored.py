@@ -152,7 +152,7 @@ def scored_data(
     numbers = tuple(model.layer_numbers[place] for place in places)
     summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
     picked = extremes(found)
-    options = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
+    options: dict[str, Any] = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
     options |= {"top": top, "punctuation": punctuation, "limit": limit}
     shown = [data.texts[found.rows[at]] for at, _ in picked]
     alone: Any = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
