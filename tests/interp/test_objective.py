@@ -273,7 +273,7 @@ def test_a_target_that_is_read_as_other_tokens_is_said_once(capsys):
         "the target 'good' is read as the 2 tokens 'g', 'ood'; ' good', with the space before it, is another, one token"
     )
     assert objective(books, batch, target="good").continues
-    assert capsys.readouterr().err == f"{hint} token\n"
+    assert capsys.readouterr().err == f"{hint}\n"
     assert not objective(books, batch, target=" good", contrast=" bad").continues
     assert objective(books, batch, target=[books.tokenizer("good")["input_ids"]] * 2).continues
     assert capsys.readouterr().err == ""
