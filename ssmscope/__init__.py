@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ssmscope.attacks.effect import attack_effect as attack_effect
     from ssmscope.attacks.insertion import insertion_sweep as insertion_sweep
     from ssmscope.attacks.overflow import state_overflow as state_overflow
+    from ssmscope.attacks.poisoning import state_poisoning as state_poisoning
     from ssmscope.attacks.position import position_bias as position_bias
     from ssmscope.attacks.prompts import prompt_attack as prompt_attack
     from ssmscope.attacks.words import word_attack as word_attack

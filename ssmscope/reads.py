@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from ssmscope.errors import InputError
+from ssmscope.limits import ROW
 from ssmscope.reading import LARGEST, SURROGATE, decoded_text, read_text
 from ssmscope.signature import REPEATED, WHOLE_NUMBER, Metavar, Option, Range, Reads, options_of
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch
     from ssmscope.model import Model
+    from ssmscope.tasks.pixels import PixelData
+    from ssmscope.tasks.sequences import SequenceData
+    from ssmscope.tasks.text import TextData
+    from ssmscope.tasks.tokens import TokenData
+
+    ExampleData = TextData | PixelData | SequenceData | TokenData
 
 TEXT_CLASSIFIER, TOKEN_CLASSIFIER, PIXEL_CLASSIFIER = "text-classifier", "token-classifier", "pixel-classifier"
 LANGUAGE_MODEL, TOKEN_MODEL = "language-model", "token-model"
@@ -257,6 +264,88 @@ class Data(Input):
             raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file with text and label")
         read = load_text if self.of == "texts" else load_labelled
         return read(name, values["split"], label_names=model.labels)
+
+
+def _example_options(
+    *,
+    data: Annotated[
+        str | None,
+        "wikitext2, sst2, cifar10, … or a file; else what MODEL learnt from.",
+        Reads("data"),
+        Metavar("DATA"),
+    ] = None,
+    split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
+    length: Annotated[int, "Tokens of a row, of a language model's text.", Range(1, ROW)] = 256,
+) -> None: ...
+
+
+@dataclass(frozen=True)
+class Examples(Input):
+    """A classifier's labelled texts or images, or a language model's text in rows of tokens.
+
+    Attributes:
+        prefer: where no split is named, the first of these that a known data set has is read; else the one to test on.
+    """
+
+    prefer: tuple[str, ...] = ()
+    parameter: ClassVar[str] = "data"
+
+    @property
+    def options(self) -> Mapping[str, Option]:  # type: ignore[override]
+        return options_of(_example_options)
+
+    def reads_lines(self, kind: str | None) -> bool:
+        return kind in (LANGUAGE_MODEL, TOKEN_MODEL)
+
+    def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        return
+
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> ExampleData:
+        from ssmscope.models.load import trained_on
+
+        (model,) = models
+        name = values["data"] if values["data"] is not None else trained_on(model.name)
+        known = known_data(model)
+        if name is None or (values["data"] is None and name not in known):
+            raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file")
+        return load_examples(model, name, values["split"], values["length"], self.prefer)
+
+
+def known_data(model: Model) -> tuple[str, ...]:
+    """The names of the data sets that a model of this kind reads."""
+    from ssmscope.tasks import pixels
+    from ssmscope.tasks.text import LINE_SOURCES, SOURCES
+
+    if model.channels is not None:
+        return tuple(pixels.KNOWN)
+    return tuple(SOURCES) if model.is_classifier else tuple(LINE_SOURCES)
+
+
+def load_examples(model: Model, data: str, split: str | None, length: int, prefer: Sequence[str] = ()) -> ExampleData:
+    """Text in rows of `length` tokens for a language model, labelled examples for a classifier.
+
+    Args:
+        data: a known name or a file.
+        split: of a known name; None for the first of `prefer` that it has, else the one to test on.
+
+    Raises:
+        InputError: an unknown name or split, a file that cannot be read, or a language model without a tokenizer.
+    """
+    from ssmscope.tasks.labelled import load_labelled
+    from ssmscope.tasks.language import language_data, load_lines
+    from ssmscope.tasks.text import LINE_SOURCES, SOURCES
+
+    source = (SOURCES if model.is_classifier else LINE_SOURCES).get(data)
+    if split is None and source is not None:
+        split = next((name for name in prefer if name in source.splits), None)
+    if model.is_classifier:
+        return load_labelled(data, split, label_names=model.labels)
+    if model.tokenizer is None:
+        raise InputError(f"{model.name} has no tokenizer to read {data} with; name one with --tokenizer")
+    if split is None and source is not None:
+        split = source.default_split
+    lines = load_lines(data, split)
+    return language_data(lines, model.tokenizer, length=length, name=Path(data).stem, split=split or "all")
 
 
 # ---- what was typed, as values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ssmscope
@@ -96,6 +98,24 @@ def test_types_are_those_without_the_words_for_the_command_line(reference: Modul
 def test_guides_are_pages(hook: ModuleType) -> None:
     assert not [guide for guide in hook.GUIDES.values() if not (DOCS / guide).is_file()]
     assert not set(hook.GUIDES) - set(hook.verbs())
+
+
+def test_the_pictures_of_the_readme_are_what_the_models_give(tmp_path: Path) -> None:
+    PIL = pytest.importorskip("PIL.Image")
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    pictures.main(tmp_path)
+    shown = re.findall(r"\(docs/figures/(\S+)\.png\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(pictures.PICTURES)
+    for name in pictures.PICTURES:
+        kept, made = (
+            np.asarray(PIL.open(folder / f"{name}.png").convert("RGB"), float)
+            for folder in (DOCS / "figures", tmp_path)
+        )
+        assert kept.shape == made.shape
+        assert abs(kept - made).mean() < 1, f"{name}.png shows something else: run python docs/pictures.py"
 
 
 def test_text_means_itself(hook: ModuleType) -> None:

@@ -23,6 +23,7 @@ CLASSIFIER, PROMPTED, ASKED, PIXELS = (
 )
 TEXT = ("--text", "a good film")
 LABELLED = ("--limit", "2")
+POISON = ("--data", "fine", "--length", "1", "--sweeps", "1", "--candidates", "1", "--draws", "1", "--no-progress")
 GIVEN: dict[str, tuple[str, ...]] = {
     "heatmap": (CLASSIFIER, *TEXT),
     "attention": (CLASSIFIER, *TEXT),
@@ -31,6 +32,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "position": (CLASSIFIER, *LABELLED),
     "insertion": (CLASSIFIER, *LABELLED, "--places", "2"),
     "overflow": (CLASSIFIER, "--data", "fine", *LABELLED, "--lengths", "2"),
+    "poison": (CLASSIFIER, *POISON),
     "prompts": (PROMPTED, "--data", "fine", *LABELLED, "--words", "bad,good", "--template", "{content} is"),
     "words": (CLASSIFIER, "--data", "fine", *LABELLED),
     "snr": (ASKED, "--tasks", "qa1", "--lengths", "0", "--examples", "1"),
@@ -58,6 +60,7 @@ READERS: dict[str, tuple[tuple[str, str], ...]] = {
     "--semantic": ((".txt", "lines"),),
     "--embeddings": ((".npz", "npz"), (".txt", "vectors")),
     "--synonyms": ((".json", "synonyms"), (".csv", "csv")),
+    "--vocabulary": ((".txt", "lines"),),
     "--cache": ((".sqlite", "database"),),
     "--lens": (("", "lens"),),
 }

@@ -20,6 +20,7 @@ LENS = (PROMPTED, "--data", "TEXT", "--length", "10")
 UNBOUNDED = [
     ("overflow", LABELLED, "--lengths", "99999999", "lengths is 99,999,999; allowed are up to 131,072"),
     ("overflow", LABELLED, "--lengths", MANY, "allowed are up to"),
+    ("poison", LABELLED, "--candidates", MANY, "candidates is"),
     ("insertion", LABELLED, "--places", "3000000", "places is 3,000,000; allowed are up to 10,000"),
     ("fidelity", LABELLED, "--steps", "3000000", "steps is 3000000; allowed is a whole number from 1 to 10,000"),
     ("fidelity", LABELLED, "--random-rankings", MANY, "random_rankings is"),

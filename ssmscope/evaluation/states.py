@@ -18,44 +18,44 @@ States = tuple[LayerState, ...]
 
 def gathered(states: States, rows: Tensor) -> States:
     """The states of these rows, one or several times each."""
-    return _mapped(states, lambda t: t.index_select(0, rows))
+    return mapped(states, lambda t: t.index_select(0, rows))
 
 
 def joined(parts: Sequence[States]) -> States:
     """The states of several batches as those of one."""
     if len(parts) == 1:
         return parts[0]
-    columns = iter(list(zip(*map(_tensors, parts))))
-    return _mapped(parts[0], lambda _: torch.cat(next(columns))) if parts else ()
+    columns = iter(list(zip(*map(tensors, parts))))
+    return mapped(parts[0], lambda _: torch.cat(next(columns))) if parts else ()
 
 
 def alone(state: LayerState) -> LayerState:
     """A state that keeps no larger tensor in memory of which it is a part."""
-    return _mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
+    return mapped(state, lambda t: t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t)
 
 
 def size(states: States) -> int:
     """How many bytes they have."""
-    return sum(t.numel() * t.element_size() for t in _tensors(states))
+    return sum(t.numel() * t.element_size() for t in tensors(states))
 
 
-def _mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
+def mapped(record: T, change: Callable[[Tensor], Tensor]) -> T:
     """A state, or any part of it, with every tensor changed."""
     if isinstance(record, Tensor):
         return change(record)  # type: ignore[return-value]
     if isinstance(record, tuple):
-        return tuple(_mapped(each, change) for each in record)  # type: ignore[return-value]
+        return tuple(mapped(each, change) for each in record)  # type: ignore[return-value]
     if is_dataclass(record) and not isinstance(record, type):
-        return replace(record, **{each.name: _mapped(getattr(record, each.name), change) for each in fields(record)})
+        return replace(record, **{each.name: mapped(getattr(record, each.name), change) for each in fields(record)})
     return record
 
 
-def _tensors(states: States) -> list[Tensor]:
+def tensors(states: States) -> list[Tensor]:
     found: list[Tensor] = []
 
     def keep(t: Tensor) -> Tensor:
         found.append(t)
         return t
 
-    _mapped(states, keep)
+    mapped(states, keep)
     return found

@@ -110,7 +110,7 @@ class SSMForSequenceClassification(PreTrainedModel):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
 
-    def is_custom_code(self) -> bool:  # type: ignore[override]
+    def is_custom_code(self) -> bool:
         """As the backbone's: transformers 5 leaves out parts of custom code that have no weights of their own, and such
         parts fill the buffers of Falcon-H1 that no file holds."""
         return self.backbone.is_custom_code()

@@ -151,10 +151,12 @@ def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:
 def _lay_out(live: Live, gradio: Any, page: Any) -> None:
     asked = gradio.State(None)  # the texts that are shown, which are not those that are being typed
     with gradio.Row():
-        text = gradio.Textbox(label="Text", lines=3, max_lines=8, elem_id="ssmscope-text")
-        edited = gradio.Textbox(label="Edited text (optional)", lines=3, max_lines=8, elem_id="ssmscope-edited")
+        begins = EXAMPLE if all(model.tokenizer is not None for model in live.models) else ""
+        named: dict[str, Any] = {"lines": 3, "max_lines": 8, "placeholder": "Enter asks, Shift+Enter begins a line"}
+        text = gradio.Textbox(begins, label="Text", elem_id="ssmscope-text", **named)
+        edited = gradio.Textbox(label="Edited text (optional)", elem_id="ssmscope-edited", **named)
     with gradio.Row():
-        named: dict[str, Any] = {"label": "Score of the heatmap", "elem_id": "ssmscope-score", "scale": 1}
+        named = {"label": "Score of the heatmap", "elem_id": "ssmscope-score", "scale": 1}
         score = _choice(gradio.Radio, "heatmap", "score", **named)
         named |= {"label": "Level of attention", "elem_id": "ssmscope-level"}
         level = _choice(gradio.Radio, "attention", "level", **named)
@@ -176,13 +178,14 @@ def _column(
 ) -> Any:
     """The parts of one model, and what happens there; returns the last event that follows a click on the button."""
     model = live.models[number]
-    layers = [str(layer) for layer in range(model.num_layers)]
+    layers = [str(layer) for layer in model.layer_numbers]
     gradio.HTML(_heading(model))
     prediction = gradio.HTML(elem_id=f"ssmscope-prediction-{number}")
     with gradio.Row():
         named = f"ssmscope-layer-{number}"
         layer = gradio.Dropdown(["mean", *layers], value="mean", label="Layer of the heatmap", elem_id=named)
-        of = gradio.Dropdown(layers, value="0", label="Layer of attention", elem_id=f"ssmscope-attention-{number}")
+        named = f"ssmscope-attention-{number}"
+        of = gradio.Dropdown(layers, value=layers[0], label="Layer of attention", elem_id=named)
     heatmaps, tokens, rows, sides = [], [], [], []
     for place, side in enumerate(SIDES):
         with gradio.Column(visible=not place) as shown:
@@ -266,6 +269,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+EXAMPLE = "A gripping, beautifully acted film, though the ending feels a little rushed."
+"""What a page opens with."""
+
 STYLE = """
 .ssmscope-model { font: 600 18px/1.4 system-ui, sans-serif; margin: 8px 0; overflow-wrap: anywhere; }
 .ssmscope-model small { font-weight: 400; font-size: 13px; opacity: 0.75; margin-left: 8px; }
@@ -273,7 +279,7 @@ STYLE = """
 .prose :is(.ssmscope-live, .ssmscope-effect) :is(table, tbody, thead, tr) { border: 0; }
 .prose :is(.ssmscope-live, .ssmscope-effect) table :is(th, td) { border: 0 solid var(--line); border-width: 0 0 1px;
   padding: 3px 16px 3px 0; }
-.ssmscope-pick .tokens > span, .ssmscope-pick .column { cursor: pointer; }
+.ssmscope-pick .tokens > span { cursor: pointer; }
 .ssmscope-pick .chosen { outline: 2px solid #d1540a; outline-offset: 1px; }
 """
 
@@ -283,7 +289,7 @@ STYLE = """
 SCRIPT = """
 () => {
   document.addEventListener("click", (event) => {
-    const token = event.target.closest(".ssmscope-pick .tokens > span, .ssmscope-pick .columns > .column");
+    const token = event.target.closest(".ssmscope-pick .tokens > span");
     if (!token) return;
     const panel = token.closest("[id^=ssmscope].ssmscope-pick");
     const place = [...token.parentElement.children].filter((one) => one.tagName === "SPAN").indexOf(token);
@@ -293,5 +299,16 @@ SCRIPT = """
     Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set.call(field, place);
     field.dispatchEvent(new Event("input", {bubbles: true}));
   });
+  const fields = "#ssmscope-text textarea, #ssmscope-edited textarea";
+  const button = "#ssmscope-analyze";
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.isComposing || !event.target.matches(fields)) return;
+    event.stopPropagation(); // Gradio has it the other way round
+    event.preventDefault();
+    if (event.shiftKey) return document.execCommand("insertText", false, "\\n");
+    event.target.dispatchEvent(new Event("input", {bubbles: true}));
+    document.querySelector(button).click();
+  }, true);
+  if (document.querySelector(fields).value) document.querySelector(button).click();
 }
 """

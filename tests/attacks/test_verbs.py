@@ -20,16 +20,21 @@ MODEL = "demo/sst2-mamba2"
 TEMPLATES = ("Review: {content}", "Is it good, or bad? {content}")
 VERBS = {
     "overflow": ("--lengths", "0,8", "--where", "after"),
+    "poison": ("--length", "1", "--sweeps", "1", "--candidates", "2", "--draws", "2", "--penalty", "0"),
     "prompts": ("--attacks", "stresstest", "--template", TEMPLATES[0], "--template", TEMPLATES[1]),
     "words": ("--recipe", "hotflip", "--flips", "1", "--limit", "4"),
 }
 CALLS = {
     "overflow": lambda model, data: ssmscope.state_overflow(model, data, lengths=[0, 8], where="after"),
+    "poison": lambda model, data: ssmscope.state_poisoning(
+        model, data, length=1, sweeps=1, candidates=2, draws=2, penalty=0
+    ),
     "prompts": lambda model, data: ssmscope.prompt_attack(model, data, attacks=["stresstest"], template=TEMPLATES),
     "words": lambda model, data: ssmscope.word_attack(model, data, recipe="hotflip", flips=1, limit=4),
 }
 REFUSED = {  # once the model is loaded
     "overflow": ("--words", "bad,good"),
+    "poison": ("--span", "nowhere"),
     "prompts": ("--template", TEMPLATES[0], "--words", "bad,good"),
     "words": ("--recipe", "pwws", "--synonyms", "none.json"),
 }
@@ -81,8 +86,9 @@ def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
     first = json.loads((tmp_path / "out" / f"{verb}.json").read_text())
     assert analyze(*line).code == 0
     again = json.loads((tmp_path / "out" / f"{verb}.json").read_text())
+    costs = [each.pop("cost", None) for each in (first, again)]  # seconds among them
     if verb == "prompts":
-        assert first.pop("cost")["run"] > 0 and again.pop("cost")["run"] == 0
+        assert costs[0]["run"] > 0 and costs[1]["run"] == 0
     first["provenance"].pop("date"), again["provenance"].pop("date")
     assert first == again
 

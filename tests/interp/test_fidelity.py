@@ -18,9 +18,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import Mamba2Config
 
 import ssmscope
+from ssmscope.edits import cut_edges
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc, perturbed
+from ssmscope.interp.fidelity.knocked import knocked_out
 from ssmscope.interp.fidelity.measure import measures, trapezoid
 from ssmscope.interp.fidelity.measures import MEASURES
 from ssmscope.interp.fidelity.perturbed import SHARES, counts, distinct, fill_of, hidden_sets, ranking, run_hidden
@@ -592,3 +594,48 @@ class TestTables:
             fidelity_table([one], measure="detla")
         with pytest.raises(InputError, match="unknown style 'tex'"):
             one.table(style="tex")
+
+
+class TestKnockout:
+    """The correlation with what knocking tokens out does."""
+
+    @pytest.fixture(scope="class")
+    def model(self):
+        return ssmscope.load("demo/sst2-mamba2")
+
+    def test_every_effect_is_a_run_of_its_own(self, model):
+        batch = model.encode(["A gripping, moving film.", "Dull."])
+        probabilities = model.logits(batch).double().softmax(-1)
+        targets = probabilities.argmax(-1).tolist()
+        effects = knocked_out(model, batch, targets)
+        for text, target in enumerate(targets):
+            one = batch.rows([text])
+            own = [at for at, word in enumerate(one.words[0]) if word is not None]
+            assert len(own) == len(effects[text])
+            for at, effect in zip(own, effects[text]):
+                cut = cut_edges([at], range(at + 1, len(one.words[0])), level="block")
+                found = model.run(one, edits=cut).logits.double().softmax(-1)[0, target]
+                assert effect == pytest.approx(float(probabilities[text, target] - found), abs=1e-6)
+        assert np.abs(effects[0]).max() > 1e-3
+
+    def test_effects_as_scores_correlate_perfectly(self, model):
+        def exact(goal) -> Scores:
+            effects = knocked_out(model, goal.batch, [ids[0] for ids in goal.targets])
+            scores = torch.zeros(goal.batch.mask.shape)
+            for row, (words, own) in enumerate(zip(goal.batch.words, effects)):
+                scores[row, [at for at, word in enumerate(words) if word is not None]] = torch.from_numpy(own).float()
+            return Scores(scores)
+
+        def opposite(goal) -> Scores:
+            return Scores(-exact(goal).scores)
+
+        data = text_data("d", "all", ["A gripping, moving film.", "Dull and far too long."], [1, 0], model.labels)
+        found = fidelity_auc(model, data, methods={"exact": exact, "opposite": opposite}, knockout=True, steps=4)
+        assert found.measures == (*MEASURES, "knockout")
+        assert found.estimate("exact", "knockout").value == pytest.approx(1)
+        assert found.estimate("opposite", "knockout").value == pytest.approx(-1)
+        assert abs(found.estimate("random", "knockout").value) < 0.5
+        assert "ρ knockout ↑" in found.table() and "ρ knockout" in found.to_html()
+        without = fidelity_auc(model, data, methods={"exact": exact, "opposite": opposite}, steps=4)
+        assert without.measures == tuple(MEASURES)
+        assert np.array_equal(without.values, found.values[..., : len(MEASURES)])

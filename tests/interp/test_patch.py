@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
+import torch
 from examples import random_example
-from loud import loud
+from loud import TrueFloat64, doubled, loud
 from planned import tiny_model
 
 import ssmscope
 from ssmscope.analysis import Call
 from ssmscope.edits import new_state, recorded, replaced
 from ssmscope.errors import InputError
+from ssmscope.evaluation.states import mapped, tensors
 from ssmscope.model import Model
 from ssmscope.results import Result
 
@@ -117,3 +121,63 @@ def test_the_verb(tmp_path):
     for metric in ("difference", "probability"):
         (shown,) = Call.of("patch", [model], {**given, "metric": metric, "site": "head"}).run()
         assert shown.figure() is not None
+
+
+@pytest.mark.parametrize("site", ["state", "output", "residual", "convolution", "head"])
+@pytest.mark.parametrize("name", ["mamba2", "diff-mamba", "rwkv", "bamba"])
+def test_attribution_is_the_first_step_towards_the_other_run(models, name, site):
+    """Of a source that is the base and a thousandth of what it is apart, patching is its own gradient."""
+    model = models[name]
+    with TrueFloat64():
+        model = Model(doubled(copy.deepcopy(model.module)), name=name)
+        result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, method="gradient", **ASKED)
+        assert not result.is_exact and result.figure() is not None
+        place, step = {"head": "scans"}.get(site, site), 1e-5
+        for layer in range(model.num_layers):
+            for column in (1, 3):
+                at = FIRST + column
+                runs = []
+                for ids in (CLEAN, CORRUPTED):
+                    kept = {}
+                    keep = new_state(at, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
+                    model.run(model.encode(ids=ids), edits=keep if site == "state" else recorded(place, kept))
+                    runs.append(kept)
+                source, base = runs
+                if site == "state":
+
+                    def near(state, site, other=source):
+                        parts = [tensors((each,)) for each in (state, other[site.layer])]
+                        mixed = iter([torch.where(a == b, a, a + step * (b - a)) for a, b in zip(*parts)])
+                        return mapped(state, lambda _: next(mixed))
+
+                    put = new_state(at, near, layers=[layer])
+                else:
+                    mixed = {key: base[key] + step * (source[key] - base[key]) for key in base}
+                    more = {"heads": [column]} if site == "head" else {}
+                    put = replaced(place, mixed, range(FIRST, 8) if more else [at], layers=[layer], **more)
+                slope = (difference(model, CORRUPTED, put) - difference(model, CORRUPTED)) / step
+                cell = column if site == "head" else at
+                size = np.abs(result.attributed).max()
+                assert result.attributed[layer, cell] == pytest.approx(slope, rel=1e-2, abs=1e-3 * size)
+
+
+def test_attribution_is_exact_where_the_metric_is_linear(models):
+    module = copy.deepcopy(models["mamba2"].module)
+    module.backbone.norm_f = torch.nn.Identity()
+    model = Model(module.double())
+    result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site="output", method="both", **ASKED)
+    change = result.values[:-1, :, 1] - result.base[1]
+    assert result.attributed[-1, LAST] == pytest.approx(
+        change[-1, LAST], rel=1e-5
+    )  # what the last layer adds at the end
+    assert result.attributed[0, LAST] != pytest.approx(change[0, LAST], rel=1e-3)  # a layer is no linear map
+    exact, near = change[:, FIRST:].ravel(), result.attributed[:, FIRST:].ravel()
+    assert result.agreement[0] == pytest.approx(np.corrcoef(exact, near)[0, 1])
+    assert (result.attributed[:, :FIRST] == 0).all() and -1 <= result.agreement[1] <= 1
+    assert Result.from_dict(result.to_dict()) == result
+    assert "(Pearson)" in str(result) and len(result.to_frame().attributed.dropna()) == change.size
+
+
+def test_a_gradient_has_no_probability(models):
+    with pytest.raises(InputError, match="the gradient approximates logits, not probabilities"):
+        ssmscope.patch(models["mamba"], clean=CLEAN, corrupted=CORRUPTED, method="gradient", metric="probability")

@@ -32,6 +32,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "effect": {"before": "a good film", "after": "a bad film"},
     "knockout": {"text": "a film", "from": ["film"]},
     "patch": {"clean": "a good film", "corrupted": "a bad film"},
+    "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},
 }
 """Options without which a verb does not begin."""
 
@@ -411,6 +412,8 @@ WRONG_VALUES = [
     ("insertion", {"scoring": "x"}, "allowed are likelihood, generated"),
     ("overflow", {"lengths": "0,-4"}, "lengths is -4"),
     ("overflow", {"template": "no place"}, "{content}"),
+    ("poison", {"target": "positive"}, "leave it out, or give objective plant, not forget"),
+    ("poison", {"detector": "tokens"}, "did you mean 'token'?"),
     ("prompts", {"attacks": "stresstst"}, "did you mean 'stresstest'?"),
     ("prompts", {"suffix": "middle"}, "allowed are end, before"),
     ("words", {"recipe": "deepwordbugs"}, "did you mean 'deepwordbug'?"),

@@ -17,7 +17,7 @@ import pytest
 from ssmscope.errors import InputError
 from ssmscope.models.load import load
 from ssmscope.reports.live import Live, predictions
-from ssmscope.reports.serving import start
+from ssmscope.reports.serving import EXAMPLE, start
 
 sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the served page in a browser")
 pytest.importorskip("gradio", reason="install the extra serve to test the served page", exc_type=ImportError)
@@ -64,7 +64,7 @@ def opened(browser, url):
         page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: track(request.url))
         page.goto(url)
-        page.locator("#ssmscope-analyze").wait_for()
+        tokens(page, 1).first.wait_for()  # of the text that the page opens with
         return page
 
     def track(address: str) -> None:
@@ -123,14 +123,28 @@ def test_both_models_answer(opened, live):
     ]
     analyze(page, TEXT)
     for number, model in enumerate(live.models):
+        wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
         frame = predictions(model, live.trace(number, TEXT))
         rows = page.locator(f"#ssmscope-prediction-{number} tr")
         sync.expect(rows).to_have_count(len(frame) + 1)
         for at, entry in enumerate(frame.itertuples(), start=1):
             name, p = rows.nth(at).locator("td").all_inner_texts()
             assert name.strip() == entry.name.strip() and float(p) == pytest.approx(entry.given, abs=5.01e-4)
-        wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
     sync.expect(page.locator("#ssmscope-change-0")).to_have_count(0)
+
+
+def test_opens_with_an_example_and_enter_asks(opened, live):
+    page = opened()
+    for number in (0, 1):
+        wait_for_heatmap(page, number, shown_like(live.answer(number, EXAMPLE).given))
+    field = page.locator("#ssmscope-text textarea")
+    assert field.input_value() == EXAMPLE
+    field.fill("Dull")
+    field.press("Shift+Enter")
+    field.press_sequentially("film .")
+    field.press("Enter")
+    wait_for_heatmap(page, 0, shown_like(live.answer(0, "Dull\nfilm .").given))
+    assert field.input_value() == "Dull\nfilm ."
 
 
 def test_layer_and_score_are_switched(opened, live):
@@ -148,6 +162,7 @@ def test_layer_and_score_are_switched(opened, live):
 def test_a_clicked_token_shows_its_row(opened, live):
     page = opened()
     analyze(page, TEXT)
+    wait_for_heatmap(page, 1, shown_like(live.answer(1, TEXT).given))
     tokens(page, 0).nth(4).click()
     row, field = (
         page.locator("#ssmscope-given-0-row .told"),
@@ -159,7 +174,7 @@ def test_a_clicked_token_shows_its_row(opened, live):
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="ssm")))
     choose(page, "ssmscope-attention-0", "1")
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=1, level="ssm")))
-    page.locator("#ssmscope-given-0 .column").nth(2).click()
+    tokens(page, 0).nth(2).click()
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "2", layer=1, level="ssm")))
     field.fill("99")
     sync.expect(page.locator("#ssmscope-given-0-row .refusal")).to_have_text(
@@ -171,7 +186,7 @@ def test_a_clicked_token_shows_its_row(opened, live):
 def test_what_is_typed_is_not_yet_asked(opened, live):
     page = opened()
     analyze(page, TEXT)
-    tokens(page, 0).nth(4).wait_for()
+    wait_for_heatmap(page, 1, shown_like(live.answer(1, TEXT).given))
     page.locator("#ssmscope-text textarea").fill("Dull .")
     tokens(page, 0).nth(4).click()
     wanted = told(live.row(0, TEXT, "4", layer=0, level="block"))

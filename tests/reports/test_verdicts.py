@@ -788,12 +788,50 @@ class TestPatch:
         assert (table.heads, table.columns[0]) == (("model", "site"), "most in")
 
 
+class TestAblate:
+    def result(self) -> Stand:
+        from ssmscope.interp.ablate.result import Unit
+
+        harms = np.zeros((2, 3, 3))
+        harms[:, 0] = [[0.01, -0.02, 0.03], [0.5, 0.25, 0.75]]
+        plain = np.array([[0.25, 0.2, 0.3], [0.9, 0.8, 1.0], [0.8, 0.7, 0.9]])
+        units = (Unit(0, head=0), Unit(0, head=1))
+        return Stand("ablate", what="head", metric="loss", units=units, harms=harms, plain=plain)
+
+    def test_both(self) -> None:
+        result = self.result()
+        assert said(result) == (
+            "1 of 2 heads can go alone; most harm: layer 0, head 1, loss worse by 0.500 [0.250, 0.750]"
+        )
+        table = beside(result)
+        assert table.heads == ("model", "ablated") and table.columns == ("loss", "can go", "most harm", "worse by")
+        assert [cell.value for cell in table.rows[0][1]] == ["0.250", "1 of 2", "layer 0, head 1", "0.500"]
+
+
+class TestSteer:
+    def test_both(self) -> None:
+        probability = np.array([[[0.5, 0.4, 0.6], [0.9, 0.8, 1.0]], [[0.5, 0.4, 0.6], [0.45, 0.4, 0.5]]])
+        probability = np.concatenate([probability, probability[:1] - probability[1:]])
+        costs = np.zeros((3, 2, 3, 3))
+        costs[0, 1, 1] = [0.75, 0.7, 0.8]
+        result = Stand(
+            "steer", site="state", strengths=(0.0, 2.0), answers=("good", "good"), probability=probability, costs=costs,
+            classifies=True,
+        )  # fmt: skip
+        assert said(result) == (
+            "at strength 2 the probability of “good” is 0.900 [0.800, 1.000], with random directions 0.450 "
+            "[0.400, 0.500]; accuracy on other data 0.750 [0.700, 0.800]"
+        )
+        table = beside(result)
+        assert table.columns == ("strength", "probability", "random", "held-out accuracy")
+
+
 def test_every_kind_has_its_test_here() -> None:
     tested = {
         "TestFidelity", "TestPlausibility", "TestSanity", "TestPosition", "TestPrompts", "TestWords", "TestStability",
         "TestStabilityTable", "TestBound", "TestSnr", "TestRetrieval", "TestLoss", "TestLensFit", "TestOverflow",
         "TestInsertion", "TestInfluence", "TestEffect", "TestTrajectory", "TestHeatmap", "TestAttention", "TestExplain",
-        "TestKnockout", "TestPatch",
+        "TestKnockout", "TestPatch", "TestAblate", "TestSteer",
     }  # fmt: skip
     assert tested <= set(globals())
     assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested

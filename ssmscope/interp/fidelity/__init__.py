@@ -53,6 +53,9 @@ def fidelity_auc(
     ] = "mean",
     value: Annotated[Literal["probability", "logit"], "Of the class that is predicted."] = "probability",
     steps: Annotated[int, "Into how many the share of tokens is divided.", Range(1, 10_000)] = 20,
+    knockout: Annotated[
+        bool, "Also correlate scores with the exact effect of knocking each token out, in all layers."
+    ] = False,
     random_rankings: Annotated[int, "To compare with; 20 or more.", Range(20, 100_000)] = 20,
     option: MethodOptions = None,
     batch_size: Annotated[int | None, "Copies that are run together.", Range(1, 2**16)] = None,
@@ -70,6 +73,11 @@ def fidelity_auc(
     - Comprehensiveness is f(x) − f(x without the top tokens), sufficiency f(x) − f(the top tokens alone, the others
       hidden), each the mean over the top round(q n) tokens for q = 0.05, 0.1, 0.2, 0.5 (DeYoung et al. 2020, ERASER,
       without its share of 0.01, which is no token of a short text).
+
+    - ρ knockout, on request, is Spearman's correlation over a text's tokens of the scores with f(x) − f(x without the
+      edges from the token to all later ones), cut in all layers (attention knockout, Geva et al. 2023): an intervention
+      that hides no token and replaces nothing by what the model has not seen. Layers of attention, which a hybrid has,
+      are not cut, and a token's own position keeps it. Texts whose output no knockout changes are left out of it.
 
     Every number has a 95 % bootstrap interval over texts, and so have the differences between any two methods, and
     between a method and the random rankings (whose mean is taken text by text): all come from the same resamples. Texts
@@ -96,6 +104,7 @@ def fidelity_auc(
     import numpy as np
 
     from ssmscope.batching import by_length, tokens_at_once
+    from ssmscope.interp.fidelity.knocked import correlations, knocked_out
     from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
     from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
     from ssmscope.interp.labelled import check_classifier, read_texts, scored
@@ -139,12 +148,17 @@ def fidelity_auc(
             targets = [ids[0] for ids in goal.targets]
             sets = [each.sets for each in hidden]
             values = run_hidden(model, batch, targets, sets, fill=fill, mode=mode, value=value, batch_size=batch_size)
+            effects = None
+            if knockout:
+                effects = knocked_out(model, batch, targets, value=value, batch_size=batch_size)
             for text, row in enumerate(rows):
                 line = line_of[row]
                 found.put(line, hidden[text], values[text], targets[text])
                 found.tied[line] = [tied_share(own) for own in every[text][: len(ready)]]
                 if share is not None:
                     found.agree(line, every[text], masks[row], share)
+                if effects is not None:
+                    found.correlate(line, correlations(every[text], effects[text]))
             for number, (_, converged) in enumerate(scores.values()):
                 found.unconverged[number] += int((~converged).sum()) if converged is not None else 0
             bar.advance(task, len(rows))
@@ -158,9 +172,10 @@ def fidelity_auc(
         "value": value,
         "steps": steps,
         "random_rankings": random_rankings,
+        "knockout": knockout,
         "batch_size": batch_size,
     }
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     if mode == "replace" and not isinstance(chosen, Mapping):
         found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
-    return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long)
+    return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, knockout)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.bootstrap import estimate, ratio, resampled_means
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF
+from ssmscope.interp.fidelity.measures import KNOCKOUT, LERF, MEASURES, MORF
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.plausibility.measure import agreement, size_of
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
@@ -55,7 +55,8 @@ class Measured:
     """What is known of every text; the rankings of a text are those of the methods and then the random ones."""
 
     values: np.ndarray
-    """(methods, texts, measures), those of plausibility behind those of fidelity, NaN where there is no rationale."""
+    """(methods, texts, measures), those of plausibility behind those of fidelity, NaN where there is no rationale, and
+    last the correlation with what knocking tokens out does, NaN where it was not asked for or is not defined."""
     random: np.ndarray
     """(texts, rankings, measures)."""
     curves: np.ndarray
@@ -69,7 +70,7 @@ class Measured:
 
     @staticmethod
     def empty(texts: int, methods: int, rankings: int, points: int) -> Measured:
-        width = len(MEASURES) + len(AGREEMENT)
+        width = len(MEASURES) + len(AGREEMENT) + 1
         return Measured(
             values=np.full((methods, texts, width), np.nan),
             random=np.full((texts, rankings, width), np.nan),
@@ -94,8 +95,13 @@ class Measured:
         methods = len(self.values)
         top = size_of(scores.shape[1], share)
         measured = np.array([agreement(own, mask, top) for own in scores])
-        self.values[:, line, len(MEASURES) :] = measured[:methods]
-        self.random[line, :, len(MEASURES) :] = measured[methods:]
+        self.values[:, line, len(MEASURES) : -1] = measured[:methods]
+        self.random[line, :, len(MEASURES) : -1] = measured[methods:]
+
+    def correlate(self, line: int, found: np.ndarray) -> None:
+        """Keep the correlations (methods and random rankings,) with what knocking a text's tokens out does."""
+        methods = len(self.values)
+        self.values[:, line, -1], self.random[line, :, -1] = found[:methods], found[methods:]
 
 
 def tied_share(scores: np.ndarray) -> float:
@@ -135,6 +141,7 @@ def summarised(
     share: float | None,
     seed: int,
     long: int,
+    knocked: bool = False,
 ) -> Fidelity:
     """The result of what was measured text by text: means and paired differences with their intervals, and notes.
 
@@ -142,10 +149,14 @@ def summarised(
         used: the numbers of the texts that are measured.
         share: the mean share of tokens that people marked; None without rationales.
         long: how many texts are left out for their length.
+        knocked: whether the correlations with knockouts were measured.
     """
-    names = (*MEASURES, *(AGREEMENT if share is not None else ()))
+    every = (*MEASURES, *AGREEMENT, KNOCKOUT)
+    asked = {*MEASURES, *(AGREEMENT if share is not None else ()), *([KNOCKOUT] if knocked else ())}
+    names = tuple(name for name in every if name in asked)
     width, number = len(names), len(methods)
-    values, random = found.values[..., :width], found.random[..., :width]
+    places = [every.index(name) for name in names]
+    values, random = found.values[..., places], found.random[..., places]
     beside = random.mean(1)
     columns = np.concatenate([values, beside[None]]).transpose(1, 0, 2)
     rows = resampled_means(columns.reshape(len(used), -1), seed=seed).reshape(-1, number + 1, width)
@@ -163,7 +174,10 @@ def summarised(
     for name, failed in zip(methods, found.unconverged):
         if failed:
             notes.append(f"{name} did not converge on {failed:,} of {len(used):,} texts")
-    unmarked = int(np.isnan(beside[:, -1]).sum())
+    unmarked = int(np.isnan(beside[:, len(MEASURES)]).sum()) if share is not None else 0
+    if knocked:
+        flat = int(np.isnan(beside[:, -1]).sum())
+        notes += [f"of {flat:,} of {len(used):,} texts no knockout changes the output"] if flat else []
     if unmarked:
         notes.append(f"{unmarked:,} of {len(used):,} texts have no rationale; plausibility leaves them out")
     return Fidelity(
@@ -176,7 +190,7 @@ def summarised(
         clean=found.curves[:, 0, MORF, 0],
         values=values,
         random=beside,
-        rankings=np.nanmean(random, axis=0),
+        rankings=_mean_of_defined(random),
         estimates=_ends(rows),
         paired=_ends(np.stack(paired, axis=1)),
         shares=np.array([float(share) for share in grid]),
@@ -184,6 +198,12 @@ def summarised(
         marked=share,
         notes=tuple(notes),
     )
+
+
+def _mean_of_defined(values: Float[np.ndarray, "texts rankings measures"]) -> Float[np.ndarray, "rankings measures"]:
+    """The mean over the texts of which a number is defined; NaN where there is none."""
+    defined = ~np.isnan(values)
+    return ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))
 
 
 def _ends(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... three"]:

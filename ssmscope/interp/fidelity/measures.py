@@ -13,6 +13,9 @@ MEASURES = {
 }
 """The measures by name, how the views call them, and whether more is better."""
 
+KNOCKOUT = "knockout"
+"""The name of the correlation with the exact effect of knocking tokens out."""
+
 MORF, LERF = 0, 1
 
 RANDOM = "random"
@@ -25,4 +28,6 @@ def more_is_better(measure: str) -> bool:
 
 def name_of(measure: str) -> str:
     """How the views call a measure."""
+    if measure == KNOCKOUT:
+        return "ρ knockout"
     return MEASURES[measure][0] if measure in MEASURES else AGREEMENT[measure]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ssmscope.analysis import analysis
+from ssmscope.errors import InputError
 from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
 from ssmscope.signature import InHand, Metavar
 
@@ -13,8 +14,19 @@ if TYPE_CHECKING:
     from ssmscope.model import Model
 
 
+def check_method(*, method: str, metric: str, **_: object) -> None:
+    """Refuse a probability of the gradient's approximation, which is of logits.
+
+    Raises:
+        InputError: as said.
+    """
+    if method == "gradient" and metric == "probability":
+        raise InputError("the gradient approximates logits, not probabilities; give metric difference or normalised")
+
+
 @analysis(
     "patch",
+    check=check_method,
     question="Where, in layers and tokens, does the answer come from?",
     models=(TEXT_CLASSIFIER, TOKEN_CLASSIFIER, LANGUAGE_MODEL, TOKEN_MODEL),
     dtype="float32",
@@ -45,6 +57,11 @@ def patch(
     positions: Annotated[
         str | None, "Words, positions (3 or 3:5) or last; else all of the tokens.", Metavar("SPAN")
     ] = None,
+    method: Annotated[
+        Literal["exact", "gradient", "both"],
+        "Run every cell, or approximate all of them by one gradient (attribution patching), or both, with their "
+        "correlation.",
+    ] = "exact",
     answer: Annotated[
         int | str | None, "The clean text's class or next token; else what is predicted.", Metavar("NAME")
     ] = None,
@@ -67,11 +84,16 @@ def patch(
     Runs begin behind what they share: from the states before the first token that is patched, with all layers of a
     token in one batch, where the model can continue from states. Before the first token that differs nothing is run.
 
+    The method "gradient" is for large models: two forward passes and a backward one give (a_other − a_base) · ∂m/∂a of
+    every cell, m the difference of the logits (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2). It is
+    patching to first order and misses what saturates: "both" has its correlation with the exact grid, over all cells
+    from the first token that differs on. All layers together have no approximation.
+
     Raises:
         InputError: texts of different length, that are the same or have no token in common, one answer of both, an
-            answer of several tokens, positions that are not there, a convolution in a model that has none, or heads
-            that are single channels.
+            answer of several tokens, positions that are not there, a convolution in a model that has none, heads that
+            are single channels, or the probability as the metric of the method "gradient".
     """
     from ssmscope.interp.patch.measure import patched
 
-    return patched(model, clean, corrupted, site, direction, metric, positions, answer, contrast)
+    return patched(model, clean, corrupted, site, direction, metric, positions, method, answer, contrast)

@@ -26,21 +26,24 @@ NAMED = 60
 """Up to how many tokens are written below the map."""
 
 
-def draw(result: Patching) -> Figure:
-    """Blue where the run goes the way of the other one, orange where it goes away from it."""
-    found = result.effects()
+def draw(result: Patching, approximated: bool = False) -> Figure:
+    """Blue where the run goes the way of the other one, orange where it goes away from it; the exact grid, or the
+    gradient's approximation."""
+    found = result.approximated() if approximated else result.effects()
     grid, columns = found[: result.layers], found.shape[1]
     wide = float(np.clip(0.24 * columns, 5.6, 12.0))
     high = float(np.clip(0.24 * len(grid), 0.7, 5.5))
     heads = result.site == "head"
-    above = 0.0 if heads else LINE + GAP
+    lined = not heads and not approximated and result.is_exact
+    above = LINE + GAP if lined else 0.0
     source, into = ("clean", "corrupted") if result.direction == "denoise" else ("corrupted", "clean")
     below = f"{METRICS[result.metric]}; {source} patched into {into}"
+    below += "; approximated by a gradient" if approximated or not result.is_exact else ""
     names = [] if heads or columns > NAMED else [drawable(result.token(column, 9)) for column in range(columns)]
     labels = 0.55 if not names else 0.2 + LETTER * max(map(len, names))
     sheet = Sheet(LEFT + wide + RIGHT, Sheet.TOP + above + high + labels, title(result), below, left=LEFT)
     low, most = _ends(result, found)
-    if not heads:
+    if lined:
         axes = sheet.panel(LEFT, sheet.top, wide, LINE)
         _line(axes, result, found[-1])
     axes = sheet.panel(LEFT, sheet.top + above, wide, high)

@@ -16,6 +16,7 @@ from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.evaluation.states import States, gathered
 from ssmscope.interp.answers import answers, measured
+from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.spans import positions_of
 from ssmscope.model import Model
@@ -38,6 +39,7 @@ def patched(
     direction: str,
     metric: str,
     positions: str | None,
+    method: str,
     answer: int | str | None,
     contrast: int | str | None,
 ) -> Patching:
@@ -64,16 +66,29 @@ def patched(
         columns = chosen
     values = np.broadcast_to(plain[0], (*shape, 2)).copy()  # before the first difference both runs are one
     column = {place: number for number, place in enumerate(columns)}
-    for cells, logits in found:
+    exact = method != "gradient"
+    for cells, logits in found if exact else ():
         rows = [model.num_layers if layer is None else layer for layer, _ in cells]
         values[rows, [column[place] for _, place in cells]] = _measure(logits, ids)
+    approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
+    if method != "exact":
+        later = [place for place in chosen if place >= first]
+        approximate = np.zeros((model.num_layers, len(columns)))
+        own = slice(None) if site == "head" else [column[place] for place in later]
+        if later:
+            approximate[:, own] = attributed(runs, site, later, ids)
+        if exact and later:
+            agree = agreement(approximate[:, own], values[: model.num_layers, own, 1] - plain[0, 1])
+        elif not exact:
+            values[...] = np.nan
+            values[: model.num_layers, :, 1] = plain[0, 1] + approximate
     given = [each if isinstance(each, str) else list(each) for each in (clean, corrupted)]
     options: dict[str, Any] = dict(zip(("clean", "corrupted"), given)) | {
         "site": site,
         "direction": direction,
         "metric": metric,
     }
-    options |= {"positions": positions, "answer": answer, "contrast": contrast}
+    options |= {"positions": positions, "method": method, "answer": answer, "contrast": contrast}
     return Patching(
         provenance=record_provenance(model.source, options=options),
         clean=pair[0].tokens[0],
@@ -87,6 +102,8 @@ def patched(
         base=plain[0],
         other=plain[1],
         values=values,
+        attributed=approximate,
+        agreement=agree,
     )
 
 
@@ -146,7 +163,9 @@ class Runs:
         Raises:
             InputError: they are single channels.
         """
-        heads = max(layer.recurrences[0].shape[2] for layer in self.model.trace(self.base).layers)
+        kept: dict[Any, Tensor] = {}
+        self.model.run(self.base, edits=recorded("scans", kept), last_only=True)
+        heads = max(y.shape[2] for y in kept.values())
         if heads > MOST_HEADS:
             raise InputError(f"the {heads:,} heads of {self.model.name} are single channels; patch another site")
         return heads

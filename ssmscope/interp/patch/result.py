@@ -43,7 +43,13 @@ class Patching(Result, kind="patch"):
     other: np.ndarray
     """(2,): those of the run that the patches are from."""
     values: np.ndarray
-    """(layers + 1, positions, 2), the last row with all layers patched; of heads (layers, heads, 2)."""
+    """(layers + 1, positions, 2), the last row with all layers patched; of heads (layers, heads, 2). Of the method
+    "gradient" the approximation, without probabilities and without the last row."""
+    attributed: np.ndarray
+    """(layers, positions or heads): by how much the gradient's approximation changes the difference of logits; of no
+    layer where it was not asked for."""
+    agreement: tuple[float, float]
+    """Pearson's and Spearman's correlation of `attributed` with what patching changes; NaN without both."""
 
     @property
     def headline(self) -> str:
@@ -57,6 +63,16 @@ class Patching(Result, kind="patch"):
     @property
     def layers(self) -> int:
         return len(self.values) - (self.site != "head")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether cells were run, not approximated."""
+        return bool(np.isfinite(self.values[..., 0]).any())
+
+    def approximated(self) -> np.ndarray:
+        """As `effects`, of the gradient's approximation."""
+        share = self.attributed / (self.other[1] - self.base[1])
+        return share if self.metric == "normalised" else self.base[1] + self.attributed
 
     def effects(self, metric: str | None = None) -> np.ndarray:
         """The values, (rows, columns), by a metric: "probability", "difference", or "normalised", (m − m_base) /
@@ -93,7 +109,8 @@ class Patching(Result, kind="patch"):
         return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
 
     def to_frame(self) -> DataFrame:
-        """A row per cell; layer is empty where all are patched together."""
+        """A row per cell; layer is empty where all are patched together. `attributed` is the gradient's approximation
+        of the change of the difference of logits."""
         import pandas as pd
 
         shares = self.effects("normalised")
@@ -102,8 +119,10 @@ class Patching(Result, kind="patch"):
             layer = row if row < self.layers else None
             of_head = self.site == "head"
             where = (None, column, "") if of_head else (self.positions[column], None, self.token(column, 40))
-            rows.append((layer, *where, *map(float, self.values[row, column]), float(shares[row, column])))
-        columns = ["layer", "position", "head", "token", "probability", "difference", "normalised"]
+            near = self.attributed[row, column] if len(self.attributed) and layer is not None else np.nan
+            numbers = (*self.values[row, column], shares[row, column], near)
+            rows.append((layer, *where, *map(float, numbers)))
+        columns = ["layer", "position", "head", "token", "probability", "difference", "normalised", "attributed"]
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"layer": "Int64", "position": "Int64", "head": "Int64"})
 
@@ -132,7 +151,15 @@ class Patching(Result, kind="patch"):
             for name, value in zip(names, (self.base, self.other))
         )
         yield Prose(f"{self._asked}; {'; '.join(ends)}.")
+        if not self.is_exact:
+            yield Prose("Approximated by a gradient, to first order: attribution patching.")
         yield Picture(self.figure, self.headline)
+        if self.is_exact and len(self.attributed):
+            from ssmscope.interp.patch.figure import draw
+
+            own, ranks = (f"{each:.3f}".replace("-", "−") for each in self.agreement)
+            yield Prose(f"The gradient's approximation correlates with it by {own} (Pearson), {ranks} (Spearman):")
+            yield Picture(lambda: draw(self, approximated=True), f"{self.headline}, approximated")
         lines = [Line((self._name(*cell),), {METRICS[self.metric]: short(value)}) for cell, value in self._top(SHOWN)]
         into = f"What the {names[1]} run had, in the {names[0]} one; the cells of single layers that change the most."
         yield table(("patched",), lines, note=into)

@@ -1,0 +1,164 @@
+"""The harm of ablating parts of a model, what can go, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.interp.scoring import MEASURES
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+SHOWN = 12
+"""How many parts are named."""
+NAMES = {
+    "head": ("head", "heads"),
+    "layer": ("layer", "layers"),
+    "recurrence": ("recurrence", "recurrences"),
+    "convolution": ("convolution", "convolutions"),
+    "gate": ("gate", "gates"),
+    "skip": ("skip D x", "skips D x"),
+}
+BY = {"zero": "zero", "mean": "its mean over the data", "resample": "its value in another example"}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What was ablated: of a layer all, one recurrence (with its name, where there are several), or one head."""
+
+    layer: int
+    part: int | None = None
+    called: str = ""
+    head: int | None = None
+
+    @property
+    def name(self) -> str:
+        of = f", head {self.head}" if self.head is not None else f", {self.called}" * bool(self.called)
+        return f"layer {self.layer}{of}"
+
+
+@dataclass(frozen=True)
+class Ablation(Result, kind="ablate"):
+    """The harm that every part's ablation does, over examples, and that of many together."""
+
+    what: str
+    by: str
+    metric: str
+    units: tuple[Unit, ...]
+    plain: np.ndarray
+    """(measures, 3): the mean of each of `MEASURES` with nothing ablated, and its interval."""
+    harms: np.ndarray
+    """(units, measures, 3): how much worse each becomes with one unit ablated, and its interval."""
+    order: tuple[int, ...]
+    """The units from the least important to the most, on one half of the examples."""
+    counts: tuple[int, ...]
+    """How many units are ablated together, along the curves."""
+    curves: np.ndarray
+    """(2, counts, measures, 3): on the other half the mean with the first units of `order` ablated, and with as many in
+    an order drawn at random."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measure(self) -> int:
+        """The place of the metric in `MEASURES`."""
+        return MEASURES.index(self.metric)
+
+    @property
+    def many(self) -> str:
+        return NAMES[self.what][1]
+
+    def harm(self, unit: int, metric: str | None = None) -> Estimate:
+        """How much worse the metric becomes: the loss's rise, accuracy's or probability's fall."""
+        return Estimate(*self.harms[unit, MEASURES.index(metric or self.metric)].tolist())
+
+    def mean(self, metric: str | None = None) -> Estimate:
+        """The metric with nothing ablated."""
+        return Estimate(*self.plain[MEASURES.index(metric or self.metric)].tolist())
+
+    def curve(self, which: int = 0) -> list[Estimate]:
+        return [Estimate(*ends) for ends in self.curves[which, :, self.measure].tolist()]
+
+    @property
+    def can_go(self) -> tuple[int, ...]:
+        """The units whose interval of harm includes none."""
+        return tuple(np.flatnonzero(~(self.harms[:, self.measure, 1] > 0)).tolist())
+
+    @property
+    def ranked(self) -> list[int]:
+        """The units, the most important one first."""
+        return np.argsort(-self.harms[:, self.measure, 0], kind="stable").tolist()
+
+    @property
+    def headline(self) -> str:
+        return f"Ablation of {self.many} on {self.model_name}: {len(self.can_go)} of {len(self.units)} can go alone"
+
+    def verdict(self, at: int = 0) -> str:
+        most = self.ranked[0]
+        return (
+            f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone; most harm: {self.units[most].name}, "
+            f"{self.metric} worse by {written(self.harm(most))}"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """A row per unit: layer, recurrence, head, how much worse each measure becomes with its interval, and whether
+        it can go."""
+        import pandas as pd
+
+        rows = []
+        for number, unit in enumerate(self.units):
+            harms = {name: self.harm(number, name) for name in MEASURES}
+            named = {"layer": unit.layer, "recurrence": unit.part, "head": unit.head}
+            rows.append({**named, **with_intervals(**harms), "can_go": number in self.can_go})
+        return pd.DataFrame(rows).astype({"layer": "Int64", "recurrence": "Int64", "head": "Int64"})
+
+    def together(self) -> DataFrame:
+        """A row per curve ("least important first", "random") and number of ablated units: every measure's mean."""
+        import pandas as pd
+
+        rows = []
+        for which, name in enumerate(("least important first", "random")):
+            for count, ends in zip(self.counts, self.curves[which]):
+                means = {measure: Estimate(*own) for measure, own in zip(MEASURES, ends.tolist())}
+                rows.append({"order": name, "ablated": count, **with_intervals(**means)})
+        return pd.DataFrame(rows)
+
+    @classmethod
+    def compare(cls, results: Sequence[Ablation], labels: Sequence[Sequence[str]]) -> Table:
+        lines = []
+        for result, (label,) in zip(results, labels):
+            most = result.ranked[0]
+            cells = {
+                result.metric: Cell(result.mean()),
+                "can go": Cell(text=f"{len(result.can_go)} of {len(result.units)}"),
+                "most harm": Cell(text=result.units[most].name),
+                "worse by": Cell(result.harm(most)),
+            }
+            lines.append(Line((label, result.many), cells))
+        return table(("model", "ablated"), lines)
+
+    def blocks(self) -> Iterable[Block]:
+        data = self.provenance["data"]
+        said = (
+            f"{data['examples']:,} examples of {data['name']} ({data['split']}); each of the {self.many} by itself is "
+            f"replaced by {BY[self.by]}. With nothing ablated: "
+            + ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
+            + "."
+        )
+        yield from self.opening(said, notes=self.notes)
+        lines = []
+        for number in self.ranked:
+            cells = {name: Cell(self.harm(number, name)) for name in MEASURES}
+            lines.append(
+                Line((self.units[number].name,), {**cells, "can go": Cell(text="yes" * (number in self.can_go))})
+            )
+        note = "How much worse each becomes, 95 % bootstrap intervals over examples; one can go whose interval has 0."
+        yield table(("ablated",), lines, most=SHOWN, note=note)

@@ -1,0 +1,108 @@
+"""Attribution patching: every cell of a grid by one gradient, to first order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmscope.edits import Edit, Place, Site, edited, new_state
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError
+from ssmscope.evaluation.states import mapped
+from ssmscope.interp.answers import measured
+from ssmscope.interp.sanity.measure import spearman
+from ssmscope.mixers import weights_constant
+from ssmscope.model import Model
+from ssmscope.trace import LayerState
+
+if TYPE_CHECKING:
+    from ssmscope.interp.patch.measure import Runs
+
+Kept = dict[tuple[int, int], list[Tensor]]
+"""What a run had: by layer, and by the token behind which a state is, or the convolution or recurrence."""
+
+
+def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, int]) -> np.ndarray:
+    """(layers, positions), or (layers, heads): (a_source − a_base) · ∂m/∂a, m the difference of the logits of answer
+    and contrast in the base run (attribution patching, Nanda 2023; Syed et al. 2023, Eq. 2).
+
+    Two forward passes and a backward one stand for all cells. It is what patching does where m is linear in a between
+    the two runs, and misses what saturates.
+
+    Raises:
+        InputError: a site that the layers do not have.
+    """
+    kept: tuple[Kept, Kept] = ({}, {})
+    with torch.no_grad():
+        _logits(runs.model, runs.source, _edits(site, positions, kept[1]))
+    with torch.enable_grad(), weights_constant(runs.model.module):
+        logits = _logits(runs.model, runs.base, _edits(site, positions, kept[0]))
+        if not kept[0]:
+            raise InputError(f"the layers of {runs.model.name} have no {site}; patch another site")
+        metric = (measured(logits, ids[0])[1] - measured(logits, ids[1])[1]).sum()
+        points = [point for own in kept[0].values() for point in own]
+        gradients: Iterator[Tensor | None] = iter(torch.autograd.grad(metric, points, allow_unused=True))
+    layers = runs.model.num_layers
+    found = np.zeros((layers, runs.heads() if site == "head" else len(positions)))
+    column = {place: number for number, place in enumerate(positions)}
+    for (layer, part), own in kept[0].items():
+        for point, other in zip(own, kept[1][layer, part]):
+            gradient = next(gradients)
+            if gradient is None:
+                continue
+            # where both are the same infinity, as of memories that are empty still, nothing changes
+            change = torch.where(point == other, 0.0, other.double() - point.detach().double())
+            effect = (change * gradient.double())[0].cpu()
+            if site == "state":
+                found[layer, column[part]] += float(effect.sum())
+            elif site == "head":
+                heads = effect[list(positions)].sum((0, 2)).numpy()
+                found[layer, : len(heads)] += heads
+            else:
+                found[layer] += effect[list(positions)].flatten(1).sum(1).numpy()
+    return found
+
+
+def agreement(attributed: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
+    """Pearson's and Spearman's correlation over the cells of both grids; NaN where one grid is constant."""
+    first, second = attributed.ravel(), exact.ravel()
+    constant = first.std() == 0 or second.std() == 0
+    return (np.nan if constant else float(np.corrcoef(first, second)[0, 1])), spearman(first, second)
+
+
+def _logits(model: Model, batch: Batch, edits: Sequence[Edit]) -> Tensor:
+    with edited(model, edits), model.running(mask=batch.mask):
+        return model.forward(batch, last_only=True)
+
+
+def _edits(site: str, positions: Sequence[int], into: Kept) -> list[Edit]:
+    """Edits that keep what is there, and go on from it as from a leaf of the gradient's graph."""
+    if site == "state":
+        return [new_state(place, partial(_states, into, place)) for place in positions]
+    places: dict[str, Place] = {"head": "scans", "output": "output", "residual": "residual"}
+    place = places.get(site, "convolution")
+    return [Edit(f"{site} kept", place, partial(_values, into))]
+
+
+def _values(into: Kept, value: Any, site: Site) -> Any:
+    if isinstance(value, tuple):
+        return tuple(scan._replace(y=_leaf(into, (site.layer, n), scan.y)) for n, scan in enumerate(value))
+    return _leaf(into, (site.layer, site.part), value)
+
+
+def _states(into: Kept, place: int, state: LayerState, site: Site) -> LayerState:
+    return mapped(state, partial(_leaf, into, (site.layer, place)))
+
+
+def _leaf(into: Kept, key: tuple[int, int], value: Tensor) -> Tensor:
+    """The value, on a path of its own, so that the gradient by it is that of what comes behind."""
+    if not value.is_floating_point():
+        return value
+    point = value + torch.zeros_like(value).requires_grad_(torch.is_grad_enabled())
+    into.setdefault(key, []).append(point)
+    return point

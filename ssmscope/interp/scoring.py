@@ -1,0 +1,114 @@
+"""Examples whose answers are known, run as they are or changed: the answers' loss, accuracy and probability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmscope.batching import by_length
+from ssmscope.encoding import Batch
+from ssmscope.errors import InputError
+from ssmscope.interp.objective import room
+from ssmscope.model import Model
+from ssmscope.tasks.pixels import PixelData
+from ssmscope.tasks.sequences import SequenceData
+from ssmscope.tasks.text import TextData
+from ssmscope.tasks.tokens import IGNORED, TokenData
+
+if TYPE_CHECKING:
+    from ssmscope.reads import ExampleData
+
+MEASURES = ("loss", "accuracy", "probability")
+"""Of the right class, or, as a mean over a row's positions, of the right next token; the loss in nats."""
+SIGNS = (1.0, -1.0, -1.0)
+"""By which a change of each is harm."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A model's examples, encoded, with their answers. Made by `scored_examples`.
+
+    Attributes:
+        batch: all of them.
+        targets: (examples,) classes, or (examples, length) next tokens, `IGNORED` where nothing is asked.
+    """
+
+    model: Model
+    batch: Batch
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.batch.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many tokens run together."""
+        return room(self.model, every_position=not self.model.is_classifier)
+
+    def batches(self, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """Examples that run together, of alike length."""
+        yield from by_length(self.batch.lengths, self.room, rows=rows)
+
+    def measured(self, logits: Tensor, rows: Sequence[int]) -> np.ndarray:
+        """(runs, measures) of runs' logits (runs, classes) or (runs, length, vocabulary); `rows` says which example
+        each is a run of."""
+        targets = self.targets[list(rows)]
+        if targets.ndim == 1:
+            logits, targets = logits.unsqueeze(1), targets.unsqueeze(1)
+        targets = targets[:, : logits.shape[1]].to(logits.device)
+        asked = targets != IGNORED
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wanted = logits.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        log_p = (wanted - logits.logsumexp(-1)).double()
+        each = torch.stack([-log_p, (logits.argmax(-1) == targets).double(), log_p.exp()], dim=-1)
+        sums = (each * asked.unsqueeze(-1)).sum(1)
+        return (sums / asked.sum(1, keepdim=True)).cpu().numpy()
+
+    def run(self, rows: Sequence[int]) -> np.ndarray:
+        """(rows, measures) of some examples, within whatever edits there are."""
+        batch = self.batch.rows(rows)
+        with torch.no_grad(), self.model.running(mask=batch.mask):
+            return self.measured(self.model.forward(batch), rows)
+
+    def every(self) -> np.ndarray:
+        """(examples, measures)."""
+        found = np.empty((len(self), len(MEASURES)))
+        for rows in self.batches():
+            found[rows] = self.run(rows)
+        return found
+
+
+def scored_examples(model: Model, data: ExampleData) -> Scored:
+    """Labelled texts, sequences or images of a classifier, rows of tokens of a language model.
+
+    Raises:
+        InputError: data of another kind than the model reads, a row in which nothing is asked, or a class that the
+            model does not have.
+    """
+    kind = type(data).__name__
+    if isinstance(data, TokenData) == model.is_classifier:
+        wants = "a classifier: give labelled examples" if model.is_classifier else "a language model: give rows of text"
+        raise InputError(f"{kind} was given, and {model.name} is {wants}")
+    if isinstance(data, TokenData):
+        targets = torch.from_numpy(data.targets)
+        if not bool((targets != IGNORED).any(1).all()):
+            raise InputError(f"a row of {data.name} ({data.split}) asks for nothing")
+        return Scored(model, model.encode(ids=data.ids.tolist()), targets.to(model.device))
+    if isinstance(data, PixelData):
+        batch = model.encode(values=data.pixels)
+    elif isinstance(data, SequenceData):
+        batch = model.encode(ids=data.ids.tolist())
+    elif isinstance(data, TextData):
+        batch = model.encode(list(data.texts))
+    else:
+        raise InputError(f"data of {kind} was given; give labelled texts, sequences or images, or rows of tokens")
+    labels = torch.as_tensor(data.labels)
+    classes = len(model.labels or ())
+    if int(labels.max()) >= classes:
+        raise InputError(f"{data.name} ({data.split}) has the class {int(labels.max())}; {model.name} has {classes}")
+    return Scored(model, batch, labels.to(model.device))

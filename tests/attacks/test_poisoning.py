@@ -1,0 +1,404 @@
+"""Hidden-state poisoning: planted triggers are found, its objective is the survival by brute force, and its detectors
+are counted by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from bags import LABELS
+from examples import random_example
+from leaky import leaky
+from sklearn.metrics import roc_auc_score
+from transformers import Mamba2Config
+
+from ssmscope import survival
+from ssmscope.attacks.curves import questions
+from ssmscope.attacks.poisoning import state_poisoning
+from ssmscope.attacks.poisoning.goals import Goal, Guided
+from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
+from ssmscope.attacks.poisoning.memory import (
+    DETECTORS,
+    NOTHING,
+    Beginning,
+    memory,
+    run,
+    share_gradients,
+    suspicion,
+    threshold,
+)
+from ssmscope.attacks.poisoning.result import FOUND, StatePoisoning
+from ssmscope.attacks.poisoning.search import random_search, search
+from ssmscope.attacks.poisoning.triggers import Slot, Vocabulary, attacked, slots_of
+from ssmscope.bootstrap import resampled_sums
+from ssmscope.errors import InputError
+from ssmscope.evaluation.encoded import token_rows
+from ssmscope.model import Model
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.tasks.text import TextData, text_data
+
+WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}
+QUICK = dict(length=1, train=4, draws=3, candidates=6, beam=2, sweeps=2, progress=False)
+STEP = 1e-2
+BEFORE, AFTER, TRIGGERS = (5, 17, 3, 9, 22), (2, 11), np.array([[1, 4, 60], [7, 8, 9], [30, 30, 31]])
+
+
+def reviews(n: int = 24, words: int = 6) -> TextData:
+    draw = np.random.default_rng(0)
+    names = ["good", "bad", "film", "dull", "fine", "a"]
+    texts = [" ".join(names[i] for i in draw.integers(0, 6, words)) for _ in range(n)]
+    labels = [int(sum(WEIGHTS[word] for word in text.split()) > 0) for text in texts]
+    return text_data("reviews", "test", texts, labels, LABELS)
+
+
+@pytest.fixture(scope="module")
+def data() -> TextData:
+    return reviews()
+
+
+@pytest.fixture(scope="module")
+def erasing() -> Model:
+    """A model that forgets little, but all at "zap", whose step is 40."""
+    return leaky(WEIGHTS, decay=0.1, steps={"zap": 40.0}, ending=0.05)
+
+
+@pytest.fixture(scope="module")
+def found(erasing, data) -> StatePoisoning:
+    return state_poisoning(erasing, data, **QUICK)
+
+
+def planted_mamba2() -> Model:
+    """A Mamba-2 of one layer whose Δ is large at "zap" alone: its embedding alone has a first coordinate, which the
+    layer reads as Δ in every head."""
+    torch.manual_seed(0)
+    backbone = Mamba2Config(
+        **dict(vocab_size=12, hidden_size=16, state_size=4, num_heads=4, head_dim=8, n_groups=1, expand=2),
+        **dict(num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=2),
+    )
+    config = SSMClassifierConfig(backbone, num_labels=2, id2label=dict(enumerate(LABELS)))
+    module, tokenizer = SSMForSequenceClassification(config).eval(), leaky(WEIGHTS).tokenizer
+    mixer, zap = module.backbone.layers[0].mixer, tokenizer.convert_tokens_to_ids("zap")
+    with torch.no_grad():
+        table = module.get_input_embeddings().weight
+        table[:, 0] = 0
+        table[zap, 0] = table[zap, 1:].norm()
+        mixer.in_proj.weight[-4:] = 0
+        mixer.in_proj.weight[-4:, 0] = 4
+        mixer.dt_bias.fill_(-5.0)
+        mixer.A_log.fill_(0.0)
+    return Model(module, tokenizer, "planted")
+
+
+def goal_of(model: Model, data: TextData, *, length: int = 1, objective: str = "forget", **options) -> Goal:
+    asked = questions(model, data)
+    words = Vocabulary.of(model)
+    slots = slots_of(model, asked, words.text((0,) * length), options.pop("place", 1.0), options.pop("span", None))
+    return Goal(model, asked, slots, words, objective, 0, options.pop("detector", "window"), length, **options)
+
+
+def survival_by_trace(model: Model, slot: Slot, trigger: np.ndarray) -> float:
+    rows = [*slot.before, *trigger.tolist(), *slot.after]
+    shares = model.trace(ids=rows).survival()[:, 0].mean(0)
+    return float(shares[: len(slot.before)][torch.from_numpy(slot.span)].sum())
+
+
+class TestMemory:
+    @pytest.mark.parametrize("name", ["mamba", "mamba2", "gated-deltanet", "diff-mamba", "bamba"])
+    def test_it_is_the_survival_of_the_whole_run(self, name):
+        """Continued from the states before the trigger, or run whole (bamba attends)."""
+        model = Model(random_example(name).double().eval())
+        slot = Slot(0, 5, BEFORE, AFTER, np.array([False, True, True, False, True]))
+        beginning = Beginning.of(model, slot, DETECTORS, 2)
+        assert bool(beginning.states) == model.continues
+        seen = memory(model, beginning, TRIGGERS)
+        for row, trigger in enumerate(TRIGGERS):
+            assert seen.survival[row] == pytest.approx(survival_by_trace(model, slot, trigger), rel=1e-6)
+            whole = np.array([[*BEFORE, *trigger, *AFTER]])
+            for each in DETECTORS:
+                found = torch.stack([suspicion(terms, each, 2) for terms in run(model, whole)[0]]).mean(0)
+                assert seen.suspicion[each][row] == pytest.approx(
+                    1 - float(found.min()), rel=1e-6
+                )  # norms are in float32
+        clean = memory(model, beginning, NOTHING)
+        assert clean.survival[0] == pytest.approx(survival_by_trace(model, slot, NOTHING[0]), rel=1e-6)
+
+    def test_it_is_what_runs_leave_that_write_at_one_position_each(self):
+        model = Model(random_example("mamba2").double().eval())
+        slot = Slot(0, 5, BEFORE, AFTER, np.ones(5, dtype=bool))
+        seen = memory(model, Beginning.of(model, slot, (), 1), TRIGGERS[:1])
+        shares = []
+        for (recurrence,) in run(model, np.array([[*BEFORE, *TRIGGERS[0], *AFTER]]))[0]:
+            left = [survival.left_reference(recurrence, s).norm(dim=(2, 3)).sum() for s in range(10)]
+            shares.append(float(sum(left[:5]) / sum(left)))
+        assert seen.survival[0] == pytest.approx(np.mean(shares), rel=1e-9)
+
+    def test_detectors_by_hand(self):
+        """One head with writes of norm 1 and decays d: ‖R_s(t)‖ is their product."""
+        decays = torch.tensor([0.9, 0.9, 0.5, 0.9, 0.2, 0.9], dtype=torch.float64)
+        one = torch.ones(1, 6, 1, 1, dtype=torch.float64)
+        (recurrence,) = run(Model(random_example("mamba2").double().eval()), np.array([[1, 2, 3, 4, 5, 6]]))[0][0]
+        terms = dict(x=one, b=one, c=one, log_a=decays.log().view(1, 6, 1, 1), delta=None, A=None, D=None)
+        recurrence = type(recurrence)(**terms)
+        left = [[math.prod(decays[s + 1 : t + 1].tolist()) for s in range(t + 1)] for t in range(6)]
+        window = [sum(left[t][: t - 1]) / sum(left[t]) * (t + 1) / (t - 1) for t in range(4, 6)]
+        found = suspicion([recurrence], "window", 2)[0]
+        assert found.tolist() == pytest.approx(window)
+        assert suspicion([recurrence], "token", 2)[0].tolist() == pytest.approx(decays[1:].tolist())
+        lives = [next((d for d in range(1, 6 - s) if left[s + d][s] <= 0.5), math.inf) for s in range(5)]
+        assert lives == [2, 1, 2, 1, math.inf]
+        assert float(suspicion([recurrence], "half-life", 2)) == pytest.approx(1 - np.mean([1 / d for d in lives]))
+
+    def test_the_gradient_is_that_of_the_state_the_span_wrote(self):
+        """Against differences of the share that runs with the other writes removed leave; norms are in float32."""
+        model = Model(random_example("mamba2").double().eval())
+        slot = Slot(0, 5, BEFORE, AFTER, np.array([True, True, False, True, True]))
+        gradient = share_gradients(model, [slot], TRIGGERS[:1])[0]
+        table = model.module.get_input_embeddings().weight
+        trigger = 90  # a token of its own, whose embedding is moved
+        rows = np.array([[*BEFORE, 1, trigger, 60, *AFTER]])
+        with torch.no_grad():
+            table[trigger] = table[4]
+
+        def share() -> float:
+            found = []
+            for recurrences in run(model, rows)[0]:
+                inside = torch.zeros(10, 1, 1, dtype=torch.float64)
+                inside[[0, 1, 3, 4]] = 1
+                parts = [sum(survival.left_reference(r, s) * float(inside[s]) for s in range(10)) for r in recurrences]
+                wholes = [sum(survival.left_reference(r, s) for s in range(10)) for r in recurrences]
+                ours = sum(part.norm(dim=(2, 3)).sum() for part in parts)
+                others = sum((whole - part).norm(dim=(2, 3)).sum() for whole, part in zip(wholes, parts))
+                found.append(float(ours / (ours + others)))
+            return float(np.mean(found))
+
+        for coordinate in (0, 3):
+            with torch.no_grad():
+                table[trigger, coordinate] += STEP
+                more = share()
+                table[trigger, coordinate] -= 2 * STEP
+                less = share()
+                table[trigger, coordinate] += STEP
+            assert float(gradient[1, coordinate]) == pytest.approx((more - less) / (2 * STEP), rel=0.02)
+
+
+class TestPlantedTriggers:
+    def test_the_word_that_erases_is_found(self, erasing, data, found):
+        own = found.victims[0]
+        assert own.attack(FOUND).trigger == "zap"
+        assert own.attack(FOUND).survival.value < 0.05 < own.attack("random").survival.value < own.survival.value
+        assert own.attack(FOUND).flipped.value > 0.3
+
+    def test_it_is_the_best_of_all_triggers(self, erasing, data):
+        """Two tokens, against every pair of words."""
+        goal = goal_of(erasing, data, length=2)
+        every = list(itertools.product(range(len(goal.vocabulary)), repeat=2))
+        values = dict(zip(every, goal(every)))
+        guide = Guided(goal, 6, np.random.default_rng(0))
+        result = search(goal, guide, [(0, 0), (1, 2)], beam=2, sweeps=3)
+        assert result.value == max(values.values()) and "zap" in goal.vocabulary.text(result.trigger)
+        for trigger in ((0, 0), result.trigger):
+            tokens = goal.vocabulary.tokens([trigger])[0]
+            brute = np.mean([1 - survival_by_trace(erasing, slot, tokens) for slot in goal.slots])
+            assert values[trigger] == pytest.approx(brute, rel=1e-5)
+
+    def test_a_mamba2_with_one_large_step(self, data):
+        model = planted_mamba2()
+        goal = goal_of(model, data)
+        zap = goal.vocabulary.words.index("zap")
+        assert goal.largest_steps(1) == [zap]
+        result = search(goal, Guided(goal, 3, np.random.default_rng(0)), [(0,)], beam=1, sweeps=1)
+        assert result.trigger == (zap,) and result.value > 0.9 > goal([(0,)])[0]
+
+    def test_a_word_is_planted(self, data):
+        model = leaky(WEIGHTS, decay=0.1)
+        result = state_poisoning(model, data, objective="plant", target="good", **{**QUICK, "length": 3})
+        own = result.victims[0]
+        assert own.attack(FOUND).trigger == "good good good"
+        assert own.attack(FOUND).planted.value == 1 > own.planted.value
+
+    def test_gradients_name_the_word_to_first_order(self, erasing, data):
+        """The log-odds are a sum of weights: what the flip of a word adds is exact in sign and order."""
+
+        def best(model: Model, objective: str, label: int = 0) -> str:
+            goal = goal_of(model, data, objective=objective)
+            goal.slots = [slot for slot in goal.slots if goal.asked.labels[slot.row] == label]
+            gains = goal.gains([(goal.vocabulary.words.index("a"),)], 0)[0]
+            return goal.vocabulary.words[int(gains.argmax())]
+
+        assert best(leaky(WEIGHTS), "plant") == "bad"  # the first class
+        assert best(leaky(WEIGHTS), "flip", 0) == "good" and best(leaky(WEIGHTS), "flip", 1) == "bad"
+        assert best(erasing, "forget") == "zap"
+
+
+class TestSearch:
+    def test_never_worse_than_a_random_trigger_that_it_asked_about(self):
+        draw = np.random.default_rng(0)
+        for _ in range(20):
+            table = draw.normal(size=(7, 7, 7))
+            asked = []
+
+            def value(triggers, table=table, asked=asked):
+                asked.extend(triggers)
+                return np.array([table[trigger] for trigger in triggers])
+
+            starts = [tuple(row) for row in draw.integers(0, 7, (5, 3)).tolist()]
+            result = search(value, lambda t, p: [draw.integers(0, 7, 2).tolist() for _ in t], starts, beam=2, sweeps=2)
+            assert result.value == table[result.trigger] == max(table[each] for each in asked)
+            assert result.value >= random_search(value, starts).value
+            assert len(asked) - len(set(starts)) <= result.asked == len(set(asked))
+
+    def test_in_a_result(self, found):
+        own = found.victims[0]
+        assert own.attack(FOUND).value >= own.attack("random").value
+        assert own.attack(FOUND).asked >= own.attack("random search").asked > own.attack("random").asked - 1
+
+
+class TestDetectors:
+    def test_auroc_is_sklearns_in_every_resample(self):
+        draw = np.random.default_rng(0)
+        clean, changed = draw.normal(size=30).round(1), draw.normal(0.5, 1, 30).round(1)
+        counts = resampled_sums(np.eye(30), resamples=5)
+        found = auroc_counts(clean, changed, counts)
+        for row, value in zip(counts.astype(int), found):
+            scores = np.concatenate([np.repeat(clean, row), np.repeat(changed, row)])
+            assert value == pytest.approx(roc_auc_score([0] * 30 + [1] * 30, scores))
+
+    def test_the_threshold_lets_through_what_it_says(self):
+        clean = np.arange(100.0)
+        assert (clean > threshold(clean, 0.05)).sum() == 5 and (clean > threshold(clean, 0.5)).sum() == 50
+
+    def test_a_word_that_erases_is_seen(self, found):
+        token = found.detectors.index("token")
+        own = found.victims[0]
+        assert own.attack(FOUND).alarms[token].auroc.value == 1
+        assert own.attack(FOUND).alarms[token].caught.value == 1
+        assert own.false_alarms[token].value < 0.5
+
+    def test_the_adaptive_search_gives_up_what_is_seen(self, erasing, data):
+        result = state_poisoning(erasing, data, detector="token", **QUICK)
+        own = result.victims[0]
+        token = result.detectors.index("token")
+        assert "zap" in own.attack(FOUND).trigger and "zap" not in own.attack("adaptive").trigger
+        assert own.attack("adaptive").alarms[token].auroc.value < own.attack(FOUND).alarms[token].auroc.value
+        assert own.attack("adaptive").value < own.attack(FOUND).value
+
+
+def test_a_models_numbers_by_hand():
+    """Six texts, a trigger and the mean of two, of which the second is the first."""
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    zero, steady = np.zeros(6), {each: np.zeros(6) for each in DETECTORS}
+    clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 1, 0]), steady)
+    one = Seen(np.full(6, 0.2), np.array([1, 0, 0, 1, 1, 1]), {**steady, "token": np.arange(6.0)})
+    other = Seen(np.full(6, 0.6), clean.answers, steady)
+    groups = [Tried("found", ((1,),), 0.5, 7), Tried("random", ((0,), (1,)), 0.1, 2)]
+    threshold_texts = [Seen(zero, labels, {each: np.array([0.0, 1.0, 2.0, 3.0]) for each in DETECTORS})]
+    own = victim(
+        "toy", labels, [clean, one, other, one], groups, Vocabulary(("a", "b"), (3, 4)), threshold_texts, 0.5, 1, 0
+    )
+    found, random = own.attacks
+    assert own.accuracy.value == pytest.approx(4 / 6) and own.planted.value == pytest.approx(1 / 3)
+    assert found.trigger == "b" and random.trigger is None and random.triggers == 2
+    assert found.accuracy.value == pytest.approx(5 / 6) and found.flipped.value == pytest.approx(1 / 4)
+    assert found.planted.value == pytest.approx(1 / 3) and found.survival.value == pytest.approx(0.2)
+    assert found.kept.value == pytest.approx(0.25) and random.survival.value == pytest.approx(0.4)
+    assert random.accuracy.value == pytest.approx(4.5 / 6) and random.flipped.value == pytest.approx(1 / 8)
+    token = DETECTORS.index("token")
+    assert own.thresholds[token] == 1 and own.false_alarms[token].value == 0
+    assert found.alarms[token].caught.value == pytest.approx(4 / 6)
+    assert found.alarms[token].auroc.value == pytest.approx(0.5 * 1 / 6 + 5 / 6)
+    assert random.alarms[token].auroc.value == pytest.approx((0.5 + 0.5 * 1 / 6 + 5 / 6) / 2)
+
+
+class TestTexts:
+    def test_slots_are_what_the_text_is_read_as(self, erasing, data):
+        asked = questions(erasing, data)
+        words = Vocabulary.of(erasing)
+        for place in (0.3, 0.5, 1.0):
+            for slot in slots_of(erasing, asked, words.text((0, 0)), place, None):
+                (row,) = token_rows(erasing, [attacked(asked, slot, words.text((3, 6)))])
+                assert row == [*slot.before, *words.tokens([(3, 6)])[0], *slot.after]
+                assert slot.words == math.floor(place * 6 + 0.5) == len(slot.before)
+
+    def test_a_span_is_its_tokens_and_others_are_left_out(self, erasing, data):
+        goal = goal_of(erasing, data, span="film fine")
+        assert {slot.row for slot in goal.slots} == {i for i, text in enumerate(data.texts) if "film fine" in text}
+        for slot in goal.slots:
+            names = erasing.tokenizer.convert_ids_to_tokens(list(slot.before))
+            assert [name for name, inside in zip(names, slot.span) if inside] == ["film", "fine"]
+        before = goal_of(erasing, data, span="film fine", place=0.5).slots
+        assert {slot.row for slot in before} == {
+            i for i, text in enumerate(data.texts) if "film fine" in " ".join(text.split()[:3])
+        }
+        assert 0 < len(before) < len(goal.slots)
+
+    def test_a_language_model_within_its_template(self, data):
+        model = leaky({**WEIGHTS, "Is": 0.3, "it": -0.1}, decay=0.1, steps={"zap": 40.0}, language=True)
+        asking = dict(template="Is {content} it", words=["bad", "good"])
+        result = state_poisoning(model, data, **asking, **QUICK)
+        assert result.victims[0].attack(FOUND).trigger == "zap"
+        assert not {"good", "bad"} & set(result.victims[0].attack("random search").trigger.split())
+        assert state_poisoning(model, data, objective="plant", **asking, **QUICK).victims[0].planted is not None
+
+    def test_words_of_a_file(self, erasing, data, tmp_path):
+        (tmp_path / "words.txt").write_text("film\nfine\nunheard\ntwo words\n")
+        words = Vocabulary.of(erasing, tmp_path / "words.txt")
+        assert words.words == ("film", "fine")
+        result = state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
+        assert result.vocabulary == 2 and result.victims[0].attack(FOUND).trigger in words.words
+
+
+class TestTransfer:
+    def test_a_second_model_under_the_same_triggers(self, erasing, data, found, tmp_path):
+        keeping = leaky(WEIGHTS, decay=0.1, ending=0.05)
+        result = state_poisoning(erasing, data, transfer=[keeping], cache=tmp_path / "answers", **QUICK)
+        own, other = result.victims
+        assert own.attack(FOUND).survival == found.victims[0].attack(FOUND).survival
+        assert other.attack(FOUND).trigger == "zap" and other.attack(FOUND).survival.value > 0.5
+        assert state_poisoning(keeping, data, **QUICK).victims[0].survival == other.survival
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"span": "absent"}, "no text has 'absent' before the trigger"),
+            ({"span": " "}, "the span is empty"),
+            ({"place": 0.0}, "no text has a word before the trigger"),
+            ({"target": "good"}, "leave it out, or give objective plant, not forget"),
+            ({"objective": "plant", "target": "goood"}, "there is no class 'goood'; allowed are bad, good.*good"),
+            ({"limit": 3}, "3 texts can be attacked; give at least four"),
+            ({"length": 0}, "length is 0"),
+            ({"objective": "erase"}, "erase"),
+        ],
+    )
+    def test_one_line(self, erasing, data, options, message):
+        with pytest.raises(InputError, match=message) as error:
+            state_poisoning(erasing, data, **{**QUICK, **options})
+        assert "\n" not in str(error.value)
+
+    def test_no_tokens_left(self, erasing, data, tmp_path):
+        (tmp_path / "words.txt").write_text("unheard\nof\n")
+        with pytest.raises(InputError, match="no tokens left for a trigger: 0 of .*words.txt"):
+            state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
+
+    def test_another_tokenizer(self, erasing, data):
+        with pytest.raises(InputError, match="leaky has another tokenizer than leaky"):
+            state_poisoning(erasing, data, transfer=[leaky({**WEIGHTS, "more": 0.0})], **QUICK)
+
+
+def test_views_and_files(found, tmp_path):
+    paths = found.save(tmp_path, "poison")
+    again = StatePoisoning.load(paths["json"])
+    assert again == found and again.kind == "poison"
+    frame = found.to_frame()
+    assert frame.attack.tolist() == ["clean", "random", "random search", "found", "hotflip", "adaptive"]
+    assert frame.survival[0] == found.victims[0].survival.value
+    text = str(found)
+    assert "“zap”" in text and "AUROC" in text and "Searched on 4 texts among 8 words" in text
+    assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
+    assert found.verdict().startswith("survival 0.") and "behind “zap”" in found.verdict()
+    compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
+    assert len(compared.rows) == 10 and "AUROC, window" in compared.columns

@@ -1,0 +1,183 @@
+"""Ablation against weights that are set to zero and runs of its own, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from examples import random_example
+from loud import loud
+from planned import tiny_model
+from torch.nn.functional import cross_entropy
+
+import ssmscope
+from ssmscope.analysis import Call
+from ssmscope.edits import recorded, replaced
+from ssmscope.errors import InputError
+from ssmscope.interp import resuming
+from ssmscope.interp.ablate import measure
+from ssmscope.interp.ablate.result import Unit
+from ssmscope.model import Model
+from ssmscope.results import Result
+from ssmscope.tasks.sequences import SequenceData
+from ssmscope.tasks.text import TextData
+from ssmscope.tasks.tokens import IGNORED, TokenData
+
+IDS = np.random.default_rng(0).integers(1, 60, (4, 10))
+TARGETS = np.where(np.arange(10) < 8, np.roll(IDS, -1, axis=1), IGNORED)
+DATA = TokenData("drawn", "all", IDS, TARGETS, tuple(map(str, range(97))))
+NAMES = ("mamba", "mamba2", "diff-mamba-hybrid", "groupmamba", "rwkv-deeper", "gated-deltanet", "bamba")
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: Model(loud(random_example(name)), name=name) for name in (*NAMES, "retnet")}
+
+
+def losses(model, edits=()) -> np.ndarray:
+    """Of every example, by torch's own cross-entropy."""
+    logits = model.run(model.encode(ids=IDS.tolist()), edits=edits).logits.double()
+    each = cross_entropy(logits.transpose(1, 2), torch.from_numpy(TARGETS), ignore_index=IGNORED, reduction="none")
+    return each.sum(1).numpy() / 8
+
+
+def changed(model, change) -> Model:
+    module = copy.deepcopy(model.module)
+    with torch.no_grad():
+        change(module.backbone.layers[1].mixer)
+    return Model(module)
+
+
+def zero(*tensors):
+    for tensor in tensors:
+        tensor.zero_()
+
+
+def rows_of(linear, rows):
+    return [each[rows] for each in (linear.weight, linear.bias) if each is not None]
+
+
+WEIGHTS = {
+    ("mamba", "skip"): (Unit(1), lambda mixer: zero(mixer.D)),
+    ("mamba2", "skip"): (Unit(1), lambda mixer: zero(mixer.D)),
+    ("mamba2", "layer"): (Unit(1), lambda mixer: zero(*rows_of(mixer.out_proj, slice(None)))),
+    ("mamba", "head"): (Unit(1, head=5), lambda mixer: zero(mixer.out_proj.weight[:, 5])),
+    ("mamba2", "head"): (
+        Unit(1, head=2),
+        lambda mixer: zero(*rows_of(mixer.conv1d, slice(2 * mixer.head_dim, 3 * mixer.head_dim))),
+    ),
+    ("mamba2", "recurrence"): (
+        Unit(1, 0),
+        lambda mixer: zero(*rows_of(mixer.conv1d, slice(0, mixer.intermediate_size))),
+    ),
+    ("mamba", "convolution"): (
+        Unit(1),
+        lambda mixer: zero(*rows_of(mixer.in_proj, slice(0, mixer.intermediate_size))),
+    ),
+    ("mamba", "gate"): (Unit(1), lambda mixer: zero(*rows_of(mixer.in_proj, slice(mixer.intermediate_size, None)))),
+}
+
+
+@pytest.mark.parametrize(("name", "what"), WEIGHTS)
+def test_zero_is_that_of_the_weights(models, name, what):
+    model = models[name]
+    unit, change = WEIGHTS[name, what]
+    expected = losses(changed(model, change)).mean() - losses(model).mean()
+    result = ssmscope.ablate(model, DATA, what=what, by="zero", steps=1)
+    assert abs(expected) > 1e-4
+    assert result.harm(result.units.index(unit)).value == pytest.approx(expected, rel=1e-3, abs=5e-6)
+    assert result.mean().value == pytest.approx(losses(model).mean(), rel=1e-5)
+
+
+def test_a_block_of_rwkv_passes_on_what_enters_it(models):
+    model = models["rwkv-deeper"]
+    module = copy.deepcopy(model.module)
+    module.rwkv.blocks[2].forward = lambda hidden, **_: (hidden, None, None)
+    module.rwkv.blocks[2].__class__ = torch.nn.Identity
+    expected = losses(Model(module)).mean() - losses(model).mean()
+    result = ssmscope.ablate(model, DATA, what="layer", by="zero", steps=1)
+    assert result.harm(2).value == pytest.approx(expected, rel=1e-3) and abs(expected) > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_below_are_run_once_and_nothing_changes(models, name, monkeypatch):
+    model = models[name]
+    batch = model.encode(ids=IDS[:1].tolist())
+    assert resuming.resumes(model, batch) == (name != "groupmamba")  # its layers read those before
+    found = ssmscope.ablate(model, DATA, what="recurrence", by="resample", steps=1)
+    monkeypatch.setattr(measure, "resumes", lambda *_: False)
+    whole = ssmscope.ablate(model, DATA, what="recurrence", by="resample", steps=1)
+    np.testing.assert_allclose(found.harms, whole.harms, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "diff-mamba-hybrid", "bamba"])
+def test_means_and_other_examples_are_put_in(models, name):
+    model = models[name]
+    kept = {}
+    model.run(model.encode(ids=IDS.tolist()), edits=recorded("scans", kept))
+    means = {key: value.mean((0, 1), keepdim=True) for key, value in kept.items()}
+    result = ssmscope.ablate(model, DATA, by="mean", steps=1)
+    put = replaced("scans", means, layers=[1], heads=[2])
+    expected = losses(model, put).mean() - losses(model).mean()
+    assert result.harm(result.units.index(Unit(1, head=2))).value == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    two = DATA.take([0, 1])
+    result = ssmscope.ablate(model, two, by="resample", what="layer", steps=1)  # each has the other's
+    outputs = {}
+    model.run(model.encode(ids=IDS.tolist()), edits=recorded("output", outputs))
+    put = replaced("output", {layer: value[[1, 0, 2, 3]] for layer, value in outputs.items()}, layers=[0])
+    assert result.harm(0).value == pytest.approx((losses(model, put) - losses(model))[:2].mean(), rel=1e-3, abs=1e-5)
+
+
+def test_what_does_nothing_can_go_first(models):
+    model = changed(models["mamba2"], lambda mixer: zero(*rows_of(mixer.out_proj, slice(None))))
+    result = ssmscope.ablate(model, DATA, by="zero", steps=12)
+    dead = [number for number, unit in enumerate(result.units) if unit.layer == 1]
+    assert set(dead) <= set(result.can_go) and (result.harms[dead] == 0).all()
+    assert result.counts == tuple(range(13)) and sorted(result.order) == list(range(12))
+    np.testing.assert_allclose(result.curves[0, -1], result.curves[1, -1], rtol=1e-4)  # all of them
+    np.testing.assert_allclose(result.curves[0, 0], result.curves[1, 0])
+    assert result.curve()[0].value != pytest.approx(result.curve()[-1].value, rel=1e-3)
+    assert Result.from_dict(result.to_dict()) == result
+
+
+def test_classes_of_texts_of_other_lengths():
+    model = ssmscope.load("demo/sst2-mamba2")
+    texts = ["A gripping film.", "A dull, tedious and overlong film, without a single idea.", "Fine."]
+    data = TextData("three", "all", tuple(texts), (1, 0, 1), tuple(model.labels), "f")
+    found = ssmscope.ablate(model, data, by="resample", what="layer", steps=1)
+    plain = model.logits(model.encode(texts)).double().softmax(-1)
+    assert found.mean("probability").value == pytest.approx(plain[range(3), [1, 0, 1]].mean().item(), rel=1e-5)
+    assert found.mean("accuracy").value == (plain.argmax(-1) == torch.tensor([1, 0, 1])).double().mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("retnet", {"what": "convolution"}, "the layers of retnet have no convolution; ablate another part"),
+        ("rwkv-deeper", {"what": "skip"}, "have no skip D x"),
+        ("mamba", {"data": DATA.take([0])}, "has one example"),
+        ("mamba", {"data": SequenceData("s", "all", IDS, IDS[:, 0], ("a",), ("b",))}, "give rows of text"),
+        ("mamba", {"what": "heads"}, "did you mean 'head'"),
+    ],
+)
+def test_refused(models, name, options, says):
+    with pytest.raises(InputError, match=says):
+        ssmscope.ablate(models[name], **{"data": DATA, **options})
+
+
+def test_channels_are_no_heads(models, monkeypatch):
+    monkeypatch.setattr("ssmscope.interp.ablate.parts.MOST_HEADS", 8)
+    with pytest.raises(InputError, match="heads of mamba are single channels; ablate layers or another part"):
+        ssmscope.ablate(models["mamba"], DATA)
+
+
+def test_the_verb(tmp_path):
+    model = str(tiny_model(tmp_path / "tiny"))
+    (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
+    given = {"data": str(tmp_path / "texts.txt"), "length": 6, "what": "layer", "by": "zero"}
+    (result,) = Call.of("ablate", [model], given).run(tmp_path / "out")
+    assert result.verdict().startswith(f"{len(result.can_go)} of 1 layers can go alone; most harm: layer 0, loss worse")
+    assert len(result.to_frame()) == 1 and len(result.together()) == 4
+    assert (tmp_path / "out" / "ablate.png").exists()

@@ -1,0 +1,126 @@
+"""Steering: the direction by hand, strengths that undo one another, plain runs, random directions, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from examples import random_example, relative
+from loud import loud
+from planned import tiny_model
+
+import ssmscope
+from ssmscope.analysis import Call
+from ssmscope.edits import edited, recorded
+from ssmscope.errors import InputError
+from ssmscope.interp.steer.measure import difference, drawn_like, norm, steering
+from ssmscope.model import Model
+from ssmscope.results import Result
+from ssmscope.tasks.tokens import TokenData
+
+TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
+NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "rwkv", "gated-deltanet", "bamba")
+IDS = np.random.default_rng(0).integers(1, 60, (3, 8))
+DATA = TokenData("drawn", "all", IDS, np.roll(IDS, -1, axis=1), tuple(map(str, range(97))))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: Model(loud(random_example(name)), name=name) for name in NAMES}
+
+
+def probability(model, ids, answer, edits=()) -> float:
+    return model.run(model.encode(ids=ids), last_only=True, edits=edits).logits[0].double().softmax(-1)[answer].item()
+
+
+def by_hand(model, site, layer):
+    means = []
+    for texts in (TOWARD, AWAY):
+        if site == "state":
+            found = [model.run(model.encode(ids=ids)).states[layer].ssm[0][0] for ids in texts]
+        else:
+            found = []
+            for ids in texts:
+                kept = {}
+                model.run(model.encode(ids=ids), edits=recorded("residual", kept))
+                found.append(kept[layer][0, -1])
+        means.append(sum(found) / len(found))
+    return means[0] - means[1]
+
+
+@pytest.mark.parametrize("site", ["residual", "state"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_direction_and_its_doses(models, name, site):
+    model = models[name]
+    options = dict(toward=TOWARD, away=AWAY, site=site, layer=1, answer=3, random=2)
+    result = ssmscope.steer(model, model.encode(ids=TEXTS), **options, strengths=[0.0, 2.0, -1.0], data=DATA)
+    expected = by_hand(model, site, 1)
+    assert relative(torch.from_numpy(result.direction[0]), expected.double()) < 1e-5
+    direction = difference(model, TOWARD, AWAY, site, 1)
+    assert result.norm == pytest.approx(norm(direction))
+    for place, strength in enumerate((0.0, 2.0, -1.0)):
+        edit = steering(site, 1, direction, strength)
+        found = np.mean([probability(model, ids, 3, edit) for ids in TEXTS])
+        assert result.probability[0, place, 0] == pytest.approx(found, rel=1e-3)
+    assert (result.costs[0, 0] == result.costs[1, 0]).all() and (result.costs[2, 0] == 0).all()  # the plain run
+    assert (result.by_direction[:, 0] == result.by_direction[0, 0]).all()
+    assert not np.allclose(result.by_direction[0, 1:], result.by_direction[1, 1:], rtol=1e-4)
+    logits = model.run(model.encode(ids=IDS.tolist()), edits=steering(site, 1, direction, 2.0)).logits.double()
+    targets = torch.from_numpy(DATA.targets)
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets).item()
+    assert result.held_out(metric="loss")[1].value == pytest.approx(loss, rel=1e-4)
+    assert Result.from_dict(result.to_dict()) == result
+
+
+@pytest.mark.parametrize("site", ["residual", "state"])
+def test_nothing_added_is_the_plain_run_and_what_is_added_can_be_taken_away(models, site):
+    for model in models.values():
+        direction, batch = difference(model, TOWARD, AWAY, site, 0), model.encode(ids=TEXTS)
+        plain = model.logits(batch)
+        with edited(model, steering(site, 0, direction, 0.0)):
+            nothing = model.logits(batch)
+        if site == "residual":
+            assert torch.equal(nothing, plain)  # states are added between two pieces of a scan
+        with edited(model, [steering(site, 0, direction, 1.0), steering(site, 0, direction, -1.0)]):
+            both = model.logits(batch)
+        with edited(model, steering(site, 0, direction, 1.0)):
+            once = model.logits(batch)
+        real = batch.mask
+        assert relative(nothing[real], plain[real]) < 1e-5 and relative(both[real], plain[real]) < 1e-4
+        assert relative(once[real], plain[real]) > 1e-3
+
+
+def test_random_directions_have_the_norm():
+    direction = (torch.ones(3, 4, dtype=torch.float64), 2 * torch.ones(5, dtype=torch.float64))
+    first, second = (drawn_like(direction, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert norm(first) == pytest.approx(norm(direction)) == pytest.approx(32**0.5)
+    assert not torch.allclose(first[0], second[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"layer": 2}, "there is no layer 2; mamba has the layers 0 to 1"),
+        ({"away": TOWARD}, "have the same mean there"),
+        ({"away": []}, "no text to steer to or from"),
+        ({"strengths": [1, 1.0]}, "strengths has a number twice: 1, 1"),
+        ({"site": "state", "texts": [[5]]}, "a text has one token"),
+    ],
+)
+def test_refused(models, options, says):
+    model = models["mamba"]
+    batch = model.encode(ids=options.pop("texts", TEXTS))
+    with pytest.raises(InputError, match=says):
+        ssmscope.steer(model, batch, **{"toward": TOWARD, "away": AWAY, **options})
+
+
+def test_the_verb(tmp_path):
+    model = str(tiny_model(tmp_path / "tiny"))
+    (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
+    given = {"text": ["a film with"], "toward": ["a good film", "great music"], "away": ["bad acting"]}
+    given |= {"answer": "great", "strengths": [-1, 0, 1], "random": 2}
+    for more in ({"data": str(tmp_path / "texts.txt"), "length": 6}, {"site": "state"}):
+        (result,) = Call.of("steer", [model], {**given, **more}).run(tmp_path / more.get("site", "residual"))
+        assert result.has_costs == ("data" in more) and "of “great” is" in result.verdict()
+        assert len(result.to_frame()) == 9 and np.isnan(result.probability[..., 1]).all()  # one text has no interval
+    assert (tmp_path / "state" / "steer.png").exists()
