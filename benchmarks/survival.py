@@ -3,7 +3,7 @@
     python benchmarks/survival.py
 
 On a Mamba-1 of mamba-130m's shape and a Mamba-2 of mamba2-130m's. The plain pass and the one with survival taken from
-every layer as it runs alternate, so that a drift of the machine's speed falls on both.
+every layer as it runs alternate, so that a drift of the machine's speed falls on both. Times are of the processor.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def cost(name: str, module: torch.nn.Module, length: int, repeats: int) -> None:
     taken: dict[str, list[float]] = {key: [] for key in runs}
     for repeat in range(repeats + 1):
         for key, run in runs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
             if repeat:
-                taken[key].append(time.perf_counter() - start)
+                taken[key].append(time.process_time() - start)
     forward = statistics.median(taken["forward"])
     extra = {
         key: statistics.median(a / b for a, b in zip(taken[key], taken["forward"], strict=True)) - 1 for key in runs

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import shlex
 import sys
@@ -53,6 +54,7 @@ class Analysis:
         options: by name.
         question: what it answers, in the words of a user.
         several: whether it takes several models at once.
+        pair: makes one result of two models' results, where it takes one model, or two; None where it does not.
         models: the kinds of models that it can do (`ssmscope.reports.kinds`); empty for all.
         kinds: the kinds of results that it gives.
         dtype: in which the models are loaded; None for that of `load`.
@@ -68,6 +70,7 @@ class Analysis:
     options: Mapping[str, Option]
     question: str
     several: bool
+    pair: Callable[[Sequence[Any]], Any] | None
     models: tuple[str, ...]
     kinds: tuple[str, ...]
     dtype: str | None
@@ -82,9 +85,32 @@ class Analysis:
         return self.function.__module__
 
     @property
+    def most(self) -> float:
+        """How many models it takes at most."""
+        return math.inf if self.several else 1 if self.pair is None else 2
+
+    @property
     def inputs(self) -> Mapping[str, Option]:
         """The options that say what is read."""
         return {} if self.reads is None else self.reads.options
+
+    def of_each(self, function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """What a function gives of one model, or of two as one result.
+
+        Args:
+            given: the models, and what they read.
+
+        Raises:
+            InputError: no model, more than two, or a batch or trace, which is of one model.
+        """
+        models, *rest = given
+        if not 1 <= len(models) <= 2:
+            raise InputError(f"{self.name} takes one model, or two; {len(models)} were given")
+        if any(hasattr(each, "input_ids") for each in rest):
+            raise InputError("a batch, or a trace, is of one model; give two models the texts themselves")
+        found = [function(model, *rest, **options) for model in models]
+        assert self.pair is not None
+        return found[0] if len(found) == 1 else self.pair(found)
 
     def checked(self, given: Mapping[str, Any], models: int = 1) -> dict[str, Any]:
         """Options that were given, as the function gets them; what is no option stays as it is.
@@ -111,6 +137,7 @@ def analysis(
     reads: Input | None = None,
     question: str = "",
     several: bool = False,
+    pair: Callable[[Sequence[Any]], Any] | None = None,
     models: tuple[str, ...] = (),
     kinds: tuple[str, ...] = (),
     dtype: str | None = None,
@@ -128,7 +155,10 @@ def analysis(
             given: Any = (None, *args) if alone else args
             first = args[0] if args else kwargs.get("models")
             number = len(first) if several and isinstance(first, Sequence) else 1
-            return function(*given, **declared.checked(kwargs, number))
+            options = declared.checked(kwargs, number)
+            if pair is not None and isinstance(given[0], list | tuple):
+                return declared.of_each(function, given, options)
+            return function(*given, **options)
 
         declared = Analysis(
             name=name,
@@ -137,8 +167,9 @@ def analysis(
             options=options_of(function),
             question=question,
             several=several,
+            pair=pair,
             models=models,
-            kinds=kinds or (name.replace(" ", "-"),),
+            kinds=(*(kinds or (name.replace(" ", "-"),)), *((register.PAIR,) if pair is not None else ())),
             dtype=dtype,
             check=check,
             loads=loads,
@@ -227,8 +258,9 @@ class Call:
             InputError: as said.
         """
         declared = self.analysis
-        if not self.models or (len(self.models) > 1 and not declared.several):
-            raise InputError(f"{self.name} takes {'one or more models' if declared.several else 'one model'}")
+        if not 1 <= len(self.models) <= declared.most:
+            allowed = {1: "one model", 2: "one model, or two"}.get(int(min(declared.most, 3)), "one or more models")
+            raise InputError(f"{self.name} takes {allowed}")
         if not declared.loads and (self.tokenizer is not None or self.device != "cpu"):
             unused = "device" if self.tokenizer is None else "tokenizer"
             raise InputError(f"{self.name} has no option {unused!r}: it loads its models itself; leave it out")
@@ -257,16 +289,20 @@ class Call:
         if declared.loads:
             setting = {"tokenizer": self.tokenizer, "device": self.device, "dtype": declared.dtype}
             loaded = [load(name, **setting) for name in self.models]
-        arguments: list[Any] = [loaded if declared.several else loaded[0]]
+        groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
+        calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
         if declared.reads is not None:
-            arguments.append(declared.reads.read(self.inputs, self.options, loaded))
+            inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
+            for arguments, group in zip(calls, groups):
+                arguments.append(declared.reads.read(inputs, self.options, group))
         options = dict(self.options)
         if declared.reads is not None:
             options |= declared.reads.read_besides(self.inputs, self.options, loaded)
         if declared.writes:
             options["out"] = out
         with _kept_answers(options, out) as options:
-            found = declared.function(*arguments, **options)
+            each = [declared.function(*arguments, **options) for arguments in calls]
+            found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
             results = (found,) if isinstance(found, Result) else tuple(found)
             if out is not None and not declared.writes:
                 save_together({result.kind: result for result in results}, out, formats)

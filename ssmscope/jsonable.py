@@ -54,7 +54,7 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return encode_fields(value)
+        return value.to_dict() if hasattr(value, "to_dict") else encode_fields(value)
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -81,6 +81,8 @@ def _decode(value: Any, hint: Any) -> Any:
     if hint is float:
         return math.nan if value is None else float(value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if hasattr(hint, "from_dict"):  # a result within another
+            return hint.from_dict(value)
         return decode_fields(value, hint)
     if origin is tuple and isinstance(value, list):
         hints = args[:1] * len(value) if args[-1] is Ellipsis else args

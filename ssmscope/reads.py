@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -71,6 +71,10 @@ class Input(ABC):
             InputError: it cannot be read, or does not fit the models.
         """
 
+    def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values for being read several times: what can be read once alone is read."""
+        return values
+
     def read_besides(
         self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
     ) -> Mapping[str, Any]:
@@ -108,19 +112,31 @@ class Texts(Input):
         needed: whether there must be any; without, the function gets None.
         instead: the option that asks for random sequences in place of texts, and cannot stand beside them.
         most: how many tokens a text may have, unless somebody says otherwise.
+        data: where labelled texts may be read instead, as `Data` does: refuses options that do not go with them, or
+            with texts, told which it is; None where they may not.
     """
 
     needed: bool = True
     instead: str | None = None
     most: int = MOST_TOKENS
+    data: Callable[..., None] | None = None
     parameter: ClassVar[str] = "texts"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         found = options_of(_text_options)
-        return {**found, "max_tokens": replace(found["max_tokens"], default=self.most)}
+        found["max_tokens"] = replace(found["max_tokens"], default=self.most)
+        if self.data is None:
+            return found
+        data = options_of(_data_options)
+        return {**found, **data, "data": replace(data["data"], help="Labelled texts instead: sst2, imdb, … or a file.")}
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        of_data = self._of_data(values)
+        if self.data is not None:
+            self.data(of_data, **options)
+        if of_data:
+            return
         given, drawn = self._any(values), self._drawn(options)
         if given and drawn:
             beside = ", ".join(f"--{name}" for name in TEXTS[:-1])
@@ -137,6 +153,21 @@ class Texts(Input):
                 {**values, "file": None, "text": ["-"]} if values["file"] == "-" and not values["text"] else values
             )
 
+    def _of_data(self, values: Mapping[str, Any]) -> bool:
+        """Whether labelled texts are asked for.
+
+        Raises:
+            InputError: beside texts, or with what is of one of the two alone.
+        """
+        given = self.data is not None and values["data"] is not None
+        if given and self._any(values):
+            raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
+        if given and values["max_tokens"] != self.most:
+            raise InputError("--max-tokens is of --text, --file, --ids and --image; leave it out beside --data")
+        if self.data is not None and not given and values["split"] is not None:
+            raise InputError("--split is of --data; give it too")
+        return given
+
     @staticmethod
     def _any(values: Mapping[str, Any]) -> bool:
         """Whether texts are given."""
@@ -145,6 +176,9 @@ class Texts(Input):
     def _drawn(self, options: Mapping[str, Any]) -> bool:
         """Whether random sequences are asked for instead."""
         return self.instead is not None and options[self.instead] is not None
+
+    def once(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**values, "text": lines_of("-"), "file": None} if values["file"] == "-" else values
 
     @staticmethod
     def _rows(values: Mapping[str, Any]) -> tuple[list[str] | None, list[list[int]] | None]:
@@ -157,7 +191,9 @@ class Texts(Input):
         rows = [whole_numbers(row, "--ids", "5,17,3") for row in ids] if ids else None
         return (texts_of(text, file) if rows is None and not image else None), rows
 
-    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Batch | None:
+    def read(self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]) -> Any:
+        if self._of_data(values):
+            return Data("texts").read(values, options, models)
         if not self._any(values) and (not self.needed or self._drawn(options)):
             return None
         texts, rows = self._rows(values)

@@ -20,6 +20,9 @@ ROOMS = ("interp", "probes", "attacks")
 Analysis = Any
 """An `ssmscope.analysis.Analysis`, whose module is above this one."""
 
+PAIR, PAIRED = "pair", "ssmscope.interp.paired"
+"""The kind of what two models give side by side, and the module that defines it."""
+
 _analyses: dict[str, Analysis] = {}
 
 
@@ -81,13 +84,13 @@ def home_of(kind: str) -> str | None:
     likely = find(kind)
     for analysis in [likely] if likely is not None and kind in likely.kinds else analyses().values():
         if kind in analysis.kinds:
-            return f"{analysis.module}.result"
+            return PAIRED if kind == PAIR else f"{analysis.module}.result"
     return None
 
 
 def kinds() -> list[str]:
     """The kinds of results that analyses give."""
-    return [kind for analysis in analyses().values() for kind in analysis.kinds]
+    return list(dict.fromkeys(kind for analysis in analyses().values() for kind in analysis.kinds))
 
 
 def functions() -> dict[str, str]:

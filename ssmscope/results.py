@@ -91,11 +91,21 @@ class Result(ABC):
     def to_frame(self) -> DataFrame:
         """All numbers as one tidy table: a row per observation, a column per variable."""
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The picture, made without pyplot: nothing is registered globally and no display is needed. By default what
-        `draw` gives in the module `figure` beside the class' own."""
+        `draw` gives in the module `figure` beside the class' own.
+
+        Args:
+            size: its width and height in inches; by default as much as it needs. Letters and lines keep their share of
+                it.
+
+        Raises:
+            InputError: a size that is none.
+        """
+        from ssmscope.show.pictures import sized
+
         beside = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.figure")
-        return beside.draw(self)
+        return sized(beside.draw(self), size)
 
     @property
     def model_name(self) -> str:

@@ -10,7 +10,7 @@ the end, never taken as differences of sums from the beginning.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -116,37 +116,43 @@ def shares(
 
 
 @torch.no_grad()
-def half_lives(recurrences: Sequence[Recurrence]) -> Float[Tensor, "batch length"]:
-    """After how many positions half of what was written at each is left: the smallest d with Σ ‖R_s‖ at s + d at most
-    half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite where that is not reached before the end, and
-    where nothing was written.
+def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> Tensor:
+    """After how many positions half of what was written at each is left, (batch, length): the smallest d with Σ ‖R_s‖
+    at s + d at most half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite where that is not reached
+    before the end, and where nothing was written. `per_head`: each head by itself, (batch, length, heads), the
+    recurrences' side by side.
 
     Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
     length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
     """
+    if per_head:
+        return torch.cat([_half_lives([r], per_head=True) for r in recurrences], dim=2)
+    return _half_lives(recurrences, per_head=False).squeeze(2)
+
+
+def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
+    """`half_lives`, (batch, length, heads), or one in place of the heads; of several recurrences not per head."""
     written = [torch.linalg.vector_norm(r.written, dim=-1) for r in recurrences]
-    whole = _masses_written(recurrences)
-    walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
-    found = walk(recurrences, written, whole / 2)
-    return found.masked_fill(whole == 0, math.inf)
-
-
-def _masses_written(recurrences: Sequence[Recurrence]) -> Tensor:
-    """Σ ‖W_s‖ over the heads of all recurrences, (batch, length)."""
     norms = [torch.linalg.vector_norm(r.b, dim=-1) for r in recurrences]
-    written = [torch.linalg.vector_norm(r.written, dim=-1) for r in recurrences]
-    return torch.stack([(w * _by_head(b, w)).sum(-1) for w, b in zip(written, norms)]).sum(0)
+    whole = _together((w * _by_head(b, w) for w, b in zip(written, norms)), per_head)
+    walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
+    return walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
 
 
-def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor) -> Tensor:
+def _together(masses: Iterable[Tensor], per_head: bool) -> Tensor:
+    """Masses (batch, length, heads) of recurrences: as they are, or summed over all heads, (batch, length, 1)."""
+    found = list(masses)
+    return found[0] if per_head else torch.stack([each.sum(-1) for each in found]).sum(0).unsqueeze(2)
+
+
+def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
     """`half_lives` by its definition, all positions a step further at a time."""
     found = torch.full_like(half, math.inf)
     keys = [r.by_head()[0] if isinstance(r, DeltaRecurrence) else _by_head(r.b, r.x[..., 0]) for r in recurrences]
     for lag in range(1, half.shape[1]):
         keys = [_stepped(r, k[:, : half.shape[1] - lag], lag) for r, k in zip(recurrences, keys)]
         norms = [torch.linalg.vector_norm(k, dim=-1) for k in keys]
-        left = sum((w[:, : n.shape[1]] * n).sum(-1) for w, n in zip(written, norms))
-        assert isinstance(left, Tensor)
+        left = _together((w[:, : n.shape[1]] * n for w, n in zip(written, norms)), per_head)
         now = (left <= half[:, :-lag]) & found[:, :-lag].isinf()
         found[:, :-lag] = found[:, :-lag].masked_fill(now, lag)
         if not bool(found[:, : -lag - 1].isinf().any()):
@@ -163,21 +169,20 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
     return recurrence.log_a[:, lag:].exp() * (keys - beta * (keys * b).sum(-1, keepdim=True) * b)
 
 
-def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor) -> Tensor:
+def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
     """`half_lives` of decays: the last position at which more than half is left, by windows that shrink."""
     length = half.shape[1]
     clocks = [_clock(r) for r in recurrences]
-    start = torch.arange(length, device=half.device).expand_as(half)
+    start = torch.arange(length, device=half.device)[:, None].expand_as(half)
     at, sums = start, [torch.zeros_like(clock) for clock in clocks]
     for k in reversed(range(max(length - 1, 1).bit_length())):
         to = at + 2**k
         ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
         further = [total + more for total, more in zip(sums, ahead)]
-        left = sum(_masses(*terms) for terms in zip(recurrences, written, further))
-        assert isinstance(left, Tensor)
+        left = _together((w * _key_norms(r, s) for r, w, s in zip(recurrences, written, further)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
-        sums = [torch.where(go[:, :, None, None], new, old) for new, old in zip(further, sums)]
+        sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
     return (at + 1 - start).to(half).masked_fill(at + 1 >= length, math.inf)
 
 
@@ -197,12 +202,7 @@ def _windows(clock: Tensor, k: int) -> Tensor:
 
 
 def _gathered(t: Tensor, at: Tensor) -> Tensor:
-    return t.gather(1, at[:, :, None, None].expand(*at.shape, *t.shape[2:]))
-
-
-def _masses(recurrence: Recurrence, written: Tensor, sums: Tensor) -> Tensor:
-    """Σ_heads ‖R_s‖ for sums of `_clock`, (batch, length)."""
-    return (written * _key_norms(recurrence, sums)).sum(-1)
+    return t.gather(1, at.unsqueeze(3).expand(*at.shape[:2], *t.shape[2:]))
 
 
 def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:

@@ -99,10 +99,10 @@ class LayerTrace:
         """Each position's share of the layer's states after position `at`, (batch, length): see `survival.shares`."""
         return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
 
-    def half_lives(self) -> Tensor:
+    def half_lives(self, *, per_head: bool = False) -> Tensor:
         """After how many positions half of what the layer wrote at each is left, (batch, length): see
         `survival.half_lives`."""
-        return survival.half_lives(self.recurrences)
+        return survival.half_lives(self.recurrences, per_head=per_head)
 
     def joined(self, each: Sequence[Tensor]) -> Tensor:
         """A quantity (batch, length) of every recurrence as the layer's, see `retention`."""

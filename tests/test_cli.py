@@ -251,13 +251,15 @@ class TestUsage:
         ("arguments", "says"),
         [
             (["heatmpa", "x"], "did you mean 'heatmap'?"),
-            (["heatmap"], "missing argument 'MODEL' (see analyze heatmap --help)"),
+            (["heatmap"], "missing argument 'MODEL…' (see analyze heatmap --help)"),
+            (["influence"], "missing argument 'MODEL' (see analyze influence --help)"),
             (["heatmap", "m", "--txt", "a"], "no option --txt; did you mean '--text'"),
             (["--verson"], "did you mean '--version'?"),
             (["heatmap", "m", "--text", "a", "--top", "many"], "top is 'many'; allowed is a whole number"),
             (["heatmap", "m", "--text", "a", "--max-tokens", "1e3"], "max_tokens is '1e3'; allowed is a whole number"),
             (["heatmap", "m", "--text", "a", "--max-tokens", "0"], "max_tokens is 0; allowed is"),
-            (["heatmap", "m", "n", "--text", "a"], "unexpected extra argument"),
+            (["influence", "m", "n", "--text", "a"], "unexpected extra argument"),
+            (["heatmap", "m", "n", "o", "--text", "a"], "heatmap takes one model, or two"),
             (["heatmap", "m"], "no text; give --text TEXT, --file FILE, or --ids"),
             (["heatmap", "m", "--text", "a", "--file", "f"], "--text cannot be combined with --file"),
             (["heatmap", "m", "--text", "a", "--ids", "1"], "--ids cannot be combined with --text"),
@@ -317,7 +319,7 @@ class TestHeatmap:
     def test_prints_the_tokens_and_the_answer(self, analyze: Answer, mamba: Path) -> None:
         answer = analyze("heatmap", mamba, "--text", "a good film with bad acting")
         assert answer.code == 0 and answer.err == ""
-        assert all(word in answer.out for word in ("answer", "survival", "stands out", "half-life"))
+        assert all(word in answer.out for word in ("answer", "survival", "stands out"))
 
     def test_writes_four_files_and_says_where(self, analyze: Answer, mamba: Path, tmp_path: Path) -> None:
         answer = analyze("heatmap", mamba, "--text", TEXT, "--out", tmp_path / "new" / "folder")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int
 
-from ssmscope.attacks.labels import class_ids, word_ids
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, Template
+from ssmscope.interp.classes import class_ids, word_ids
 from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts, content_of
 from ssmscope.tasks.text import SOURCES, TextData
 

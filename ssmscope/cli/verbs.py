@@ -35,6 +35,14 @@ MODELS = Annotated[
         autocompletion=shipped,
     ),
 ]
+PAIR = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL…",
+        help="demo/NAME, a directory, a file, or a hub id; with a second one both are shown, and the difference.",
+        autocompletion=shipped,
+    ),
+]
 
 
 def parameter(option: Option) -> inspect.Parameter:
@@ -79,8 +87,8 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             then = analysis.then.format(model=model, out=shlex.quote(str(out)))
             print(f"\nSaved in {out}" + f"; try: {then}" * bool(then))
 
-    names = ["models"] if analysis.several else ["model"]
-    common: dict[str, Any] = {names[0]: MODELS if analysis.several else MODEL}
+    names = ["models"] if analysis.most > 1 else ["model"]
+    common: dict[str, Any] = {names[0]: MODELS if analysis.several else MODEL if analysis.most == 1 else PAIR}
     own = [parameter(each) for each in (*analysis.inputs.values(), *analysis.options.values())]
     out: Any = OUT_NEEDED if analysis.writes else OUT
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -134,7 +142,7 @@ def _signed(answer: Callable[..., None], parameters: list[inspect.Parameter]) ->
 
 
 def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
-    models = given["models"] if analysis.several else [given["model"]]
+    models = given["models"] if analysis.most > 1 else [given["model"]]
     # Where a verb is checked without running, an option that repeats and was not given is an empty list.
     own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
     setting = {name: given[name] for name in ("tokenizer", "device") if name in given}

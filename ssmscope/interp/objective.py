@@ -19,6 +19,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.meter import Meter
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
+from ssmscope.progress import on_stderr
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep: 2 GiB of float32."""
@@ -246,6 +247,10 @@ def objective(
     if len(given) != count:
         raise InputError(f"{len(given)} targets for {count} texts: give one for all, or one for each")
     targets = [_ids(model, each) for each in given]
+    if model.labels is None and model.tokenizer is not None:
+        for text in dict.fromkeys(each for each in [*given, contrast] if isinstance(each, str)):
+            if said := read_otherwise(model, text):
+                on_stderr().print(said)
     names = [_name(model, ids) for ids in targets]
     contrasts = None
     if contrast is not None:
@@ -306,6 +311,20 @@ def _tokenized(model: Model, target: str) -> tuple[int, ...]:
     if max(found) >= model.vocabulary:
         raise InputError(f"the target {target!r} has the id {max(found)}, outside the vocabulary of {model.name}")
     return found
+
+
+def read_otherwise(model: Model, target: str) -> str:
+    """What has to be said of a target whose tokens are not what somebody who typed it may mean: they are of another
+    text, or with a space before it, as words in a text have one, it is a token of its own. Empty for any other."""
+    found = list(_tokenized(model, target))
+    pieces = ", ".join(repr(model.tokenizer.decode([each])) for each in found)
+    many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"
+    if "".join(model.tokenizer.decode(found).split()) != "".join(target.split()):
+        return f"the target {target!r} is read as {many}"
+    spaced = model.tokenizer(f" {target}", add_special_tokens=False)["input_ids"]
+    if target[:1].isspace() or len(spaced) != 1 or spaced == found:
+        return ""
+    return f"the target {target!r} is read as {many}; ' {target}', with the space before it, is another, one token"
 
 
 def _name(model: Model, ids: tuple[int, ...]) -> str:

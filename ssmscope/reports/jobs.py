@@ -12,6 +12,7 @@ from typing import Any
 
 from ssmscope.analysis import Call
 from ssmscope.errors import InputError
+from ssmscope.reads import Texts
 from ssmscope.reports.code import code_of
 from ssmscope.reports.fingerprints import Fingerprints
 from ssmscope.reports.kinds import able, kind_of
@@ -119,7 +120,7 @@ def _wanted(line: Line, kind: str | None) -> bool:
 
 def _with_data(call: Call, trained_on: Callable[[str], str | None]) -> Call:
     """The call with the data that it reads by default: what its model learnt from."""
-    if call.inputs.get("data", "") is not None:
+    if isinstance(call.analysis.reads, Texts) or call.inputs.get("data", "") is not None:
         return call
     return replace(call, inputs={**call.inputs, "data": trained_on(call.models[0])})
 

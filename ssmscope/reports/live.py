@@ -24,6 +24,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap, views
+from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.show import numbers
 from ssmscope.show.html import fragment
 from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
@@ -222,7 +223,9 @@ def _signed(change: float) -> str:
 
 def _heatmap(trace: Trace, score: Any, layer: str) -> str:
     options: Any = {"score": score, "layers": [int(layer)] if layer.isdecimal() else layer}  # checked by the analysis
-    return fragment([views.rows(selection_heatmap(None, trace, **options), every=False)])
+    found = selection_heatmap(None, trace, **options)
+    assert isinstance(found, SelectionHeatmap)
+    return fragment([views.rows(found, every=False)])
 
 
 def _change(model: Model, text: str, edited: str) -> str:

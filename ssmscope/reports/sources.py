@@ -11,7 +11,7 @@ from typing import Any
 import ssmscope
 from ssmscope.analysis import Call
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.reads import PIXEL_CLASSIFIER
+from ssmscope.reads import PIXEL_CLASSIFIER, Texts
 from ssmscope.reports.kinds import able, kind_of
 from ssmscope.reports.plan import Plan, PlannedModel
 from ssmscope.signature import Option
@@ -41,7 +41,7 @@ def check_sources(plan: Plan) -> None:
         try:
             check_files(call)
             for option, value in call.every():
-                if option.name == "data":
+                if option.name == "data" and (value is not None or not isinstance(call.analysis.reads, Texts)):
                     for model, kind in zip(line.models, kinds):
                         _check_data_of(model, kind, call, option, value)
         except InputError as error:

@@ -136,7 +136,8 @@ class TokenRows:
         name: the same, as a legend has it.
         marked: what is underlined, in words.
         around: what negative and positive scores are called.
-        first: whether a terminal shows the first row of each text alone.
+        first: how many rows of each text a terminal shows; None for all.
+        summed: whether the scores of the tokens of a word add up; else the word has their mean.
     """
 
     texts: Sequence[TokenText]
@@ -145,7 +146,8 @@ class TokenRows:
     name: str
     marked: str
     around: tuple[str, str] = ("against", "for")
-    first: bool = False
+    first: int | None = None
+    summed: bool = True
 
 
 @dataclass(frozen=True)

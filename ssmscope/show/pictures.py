@@ -6,6 +6,8 @@ import base64
 import io
 from typing import TYPE_CHECKING
 
+from ssmscope.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -15,7 +17,56 @@ LARGEST = 300_000
 DOTS = 150
 """Of a PNG, per inch."""
 
+SMALLEST, WIDEST = 0.5, 100
+"""How many inches a side of a figure has."""
+
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+
+
+def sized(figure: Figure, size: tuple[float, float] | None) -> Figure:
+    """The figure in a width and height in inches, by default its own. It is laid out as before, and letters, lines and
+    marks are scaled by the smaller of the two ratios, so that nothing overlaps that did not.
+
+    Raises:
+        InputError: a size that is not two numbers from 0.5 to 100.
+    """
+    if size is None:
+        return figure
+    if len(size) != 2 or not all(SMALLEST <= side <= WIDEST for side in size):
+        raise InputError(f"size is {tuple(size)}; allowed are a width and a height from {SMALLEST} to {WIDEST} inches")
+    import numpy as np
+    from matplotlib.axis import Axis, Tick
+    from matplotlib.collections import Collection
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.text import Text
+
+    factor = min(after / before for after, before in zip(size, figure.get_size_inches()))
+    figure.canvas.draw()  # all ticks are there
+    every = figure.findobj()
+    of_ticks = {id(part) for each in every if isinstance(each, Tick) for part in each.findobj()}
+    for axis in [each for each in every if isinstance(each, Axis)]:
+        for tick in axis.get_major_ticks()[:1]:
+            line = tick.tick1line
+            axis.set_tick_params(
+                which="both",
+                length=factor * line.get_markersize(),
+                width=factor * line.get_markeredgewidth(),
+                pad=factor * tick.get_pad(),  # type: ignore[func-returns-value]  # its stub says so
+                labelsize=factor * tick.label1.get_fontsize(),
+                grid_linewidth=factor * tick.gridline.get_linewidth(),
+            )
+        axis.labelpad *= factor
+    for each in [each for each in every if id(each) not in of_ticks]:
+        if isinstance(each, Text):
+            each.set_fontsize(factor * each.get_fontsize())
+        elif isinstance(each, Line2D):
+            each.set_markersize(factor * each.get_markersize())
+            each.set_linewidth(factor * each.get_linewidth())
+        elif isinstance(each, Patch | Collection):
+            each.set_linewidth(factor * np.asarray(each.get_linewidth()))
+    figure.set_size_inches(*size)
+    return figure
 
 
 def drawn(figure: Figure, suffix: str) -> bytes:

@@ -48,7 +48,7 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
     """Per text the answer and, where there are 256 colours, its tokens in the colours of each row."""
     from rich.text import Text
 
-    if colours and any(map(_written_out, block.texts)):
+    if colours and any(_written_out(text, block.first) for text in block.texts):
         yield _legend(block)
     for at, text in enumerate(block.texts[:TERMINAL_TEXTS]):
         if at:
@@ -56,7 +56,7 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
         heading = Text.assemble((f"{at}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))
         heading.append(f" (p = {text.probability:.3f})")
         yield heading.append(f"   {text.about}" if text.about else "", style="dim")
-        for row in text.rows[: 1 if block.first else None] if colours and _written_out(text) else ():
+        for row in text.rows[: block.first] if colours and _written_out(text, block.first) else ():
             if row.name:
                 yield Text(f"{_in_line(row.name)}   {row.extent}", style="dim")
             yield _coloured(row, text)
@@ -64,8 +64,8 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
         yield Text(rest, style="dim")
 
 
-def _written_out(text: TokenText) -> bool:
-    return text.pixels is None and len(text.tokens) <= COLOURED_TOKENS and 0 < len(text.rows) <= COLOURED_ROWS
+def _written_out(text: TokenText, first: int | None) -> bool:
+    return text.pixels is None and len(text.tokens) <= COLOURED_TOKENS and 0 < len(text.rows[:first]) <= COLOURED_ROWS
 
 
 def _in_line(name: str) -> str:

@@ -21,13 +21,13 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM, PreTrained
 
 import ssmscope
 from ssmscope import cli
-from ssmscope.attacks.labels import class_ids
 from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import PAPER, averages, measure
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
+from ssmscope.interp.classes import class_ids
 from ssmscope.models import architectures
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.tasks.language import symbol_tokenizer

@@ -77,10 +77,16 @@ def test_half_lives_are_when_half_of_what_was_written_is_left(layers):
     for layer in layers:
         by_stop = [left_alone(layer.recurrences, stop).norm(dim=-1).sum(2) for stop in range(1, LENGTH + 1)]
         found = layer.half_lives()
+        per_head = layer.half_lives(per_head=True)
+        heads = [left_alone(layer.recurrences, stop).norm(dim=-1).detach() for stop in range(1, LENGTH + 1)]
+        assert per_head.shape == (2, LENGTH, heads[0].shape[2])
         for row, s in [(row, s) for row in range(2) for s in range(LENGTH)]:
             written = by_stop[s][row, s]
             halved = [t for t in range(s, LENGTH) if by_stop[t][row, s] <= written / 2 and written > 0]
             assert found[row, s] == (halved[0] - s if halved else torch.inf)
+            for head, half in enumerate((heads[s][row, s] / 2).tolist()):
+                halved = [t for t in range(s, LENGTH) if half > 0 and float(heads[t][row, s, head]) <= half]
+                assert per_head[row, s, head] == (halved[0] - s if halved else torch.inf)
 
 
 def test_a_traces_survival_is_its_layers_own(model):
@@ -122,9 +128,13 @@ def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
     inner, rest = survival.left_towards_state(r)
     torch.testing.assert_close(inner, (alone * state[:, None]).sum(-1), rtol=1e-9, atol=1e-9)
     assert not rest.any()
-    walked = survival._walked([r], [r.written.norm(dim=-1)], survival._masses_written([r]) / 2)
-    torch.testing.assert_close(survival.half_lives([r]), walked, rtol=0, atol=0)
-    assert 1 < walked[walked.isfinite()].mean() < 100
+    written = r.written.norm(dim=-1)
+    masses = written * survival._by_head(r.b.norm(dim=-1), written)
+    for per_head, half in ((True, masses / 2), (False, masses.sum(2, keepdim=True) / 2)):
+        walked = survival._walked([r], [written], half, per_head)
+        found = survival.half_lives([r], per_head=per_head)
+        torch.testing.assert_close(found.reshape(walked.shape), walked, rtol=0, atol=0)
+        assert 1 < walked[walked.isfinite()].mean() < 100
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 200])

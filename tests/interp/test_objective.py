@@ -264,3 +264,16 @@ def test_inference_alone_needs_no_gradient(demo):
     assert not found.values().requires_grad and not found.embeddings().requires_grad
     with fast_scan(demo.module, mask=found.batch.mask):
         assert demo.forward_embeddings(found.embeddings(), found.batch.mask).requires_grad
+
+
+def test_a_target_that_is_read_as_other_tokens_is_said_once(capsys):
+    books = ssmscope.load("demo/books-mamba2")
+    batch = books.encode(["He was a", "It is no"])
+    hint = (
+        "the target 'good' is read as the 2 tokens 'g', 'ood'; ' good', with the space before it, is another, one token"
+    )
+    assert objective(books, batch, target="good").continues
+    assert capsys.readouterr().err == f"{hint}\n"
+    assert not objective(books, batch, target=" good", contrast=" bad").continues
+    assert objective(books, batch, target=[books.tokenizer("good")["input_ids"]] * 2).continues
+    assert capsys.readouterr().err == ""

@@ -102,7 +102,16 @@ class TestSurvival:
                 np.testing.assert_allclose(text.scores, expected[:, row, : len(text)], atol=1e-5)
                 np.testing.assert_allclose(text.mean, text.scores.mean(0), atol=1e-6)
                 assert text.scores.sum(1) == pytest.approx(1, abs=1e-5)
-                assert text.half_lives.shape == text.scores.shape and (text.half_lives >= 1).all()
+                assert text.half_lives is None
+
+    def test_half_lives_are_the_layers_own(self, model):
+        trace = model.trace(ids=IDS)
+        expected = np.stack([layer.half_lives().numpy() for layer in trace.layers])
+        for given in (trace, model.encode(ids=IDS)):
+            result = selection_heatmap(model, given, half_lives=True)
+            for row, text in enumerate(result):
+                np.testing.assert_array_equal(text.half_lives, expected[:, row, : len(text)])
+            assert "half-life in tokens" in str(result)
 
     def test_at_a_position_it_is_of_the_text_up_to_there(self, model):
         (text,) = selection_heatmap(model, model.encode(ids=IDS[:1]), at=4)
@@ -166,6 +175,8 @@ class TestSurvival:
         [
             ({"score": "write", "at": 1}, "at is of survival"),
             ({"score": "retention", "through": True}, "through is of survival"),
+            ({"score": "retention", "half_lives": True}, "half_lives is of survival"),
+            ({"through": True, "half_lives": True}, "give it without through"),
             ({"contrast": "sst2", "through": True}, "contrast compares whole layers"),
         ],
     )
@@ -263,7 +274,7 @@ def test_one_scale_for_all_rows_and_texts(model):
 
 
 def test_the_verdict_names_words_and_numbers(model):
-    text = selection_heatmap(model, model.encode(ids=IDS[:1]))
+    text = selection_heatmap(model, model.encode(ids=IDS[:1]), half_lives=True)
     said = text.verdict()
     (first, share), *_ = text[0].named(text[0].mean, text[0].rationale, summed=True)
     assert said.startswith(f"“{first}” {100 * share:.0f} %") and "half of what is written is left after" in said
@@ -386,8 +397,8 @@ def test_json_round_trip(tmp_path, model):
     survived = selection_heatmap(model, model.encode(ids=IDS), heads="top")
     assert Result.load(survived.save(tmp_path, "survival")["json"]) == survived
     assert json.loads(survived.to_json())["provenance"]["options"] == {
-        "score": "survival", "at": None, "layers": "all", "heads": "top", "through": False, "contrast": None,
-        "scale": "shared", "top": 5, "punctuation": False, "merge": False,
+        "score": "survival", "at": None, "layers": "all", "heads": "top", "through": False,
+        "half_lives": False, "contrast": None, "scale": "shared", "top": 5, "punctuation": False, "merge": False,
     }  # fmt: skip
 
 
@@ -408,7 +419,7 @@ def render(result, **options):
 
 
 def test_terminal_is_coloured_where_there_is_colour(model):
-    result = selection_heatmap(model, model.encode(ids=IDS), top=2)
+    result = selection_heatmap(model, model.encode(ids=IDS), top=2, half_lives=True)
     coloured = render(result, force_terminal=True, color_system="truecolor", no_color=False)
     assert "\x1b[1;4" in coloured and "lowest" in coloured
     plain = render(result, color_system=None)

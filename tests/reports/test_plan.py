@@ -204,7 +204,7 @@ WRONG = [
     ({"analyses": [{"stability": {}, "overrides": {"m": {"seed": "x"}}}]}, "a whole number"),
     ({"analyses": [{"stability": {}, "matrix": {"seed": [0]}, "overrides": {"m": {"seed": 1}}}]}, "give it once"),
     ({"analyses": [{"stability": {}, "together": "yes"}]}, "write true or false"),
-    ({"analyses": [{"heatmap": {"text": "a"}, "together": True}]}, "one model at a time"),
+    ({"analyses": [{"influence": {"text": "a"}, "together": True}]}, "one model at a time"),
     ({"analyses": [{"loss": {}, "together": True, "overrides": {"m": {}}}]}, None),
     ({"analyses": [{"loss": {}, "together": True, "overrides": {"m": {"seed": 1}}}]}, "leave them out"),
     ({"analyses": [{"stability": {}, "for": "text-clasifier"}]}, "did you mean 'text-classifier'"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from ssmscope.attacks.effect.result import AttackEffect, Side
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
+from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.results import record_provenance
 from ssmscope.signature import chosen_layers
@@ -48,6 +49,7 @@ def effect_of(
     """
     trace = model.trace(batch)
     heatmap = selection_heatmap(model, trace, score="retention", layers=layers, top=top)
+    assert isinstance(heatmap, SelectionHeatmap)
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
     maps = implicit_attention(None, trace, layers=list(chosen), rows="last", heads="abs")

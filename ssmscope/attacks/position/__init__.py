@@ -74,11 +74,11 @@ def position_bias(
     """
     import numpy as np
 
-    from ssmscope.attacks.labels import class_ids
     from ssmscope.attacks.position.measure import PAPER, SHARES, averages, measure, notes_on, replaced_inputs
     from ssmscope.attacks.position.regions import regions_of, windows_of
     from ssmscope.attacks.position.replaced import draw_donors
     from ssmscope.attacks.position.result import PositionBias
+    from ssmscope.interp.classes import class_ids
     from ssmscope.limits import refuse_above
     from ssmscope.results import record_provenance
     from ssmscope.tasks.pixels import PixelData

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ssmscope.attacks.labels import class_ids, word_ids
 from ssmscope.attacks.parts import Recipe, recipe
 from ssmscope.attacks.prompts.checks import SEMANTIC
 from ssmscope.attacks.prompts.search import PROMPTBENCH, Judge, searched, tried_all, with_suffix
 from ssmscope.errors import InputError
+from ssmscope.interp.classes import class_ids, word_ids
 from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts
 from ssmscope.tasks.text import TextData
 

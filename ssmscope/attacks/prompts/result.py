@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.attacks.parts import Recipe
 from ssmscope.bootstrap import Estimate, estimate, interval_columns, ratio, resampled_sums, with_intervals
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
 
 if TYPE_CHECKING:
@@ -165,11 +166,11 @@ class PromptAttack(Result, kind="prompts"):
         frame.attrs["caption"] = self.measured
         return frame
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """For every attack and template the clean and the attacked accuracy with their intervals."""
         from ssmscope.attacks.prompts.views import draw
 
-        return draw(self)
+        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.prompts.views import STYLE, by_template, html_prompts, terminal_prompts

@@ -124,7 +124,6 @@ def word_attack(
         InputError: an option of another attack, a resource that is missing, data of other classes than the model's, or
             label words that do not fit.
     """
-    from ssmscope.attacks.labels import class_ids, word_ids
     from ssmscope.attacks.offline import stopwords as stop_words
     from ssmscope.attacks.parts import Recipe
     from ssmscope.attacks.parts import recipe as recipe_of
@@ -142,6 +141,7 @@ def word_attack(
     from ssmscope.attacks.words.result import WordAttack, measure
     from ssmscope.evaluation import Evaluator, Template, label_words
     from ssmscope.evaluation.template import CONTENT
+    from ssmscope.interp.classes import class_ids, word_ids
     from ssmscope.progress import on_stderr, progress_bar
     from ssmscope.results import record_provenance
     from ssmscope.tasks.text import TextData

@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
@@ -146,11 +147,11 @@ class WordAttack(Result, kind="words"):
         columns = ["row", "status", "label", "clean", "answer", "before", "after", "queries", "gradients"]
         return pd.DataFrame(rows, columns=[*columns, "words", "changed", "share", "text", "attacked"])
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """Accuracy against the number of words that an attack may change."""
         from ssmscope.attacks.words.views import draw
 
-        return draw(self)
+        return sized(draw(self), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.attacks.words.views import STYLE, html_texts, terminal_texts

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
+from ssmscope.interp.pairing import pair
 from ssmscope.reads import Texts
 from ssmscope.signature import Metavar, Range, chosen_layers
 
@@ -51,7 +52,7 @@ def check_attention(
         raise InputError("pool is of whole maps: give it without rows")
 
 
-@analysis("attention", reads=Texts(), question="What does each output attend to?", check=check_attention)
+@analysis("attention", reads=Texts(), question="What does each output attend to?", pair=pair, check=check_attention)
 def implicit_attention(
     model: Model | None,
     texts: TextsLike,

@@ -24,6 +24,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, folded
 from ssmscope.show.tokens import numbers
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.show.blocks import Block, TokenRows
 
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
 """The levels by name, and what they hold."""
@@ -120,6 +121,12 @@ class ImplicitAttention(Result, kind="attention"):
 
     def __getitem__(self, index: int) -> AttendedText:
         return self.texts[index]
+
+    def token_rows(self) -> TokenRows:
+        """The last query of every text, in the colours of what it takes from each token."""
+        from ssmscope.interp.attention.views import last_rows
+
+        return last_rows(self)
 
     @property
     def model(self) -> str:
@@ -234,12 +241,12 @@ class ImplicitAttention(Result, kind="attention"):
         ]
         return pd.DataFrame(rows, columns=["model", "text", "layer", "part", "head", *read])
 
-    def figure(self, *, start: int = 0) -> Figure:
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """The maps as triangles, in the colours of their signs; of chosen queries each row over the text, or beside
         the image. One figure holds 4 texts, from number `start` on, and 48 maps."""
         from ssmscope.interp.attention.views import draw
 
-        return draw(self, start)
+        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.attention.page import blocks

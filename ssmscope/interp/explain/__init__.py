@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ssmscope.analysis import analysis
 from ssmscope.interp.methods import MethodOptions, Methods, check_methods
+from ssmscope.interp.pairing import pair
 from ssmscope.reads import Texts
 from ssmscope.signature import REPEATED, Metavar, Seed, Top
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     "explain",
     reads=Texts(),
     question="Which tokens does an answer rest on?",
+    pair=pair,
     dtype="float32",  # gradients need the digits
     check=check_methods,
 )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
-    from ssmscope.show.blocks import Block
+    from ssmscope.show.blocks import Block, TokenRows
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
@@ -146,6 +147,12 @@ class Explanation(Result, kind="explain"):
         """Whether the tokens are pixels of images whose size is known, and the views are maps."""
         return any(text.pixels is not None for text in self.texts)
 
+    def token_rows(self) -> TokenRows:
+        """The texts in their colours."""
+        from ssmscope.interp.explain.views import rows
+
+        return rows(self)
+
     @property
     def model(self) -> str:
         """The model's name."""
@@ -233,12 +240,12 @@ class Explanation(Result, kind="explain"):
         ]
         return pd.DataFrame(rows, columns=["model", "text", "method", "rank", "position", "token", "score"])
 
-    def figure(self, *, start: int = 0) -> Figure:
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text with a row of coloured tokens per method; of long texts a strip over positions per method, of
         images a map beside each of them. One figure holds 8 texts, from number `start` on."""
         from ssmscope.interp.explain.views import draw
 
-        return draw(self, start)
+        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.explain import views

@@ -6,32 +6,59 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
+from ssmscope.interp.pairing import pair
 from ssmscope.reads import Texts
-from ssmscope.signature import Layers, Metavar, Range, Reads, Top
+from ssmscope.signature import Layers, Limit, Metavar, Range, Reads, Seed, Top
 
 if TYPE_CHECKING:
-    from ssmscope.interp.heatmap.result import SelectionHeatmap
+    from ssmscope.interp.heatmap.result import DataHeatmap, SelectionHeatmap
     from ssmscope.model import Model, TextsLike
+    from ssmscope.tasks.text import TextData
 
 
-def check_heatmap(*, score: str, at: int | None, contrast: Any, through: bool, heads: Any, **_: Any) -> None:
+def check_heatmap(
+    *, score: str, at: int | None, contrast: Any, through: bool, half_lives: bool, heads: Any, **_: Any
+) -> None:
     """Refuse options that contradict each other.
 
     Raises:
         InputError: as said.
     """
-    if score != "survival" and (at is not None or through):
-        raise InputError(
-            f"{'at' if at is not None else 'through'} is of survival, what is left of a token; not of {score}"
-        )
+    asked = {"at": at is not None, "through": through, "half_lives": half_lives}
+    if score != "survival" and any(asked.values()):
+        named = next(name for name, given in asked.items() if given)
+        raise InputError(f"{named} is of survival, what is left of a token; not of {score}")
+    if through and half_lives:
+        raise InputError("half_lives are of what each layer writes itself; give it without through")
     if contrast is not None and (at is not None or through or heads is not None):
         raise InputError("contrast compares whole layers at the end of texts; give it without at, through and heads")
 
 
-@analysis("heatmap", reads=Texts(), question="What is in its memory?", check=check_heatmap)
+def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
+    """Refuse options of single texts where a data set is read, and of data sets where texts are.
+
+    Raises:
+        InputError: as said.
+    """
+    if not of_data and limit is not None:
+        raise InputError("limit says how many texts of a data set are read; give data, or leave it out")
+    alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
+    given = [name for name, default in alone.items() if options[name] != default]
+    if of_data and given:
+        raise InputError(f"{given[0]} is of texts; over a data set it is left out")
+
+
+@analysis(
+    "heatmap",
+    reads=Texts(data=check_reads),
+    question="What is in its memory?",
+    kinds=("heatmap", "heatmap-data"),
+    pair=pair,
+    check=check_heatmap,
+)
 def selection_heatmap(
     model: Model | None,
-    texts: TextsLike,
+    texts: TextsLike | TextData,
     *,
     score: Annotated[
         Literal["survival", "retention", "write"],
@@ -42,6 +69,9 @@ def selection_heatmap(
     layers: Layers = "all",
     heads: Annotated[Literal["all", "top"] | None, "Also show every head, or the eight most selective ones."] = None,
     through: Annotated[bool, "Follow deep layers' memory through those below to the tokens of the input."] = False,
+    half_lives: Annotated[
+        bool, "Also after how many tokens half of what is written is left; over a data set always."
+    ] = False,
     contrast: Annotated[
         str | None, "z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
@@ -49,35 +79,35 @@ def selection_heatmap(
     top: Top = 5,
     punctuation: Annotated[bool, "Name punctuation too."] = False,
     merge: Annotated[bool, "Put the tokens of a word together."] = False,
-) -> SelectionHeatmap:
+    limit: Limit = None,
+    seed: Seed = 0,
+) -> SelectionHeatmap | DataHeatmap:
     """What a model's states hold of each token of a text, and the words that stand out.
 
     Survival, the default: a layer writes W_s at token s, and R_s = (∏ of the transitions after s) W_s is left of it.
-    Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers; with the
-    half-life of what is written. Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of what a layer
+    Its share is ‖R_s‖ / Σ_s' ‖R_s'‖ in every head, averaged over heads weighted by Σ ‖R‖, then over layers.
+    Retention: (1 / ND) Σ_d Σ_n E[A_t]^(n, d) (Baleen, Eq. 10), the share of what a layer
     already had that is kept when it reads token t: one that is strongly written scores low. Write is 1 − retention.
 
     The rationale is of whole words that stand out, at most `top` and at most a third of them: those with 1.5 times
     their even share of the state, or a standard deviation above the mean of other scores. A row whose coefficient of
     variation over tokens is below 0.1 is noise, and shown flat.
 
+    Over labelled texts (`TextData`, --data) it says which words, parts of a text and classes are kept, whether answers
+    that are right differ from wrong ones, and the half-lives of layers and heads: a `DataHeatmap`. A word's score is
+    its share of the state times the number of words in its text, 1 for an even spread; its mean over the word's
+    occurrences has a 95 % bootstrap interval over texts.
+
     Raises:
         InputError: a layer or position that is not there, a score that is not finite, options that contradict each
             other, and a trace without its inputs where they are needed.
     """
-    from ssmscope.interp.heatmap.scored import scored
+    from ssmscope.interp.heatmap.scored import scored, scored_data
+    from ssmscope.tasks.text import TextData
 
-    return scored(
-        model,
-        texts,
-        score=score,
-        at=at,
-        layers=layers,
-        heads=heads,
-        through=through,
-        contrast=contrast,
-        scale=scale,
-        top=top,
-        punctuation=punctuation,
-        merge=merge,
-    )
+    others: Any = {"at": at, "heads": heads, "through": through, "contrast": contrast, "scale": scale, "merge": merge}
+    check_reads(isinstance(texts, TextData), limit=limit, **others)
+    shared: Any = {"score": score, "layers": layers, "top": top, "punctuation": punctuation}
+    if isinstance(texts, TextData):
+        return scored_data(model, texts, **shared, limit=limit, seed=seed)
+    return scored(model, texts, half_lives=half_lives, **shared, **others)

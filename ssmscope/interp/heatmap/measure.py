@@ -32,18 +32,20 @@ class Layers:
 
     Attributes:
         scores: (layers, batch, length) float64; NaN at padding and, of survival, where the layer was not asked for.
-        half_lives: (layers, batch, length), of survival alone.
+        half_lives: (layers, batch, length), where they are wanted.
         by_head: per layer (batch, length, heads), where heads are wanted.
         selectivity: per layer (batch, heads), the coefficient of variation over the text of what is replaced.
         reach: how many positions a write comes from.
     """
 
-    def __init__(self, layers: int, mask: Tensor, score: Score, at: int | None, *, heads: bool) -> None:
+    def __init__(
+        self, layers: int, mask: Tensor, score: Score, at: int | None, *, heads: bool = False, half_lives: bool = False
+    ) -> None:
         self.score, self.at, self.heads = score, at, heads
         self.mask = mask
         shape = (layers, *mask.shape)
         self.scores = np.full(shape, np.nan)
-        self.half_lives = np.full(shape, np.nan) if score == "survival" else None
+        self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
         self.reach = 1
@@ -53,11 +55,19 @@ class Layers:
         width = layer.u.shape[1]
         chosen = np.ix_(np.asarray(rows), np.arange(width))
         self.reach = max(self.reach, layer.reach)
-        if self.half_lives is not None:
+        if self.score == "survival":
             self.scores[index][chosen] = _numpy(layer.survival(self.at))
+        if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
             self._take_heads(index, chosen, layer)
+
+    def of(self, trace: Trace) -> np.ndarray:
+        """The scores, (layers, batch, length), NaN at padding; `trace` is of the run whose layers were visited."""
+        retention = _numpy(trace.retention)
+        if self.score == "survival":
+            return np.where(np.isnan(retention), np.nan, self.scores)
+        return retention if self.score == "retention" else 1 - retention
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
         replaced = torch.cat([ssm.write(r, per_head=True) for r in layer.recurrences], dim=2)
@@ -167,18 +177,8 @@ class Averages:
 
 def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
     """The scores of a batch, (layers, batch, length); NaN at padding."""
-    found = Layers(model.num_layers, batch.mask, score, None, heads=False)
-    if score == "survival":
-        found.half_lives = None
-        shares = np.full((model.num_layers, *batch.mask.shape), np.nan)
-
-        def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
-            shares[index][np.ix_(np.asarray(rows), np.arange(layer.u.shape[1]))] = _numpy(layer.survival())
-
-        model.trace(batch, keep_inputs=False, visit=visit)
-        return np.where(batch.mask.cpu().numpy(), shares, np.nan)
-    retention = _numpy(model.trace(batch, keep_inputs=False).retention)
-    return retention if score == "retention" else 1 - retention
+    found = Layers(model.num_layers, batch.mask, score, None)
+    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit))
 
 
 def _numpy(t: Tensor) -> np.ndarray:

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ssmscope.bootstrap import Estimate
-from ssmscope.interp.heatmap.words import grouped, half_life, joined
+from ssmscope.bootstrap import Estimate, with_intervals
+from ssmscope.interp.heatmap.words import grouped, half_life, joined, tokens_of
 from ssmscope.results import Result
-from ssmscope.show.table import ROWS, Cell, Line, Table, table
+from ssmscope.show.pictures import sized
+from ssmscope.show.table import ROWS, Cell, Line, Table, table, written
 from ssmscope.show.tokens import numbers, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ssmscope.show.blocks import Block
+    from ssmscope.show.blocks import Block, TokenRows
 
 
 SCORES = {
@@ -143,6 +144,12 @@ class SelectionHeatmap(Result, kind="heatmap"):
     def of_images(self) -> bool:
         """Whether the tokens are pixels of images whose size is known, and the views are maps."""
         return any(text.pixels is not None for text in self.texts)
+
+    def token_rows(self) -> TokenRows:
+        """The texts in their colours."""
+        from ssmscope.interp.heatmap.views import rows
+
+        return rows(self)
 
     @property
     def summed(self) -> bool:
@@ -269,14 +276,170 @@ class SelectionHeatmap(Result, kind="heatmap"):
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def figure(self, *, start: int = 0) -> Figure:
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text in the colours of its average, its layers and its heads; of long texts a strip over positions for
         each, of images a map. One figure holds 8 texts, from number `start` on."""
         from ssmscope.interp.heatmap.views import draw
 
-        return draw(self, start)
+        return sized(draw(self, start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.heatmap.views import blocks
+
+        return blocks(self)
+
+
+@dataclass(frozen=True)
+class KeptWord:
+    """A word of a data set, lower case, and its mean score over its occurrences."""
+
+    word: str
+    texts: int
+    """In how many it stands."""
+    count: int
+    kept: Estimate
+    """Of survival in units of an even share: a word's share times the number of words in its text."""
+
+
+@dataclass(frozen=True)
+class KeptGroup:
+    """What is kept of some of the texts: shares of the states, summed over words; of other scores means over words."""
+
+    name: str
+    """"all", "class NAME", "answered right" or "answered wrong"."""
+    texts: int
+    strongest: Estimate
+    """The score of the highest word of a text that is no punctuation."""
+    punctuation: Estimate
+    end: Estimate
+    """Of the last quarter of the words."""
+    spread: Estimate
+    """The coefficient of variation over the words of a text."""
+    words: tuple[str, ...]
+    """The highest words."""
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """What a layer keeps."""
+
+    number: int
+    half_life: float
+    """In tokens, see `HalfLives`; NaN where it was not taken, infinite where it is longer than what is looked at."""
+    heads: np.ndarray
+    """(heads,) float64: those of each head, or channel."""
+    words: tuple[str, ...]
+    tenths: tuple[Estimate, ...]
+    """The mean score of the words in each tenth of a text; of survival in units of an even share."""
+
+
+@dataclass(frozen=True)
+class DataHeatmap(Result, kind="heatmap-data"):
+    """What is in a model's memory over a data set: which words, positions, classes and answers are kept."""
+
+    score: str
+    """"survival", "retention" or "write"."""
+    layers: tuple[int, ...]
+    """The layers that are averaged."""
+    texts: int
+    words: tuple[KeptWord, ...]
+    """The highest by the lower end of their interval, from the highest on, then the lowest by its upper end."""
+    least: int
+    """In how many texts a word stands at least that is among them."""
+    named: int
+    """How many do."""
+    groups: tuple[KeptGroup, ...]
+    tenths: tuple[Estimate, ...]
+    """As those of a layer, averaged over the layers."""
+    by_layer: tuple[KeptLayer, ...]
+    timed: int
+    """Over how many texts half-lives are."""
+    examples: tuple[SelectionHeatmap, ...]
+    """Texts at the extremes, as one heatmap; none where no text is short enough to be shown."""
+    picked: tuple[str, ...]
+    """What each of them is."""
+    notes: tuple[str, ...]
+
+    def token_rows(self) -> None:
+        """There are none of a data set."""
+
+    @property
+    def survives(self) -> bool:
+        return self.score == "survival"
+
+    @property
+    def unit(self) -> str:
+        """What scores of words and parts are in."""
+        return "times an even share" if self.survives else self.score
+
+    @property
+    def headline(self) -> str:
+        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"mean of layers {numbers(self.layers)}"
+        data = self.provenance["data"]
+        return f"Memory of {self.model_name} over {data['name']} ({data['split']}): {self.score}, {where}"
+
+    def verdict(self, at: int = 0) -> str:
+        if not self.words:
+            return f"{self.score} over {self.texts:,} texts; no word stands in enough of them"
+        unit = f" {self.unit}" * self.survives
+        first, last = self.words[0], self.words[-1]
+        most = ", ".join(f"“{visible(each.word)}”" for each in self.words[1:3])
+        said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
+        said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(self.words) > 1)
+        known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
+        if known and len(known) <= 4:
+            said += f"; half of what is written is left after {', '.join(map(tokens_of, known))} tokens"
+        return f"{said} ({self.score}, {self.texts:,} texts)"
+
+    def to_frame(self) -> DataFrame:
+        """A row per word, group, tenth of a text, layer and head.
+
+        Columns: of ("word", "group", "part", "half-life"), name (the word, group or tenth, from 1), layer and head
+        where it is of one, measure ("score", "strongest", "punctuation", "end", "spread" or "tokens"), texts, count
+        (the occurrences of a word), value and its 95 % interval in low and high.
+        """
+        import pandas as pd
+
+        rows: list[dict[str, object]] = []
+
+        def add(of: str, name: object, measure: str, found: Estimate, **more: object) -> None:
+            ends = with_intervals(value=found)
+            ends = {"value": ends["value"], "low": ends["value_low"], "high": ends["value_high"]}
+            rows.append({"of": of, "name": str(name), "measure": measure, **more, **ends})
+
+        for word in self.words:
+            add("word", word.word, "score", word.kept, texts=word.texts, count=word.count)
+        for group in self.groups:
+            for measure in ("strongest", "punctuation", "end", "spread"):
+                add("group", group.name, measure, getattr(group, measure), texts=group.texts)
+        for layer, tenths in ((None, self.tenths), *((each.number, each.tenths) for each in self.by_layer)):
+            for part, found in enumerate(tenths, start=1):
+                add("part", part, "score", found, layer=layer)
+        for each in self.by_layer if self.timed else ():
+            for head, value in ((None, each.half_life), *enumerate(each.heads.tolist())):
+                add("half-life", "", "tokens", Estimate(value, math.nan, math.nan), layer=each.number, head=head)
+        columns = ["of", "name", "layer", "head", "measure", "texts", "count", "value", "low", "high"]
+        whole = dict.fromkeys(["layer", "head", "texts", "count"], "Int64")
+        return pd.DataFrame(rows, columns=columns).astype(whole)
+
+    @classmethod
+    def compare(cls, results: Sequence[DataHeatmap], labels: Sequence[Sequence[str]]) -> Table:
+        from ssmscope.interp.heatmap.data_views import group_cells
+
+        lines = []
+        for result, (label,) in zip(results, labels):
+            for group in result.groups:
+                cells = {"score": Cell(text=result.score), **group_cells(group)}
+                lines.append(Line((label, group.name), cells))
+        return table(("model", "texts"), lines, most=ROWS)
+
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
+        """The highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
+        from ssmscope.interp.heatmap.data_views import draw
+
+        return sized(draw(self), size)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.interp.heatmap.data_views import blocks
 
         return blocks(self)

@@ -11,7 +11,8 @@ import numpy as np
 from ssmscope.attention_layers import look_back
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
-from ssmscope.interp.heatmap.result import Head, ScoredText, SelectionHeatmap
+from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
+from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
 from ssmscope.interp.heatmap.words import grouped, joined, standing_out, together, varies
 from ssmscope.model import as_batch
 from ssmscope.results import record_provenance
@@ -20,6 +21,7 @@ from ssmscope.trace import Trace
 
 if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
+    from ssmscope.tasks.text import TextData
 
 SHOWN_HEADS = 8
 """How many heads "top" shows."""
@@ -38,6 +40,7 @@ def scored(
     layers: Any,
     heads: str | None,
     through: bool,
+    half_lives: bool,
     contrast: str | None,
     scale: str,
     top: int,
@@ -45,13 +48,10 @@ def scored(
     merge: bool,
 ) -> SelectionHeatmap:
     """`selection_heatmap`."""
-    trace, found = _taken(model, texts, score, at, layers, heads is not None, through)
+    trace, found = _taken(model, texts, score, at, layers, through, heads=heads is not None, half_lives=half_lives)
     places = chosen_layers(layers, trace.layer_numbers)
     chosen = tuple(trace.layer_numbers[place] for place in places)
-    values = found.scores
-    if score != "survival":
-        retention = trace.retention.detach().double().cpu().numpy()
-        values = retention if score == "retention" else 1.0 - retention
+    values = found.of(trace)
     # what the test for noise looks at: what is left or, of retention, what is replaced
     written = values if score != "retention" else 1.0 - values
     if through and list(trace.layer_numbers) != list(range(len(trace.layer_numbers))):
@@ -101,14 +101,21 @@ def scored(
                 answer=trace.answers[row][0],
                 probability=float(trace.answers[row][1]),
                 pixels=pixels,
-                half_lives=None if lives is None or through else lives.astype(np.float32),
+                half_lives=None if lives is None else lives.astype(np.float32),
                 flat=tuple(flat),
                 standing=tuple(standing(each, noise) for each, noise in zip(scores, flat[1:])),
                 heads=by_head if shown else None,
             )
         )
     options = {"score": score, "at": at, "layers": layers if isinstance(layers, str) else list(chosen), "heads": heads}
-    options |= {"through": through, "contrast": contrast, "scale": scale, "top": top, "punctuation": punctuation}
+    options |= {
+        "through": through,
+        "half_lives": half_lives,
+        "contrast": contrast,
+        "scale": scale,
+        "top": top,
+        "punctuation": punctuation,
+    }
     return SelectionHeatmap(
         provenance=record_provenance(trace.source, options={**options, "merge": merge}),
         texts=tuple(made),
@@ -126,22 +133,59 @@ def scored(
     )
 
 
+def scored_data(
+    model: Model | None,
+    data: TextData,
+    *,
+    score: Score,
+    layers: Any,
+    top: int,
+    punctuation: bool,
+    limit: int | None,
+    seed: int,
+) -> DataHeatmap:
+    """`selection_heatmap` of a data set."""
+    if model is None or model.tokenizer is None:
+        raise InputError("labelled texts are read by a model with a tokenizer; give one, or name one with tokenizer")
+    places = chosen_layers(layers, model.layer_numbers)
+    data = data if limit is None else data.sample(limit, seed=seed)
+    found, lives, timed = measure(model, data, score, places, half_lives=score == "survival", seed=seed)
+    numbers = tuple(model.layer_numbers[place] for place in places)
+    summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
+    picked = extremes(found)
+    options: dict[str, Any] = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
+    options |= {"top": top, "punctuation": punctuation, "limit": limit}
+    shown = [data.texts[found.rows[at]] for at, _ in picked]
+    alone: Any = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
+    alone |= {"score": score, "layers": layers, "half_lives": False, "top": top, "punctuation": punctuation}
+    return DataHeatmap(
+        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        score=score,
+        layers=numbers,
+        texts=len(found.rows),
+        timed=timed,
+        examples=(scored(model, shown, **alone),) if shown else (),
+        picked=tuple(what for _, what in picked),
+        **summary,
+    )
+
+
 def _taken(
-    model: Model | None, texts: TextsLike, score: Score, at: int | None, layers: Any, heads: bool, through: bool
+    model: Model | None, texts: TextsLike, score: Score, at: int | None, layers: Any, through: bool, **wanted: bool
 ) -> tuple[Trace, Layers]:
     """The trace of the texts, and what was taken of its layers as they ran; of a trace that there is already, what is
     recomputed."""
     if isinstance(texts, Trace):
         _check_position(texts.mask.sum(1).tolist(), at)
-        found = Layers(len(texts.retention), texts.mask, score, at, heads=heads)
-        if score == "survival" or heads:
+        found = Layers(len(texts.retention), texts.mask, score, at, **wanted)
+        if score == "survival" or any(wanted.values()):
             every = range(len(texts.retention))
             of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
         return texts, found
     batch = as_batch(model, texts)
     assert model is not None
     _check_position(batch.lengths, at)
-    found = Layers(model.num_layers, batch.mask, score, at, heads=heads)
+    found = Layers(model.num_layers, batch.mask, score, at, **wanted)
     return model.trace(batch, keep_inputs=through, visit=found.visit), found
 
 

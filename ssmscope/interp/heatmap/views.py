@@ -49,7 +49,8 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
         name=result.score_name,
         around=("below its average", "above"),
         marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
-        first=not result.by_layer,
+        first=None if result.by_layer else 1,
+        summed=result.summed,
     )
 
 
@@ -164,8 +165,9 @@ def notes(result: SelectionHeatmap) -> list[str]:
     if result.score == "survival":
         found.append(
             "Survival: what was written at a token and is left in the states, as a share of all that is left, exact in "
-            "every head, heads weighted by what they hold. Half-life: after how many tokens half of it is left, the "
-            "median over the text's tokens."
+            "every head, heads weighted by what they hold."
+            + " Half-life: after how many tokens half of what was written is left, the median over the text's tokens."
+            * any(text.half_lives is not None for text in result)
         )
     if result.contrast is not None:
         of = "the logarithm of a token's share, in units of an even spread" if result.score == "survival" else "scores"

@@ -17,6 +17,8 @@ EVEN = 1.5
 """How many times its even share a word holds at least that stands out; of other scores, how many standard deviations
 above the mean it lies is `APART`."""
 APART = 1.0
+HORIZON = 256
+"""Up to how many tokens half-lives over a data set are looked for."""
 SHARE = 3
 """At most one in so many words is named."""
 
@@ -98,3 +100,8 @@ def half_life(found: np.ndarray, length: int) -> str:
         return "–"
     middle = float(np.median(found))
     return f"{middle:.0f}" if math.isfinite(middle) else f"more than {length}"
+
+
+def tokens_of(found: float) -> str:
+    """A half-life over a data set in figures."""
+    return f"{found:.0f}" if math.isfinite(found) else f"> {HORIZON}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, in_percent, table
 from ssmscope.show.tokens import shorten, visible
 
@@ -118,11 +119,11 @@ class Knockout(Result, kind="knockout"):
         columns += ["probability", "probability_cut", "change", "logit", "logit_cut"]
         return pd.DataFrame(rows, columns=columns)
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The change of the answer's probability by window of layers, a line per source; of heads a map per source."""
         from ssmscope.interp.knockout.figure import draw
 
-        return draw(self)
+        return sized(draw(self), size)
 
     @classmethod
     def compare(cls, results: Sequence[Knockout], labels: Sequence[Sequence[str]]) -> Table:

@@ -11,6 +11,7 @@ import numpy as np
 from ssmscope.interp.patch.names import METRICS, SITES
 from ssmscope.results import Result
 from ssmscope.show.numbers import number
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, short, table
 from ssmscope.show.tokens import shorten, visible
 
@@ -125,11 +126,11 @@ class Patching(Result, kind="patch"):
         frame = pd.DataFrame(rows, columns=columns)
         return frame.astype({"layer": "Int64", "position": "Int64", "head": "Int64"})
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The grid, and above it a line with all layers patched."""
         from ssmscope.interp.patch.figure import draw
 
-        return draw(self)
+        return sized(draw(self), size)
 
     @classmethod
     def compare(cls, results: Sequence[Patching], labels: Sequence[Sequence[str]]) -> Table:

@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
@@ -83,11 +84,11 @@ class SanityCheck(Result, kind="sanity"):
         names = ["method", "randomised", "part", "measure", "correlation", "low", "high", "texts"]
         return pd.DataFrame(rows, columns=names)
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The correlation against the number of randomised parts, signed and absolute, a line per method."""
         from ssmscope.interp.sanity.figure import draw
 
-        return draw(self, list(MEASURES.values()))
+        return sized(draw(self, list(MEASURES.values())), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.show.blocks import Custom, Prose

@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
 from ssmscope.results import Result
+from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
@@ -92,11 +93,11 @@ class LensFit(Result, kind="lens-fit"):
             for one in self.layers
         )
 
-    def figure(self) -> Figure:
+    def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """KL by layer of both lenses with their intervals; beside it, the fit's progress on held-out rows."""
         from ssmscope.probes.lens.fit_figure import draw
 
-        return draw(self)
+        return sized(draw(self), size)
 
     @property
     def measured_on(self) -> str:
@@ -194,7 +195,9 @@ class Trajectory(Result, kind="trajectory"):
         frame = pd.DataFrame({name: np.concatenate(arrays) for name, arrays in columns.items()})
         return frame.drop(columns="cross_entropy") if self.classes else frame
 
-    def figure(self, *, statistic: str | None = None, start: int = 0) -> Figure:
+    def figure(
+        self, *, statistic: str | None = None, start: int = 0, size: tuple[float, float] | None = None
+    ) -> Figure:
         """Layers × tokens of up to 4 texts, the embeddings at the bottom and the model at the top, in every cell the
         layer's own answer. 24 tokens are drawn, from token number `start` on, and 24 layers.
 
@@ -202,7 +205,7 @@ class Trajectory(Result, kind="trajectory"):
         """
         from ssmscope.probes.lens.show_figure import draw
 
-        return draw(self, statistic or self.statistic, start=start)
+        return sized(draw(self, statistic or self.statistic, start=start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.lens.show_page import STYLE, fragment

@@ -1,0 +1,187 @@
+"""How the heatmap over a data set is shown: words, groups of texts, layers, and texts at the extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmscope.interp.heatmap.views import rows
+from ssmscope.interp.heatmap.words import tokens_of
+from ssmscope.show.blocks import Block, Prose
+from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
+from ssmscope.show.table import Cell, Line, Table, bare, table
+from ssmscope.show.tokens import evenly_apart, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptWord
+
+HIGH, LOW = 12, 6
+"""How many words a picture shows from both ends."""
+TABLE_HIGH, TABLE_LOW = 8, 4
+"""The same of a table."""
+LAYERS = 6
+"""How many layers a terminal shows."""
+NAMED = 3
+"""How many words a table names of some texts, or of a layer."""
+CURVES = 5
+"""Of how many layers the picture has a curve, the average apart."""
+
+
+def blocks(result: DataHeatmap) -> Iterator[Block]:
+    """The verdict and the picture, words, groups, layers, and examples."""
+    yield from result.opening(f"{result.verdict()[0].upper()}{result.verdict()[1:]}.")
+    yield words(result)
+    yield groups(result)
+    yield replace(layers(result), brief=LAYERS)
+    for shown in result.examples:
+        yield Prose("Texts at the extremes", "heading")
+        made = rows(shown)
+        of_texts = zip(made.texts, result.picked, strict=True)
+        texts = tuple(replace(text, about=f"{picked}; {text.about}") for text, picked in of_texts)
+        yield replace(made, texts=texts, first=1)
+    yield from (Prose(line, "note") for line in notes(result))
+
+
+def ends(result: DataHeatmap, high: int, low: int) -> list[KeptWord]:
+    """The words that are shown, from the highest to the lowest."""
+    if len(result.words) <= high + low:
+        return list(result.words)
+    return [*result.words[:high], *result.words[-low:]]
+
+
+def words(result: DataHeatmap) -> Table:
+    """A row per word from both ends."""
+    lines = [
+        Line(
+            (visible(each.word),),
+            {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}"), "times": Cell(text=f"{each.count:,}")},
+        )
+        for each in ends(result, TABLE_HIGH, TABLE_LOW)
+    ]
+    from_both = f"The {TABLE_HIGH} highest and {TABLE_LOW} lowest of" if len(lines) < len(result.words) else "Of"
+    note = f"{from_both} {result.named:,} words in at least {result.least} texts, by the nearer end of their interval. "
+    note += f"Means over their occurrences, in {result.unit}."
+    return table(("word",), lines, note=note)
+
+
+def group_cells(group: KeptGroup) -> dict[str, Cell]:
+    """The row of some texts in a table."""
+    cells = {"number": Cell(text=f"{group.texts:,}"), "highest word": Cell(group.strongest, digits=2)}
+    cells |= {"punctuation": Cell(group.punctuation, digits=2), "last quarter": Cell(group.end, digits=2)}
+    cells["spread"] = bare(group.spread, 2)
+    return {**cells, "its highest words": Cell(text=" · ".join(map(visible, group.words[:NAMED])) or "–")}
+
+
+def groups(result: DataHeatmap) -> Table:
+    """A row per group of texts."""
+    what = (
+        "Shares of the state: of a text's highest word, of all its punctuation, of the last quarter of its words"
+        if result.survives
+        else "Means over words: a text's highest, its punctuation, the last quarter"
+    )
+    note = f"{what}; spread: coefficient of variation over its words."
+    return table(("texts",), [Line((each.name,), group_cells(each)) for each in result.groups], note=note)
+
+
+def layers(result: DataHeatmap) -> Table:
+    """A row per layer."""
+    lines = []
+    for each in result.by_layer:
+        cells = {}
+        if result.timed:
+            shown = np.quantile(each.heads, [0.05, 0.5, 0.95], method="nearest") if each.heads.size else np.empty(0)
+            cells["half-life"] = Cell(text=tokens_of(each.half_life))
+            cells["heads 5, 50, 95 %"] = Cell(text=", ".join(map(tokens_of, shown.tolist())))
+        cells |= {"first tenth": Cell(each.tenths[0], digits=2), "last tenth": Cell(each.tenths[-1], digits=2)}
+        cells["highest words"] = Cell(text=" · ".join(map(visible, each.words[:NAMED])))
+        lines.append(Line((str(each.number),), cells))
+    return table(
+        ("layer",),
+        lines,
+        note=f"Half-lives in tokens. First and last tenth of a text: mean over words, in {result.unit}.",
+    )
+
+
+def notes(result: DataHeatmap) -> list[str]:
+    """What has to be said of the numbers."""
+    found = []
+    if result.timed:
+        found.append(
+            f"Half-lives: of what a layer, or a head, writes at a token, over the tokens of {result.timed:,} texts; "
+            "the median of Kaplan and Meier, since what is written often outlives its text."
+        )
+    return [*found, *result.notes]
+
+
+def draw(result: DataHeatmap) -> Figure:
+    """Words at the left, parts of a text and half-lives at the right."""
+    shown, timed = ends(result, HIGH, LOW), bool(result.timed)
+    tall = max(0.26 * len(shown), 4.6)
+    curves = [("mean", result.tenths)]
+    chosen = result.by_layer if len(result.by_layer) > 1 else ()
+    step = evenly_apart(len(chosen), CURVES) if chosen else []
+    curves += [(f"layer {chosen[at].number}", chosen[at].tenths) for at in step]
+    legend = [(handle(number), name) for number, (name, _) in enumerate(curves)]
+    below = data_line(result)
+    sheet = Sheet(10.2, Sheet.TOP + tall + 0.6, title(result), below, legend, left=5.9, across=min(len(legend), 3))
+    axes = sheet.panel(1.75, sheet.top, 2.1, tall)
+    colours = [COLOURS[0] if at < HIGH else COLOURS[1] for at in range(len(shown))]
+    if shown:
+        points(axes, [each.word for each in shown], [each.kept for each in shown], colours)
+    axes.set_xlabel(f"{result.score}, {result.unit}" if result.survives else result.score, color=SOFT, size=9)
+    high = (tall - 0.75) / 2 if timed else tall
+    parts = sheet.panel(6.1, sheet.top, 3.8, high)
+    for number, (_, tenths) in enumerate(curves):
+        line(parts, range(1, len(tenths) + 1), tenths, number)
+    if result.survives:
+        axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        parts.axhline(1, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        parts.set_ylim(bottom=0)
+    parts.set_xticks(range(1, len(result.tenths) + 1))
+    parts.set_xlabel("tenth of the text", color=SOFT, size=9)
+    parts.set_ylabel(result.unit, color=SOFT, size=9)
+    if timed:
+        _half_lives(sheet.panel(6.1, sheet.top + high + 0.75, 3.8, high), result)
+    return sheet.figure
+
+
+def _half_lives(axes: Axes, result: DataHeatmap) -> None:
+    """A dot per head and layer, and the layer as a whole; what is longer than what is looked at lies at the top."""
+    longest = 2.0 * max([value for each in result.by_layer for value in _finite([each.half_life, *each.heads])] or [8])
+    random = np.random.default_rng(0)
+    for at, each in enumerate(result.by_layer):
+        heads = np.where(np.isfinite(each.heads), each.heads, longest)
+        place = at + random.uniform(-0.22, 0.22, len(heads))
+        axes.plot(
+            place,
+            heads,
+            "o",
+            color=SOFT,
+            markersize=3 if len(heads) > 40 else 5,
+            alpha=0.5,
+            markeredgewidth=0,
+            rasterized=True,
+        )
+        whole = each.half_life if np.isfinite(each.half_life) else longest
+        axes.plot([at - 0.32, at + 0.32], [whole, whole], color=COLOURS[1], linewidth=2)
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(0.8, 1.25 * longest)
+    ticks = [2.0**k for k in range(int(np.log2(longest)))]
+    axes.set_yticks([*ticks, longest], [*(f"{tick:.0f}" for tick in ticks), "longer"])
+    axes.minorticks_off()
+    every = max(1, len(result.by_layer) // 12)
+    shown = range(0, len(result.by_layer), every)
+    axes.set_xticks(list(shown), [str(result.by_layer[at].number) for at in shown])
+    axes.set_xlim(-0.6, len(result.by_layer) - 0.4)
+    axes.set_xlabel("layer (line) and its heads", color=SOFT, size=9)
+    axes.set_ylabel("half-life in tokens", color=SOFT, size=9)
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [float(value) for value in values if np.isfinite(value)]

@@ -1,0 +1,377 @@
+"""The heatmap over a data set: what is kept of its words, positions and classes. Texts are run a batch at a time, and
+of each only sums are held; no map is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ssmscope.batching import by_length, tokens_at_once
+from ssmscope.bootstrap import estimate, ratio, resampled_means, resampled_sums
+from ssmscope.errors import InputError
+from ssmscope.interp.classes import class_ids
+from ssmscope.interp.heatmap.measure import Layers, Score
+from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.words import HORIZON, grouped, is_punctuation, joined
+from ssmscope.interp.labelled import read_texts
+from ssmscope.progress import progress_bar
+
+if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
+    from ssmscope.model import Model
+    from ssmscope.tasks.text import TextData
+    from ssmscope.trace import LayerTrace, Trace
+
+TENTHS = 10
+"""Into how many parts of equal length a text is divided."""
+MEASURES = ("strongest", "punctuation", "end", "spread")
+END = 0.25
+"""The share of a text's words that is its end."""
+LEAST_TEXTS = (5, 1 / 500)
+"""In how many texts a word stands at least that is named, and in which share of them."""
+HIGHEST, LOWEST, OF_GROUP = 40, 20, 5
+"""How many words are given intervals, from both ends, and how many a group and a layer name."""
+MOST_CLASSES = 6
+"""Of how many classes, the most frequent ones, there is a group."""
+TIMED = 200
+"""Over how many texts, drawn by the seed, half-lives are taken."""
+SHOWN_WORDS = (8, 60)
+"""From how many words to how many texts have that are shown as examples."""
+
+
+@dataclass(eq=False)
+class Words:
+    """Sums over the occurrences of words, text by text.
+
+    Attributes:
+        number: of every word, lower case, in the order in which they came.
+        layers: per layer the sums of a word's scores.
+        entries: per batch (word, text, sum of its scores averaged over layers, occurrences), a row for each word of a
+            text.
+    """
+
+    layers: np.ndarray
+    number: dict[str, int] = field(default_factory=dict)
+    entries: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, text: int, words: Sequence[str], scores: np.ndarray) -> None:
+        """The scores (layers, words) of a text."""
+        ids = np.array([self.number.setdefault(word, len(self.number)) for word in words], dtype=np.int64)
+        if len(self.number) > self.layers.shape[1]:
+            room = 2 * len(self.number) - self.layers.shape[1]
+            self.layers = np.pad(self.layers, ((0, 0), (0, room)))
+        for layer, row in zip(self.layers, scores):
+            np.add.at(layer, ids, row)
+        unique, place, count = np.unique(ids, return_inverse=True, return_counts=True)
+        sums = np.bincount(place, scores.mean(0), minlength=len(unique))
+        self.entries.append(np.stack([unique, np.full(len(unique), text), sums, count]).astype(np.float64))
+
+
+@dataclass(eq=False)
+class Measured:
+    """What is held of the texts of a data set.
+
+    Attributes:
+        rows: (texts,), of the data.
+        answers: (texts,), the class that a classifier predicts; −1 of another model.
+        measures: (texts, `MEASURES`).
+        tenths: (texts, 1 + layers, `TENTHS`) float32, the average first: mean scores of the words in each part.
+        sizes: (texts,), how many words.
+    """
+
+    rows: np.ndarray
+    answers: np.ndarray
+    measures: np.ndarray
+    tenths: np.ndarray
+    sizes: np.ndarray
+    words: Words
+
+    @classmethod
+    def empty(cls, rows: Sequence[int], layers: int) -> Measured:
+        n = len(rows)
+        shape = (n, 1 + layers, TENTHS)
+        return cls(
+            rows=np.array(rows),
+            answers=np.full(n, -1),
+            measures=np.full((n, len(MEASURES)), np.nan),
+            tenths=np.full(shape, np.nan, dtype=np.float32),
+            sizes=np.zeros(n, dtype=np.int64),
+            words=Words(np.zeros((layers, 0))),
+        )
+
+    def put(self, text: int, tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score) -> None:
+        """Take what is held of a text.
+
+        Args:
+            text: its place among the texts.
+            scores: (layers, tokens).
+        """
+        groups = [group for group in grouped(words) if words[group[0]] is not None]
+        names = [joined(tokens, group).strip().lower() for group in groups]
+        whole = of_words(scores, groups, summed=of == "survival")
+        share, even = whole.mean(0), whole * (len(groups) if of == "survival" else 1)
+        marks = np.array([is_punctuation(name) for name in names])
+        end = np.arange(len(groups)) >= (1 - END) * len(groups)
+        self.measures[text] = [
+            share[~marks].max() if not marks.all() else np.nan,
+            held(share, marks, of),
+            held(share, end, of),
+            share.std() / share.mean() if share.mean() else 0.0,
+        ]
+        self.sizes[text] = len(groups)
+        part = TENTHS * np.arange(len(groups)) // len(groups)
+        for row, values in zip(self.tenths[text], (even.mean(0), *even)):
+            row[:] = ratio(np.bincount(part, values, minlength=TENTHS), np.bincount(part, minlength=TENTHS))
+        self.words.add(text, names, even)
+
+
+def of_words(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
+    """Scores (layers, tokens) of neighbouring tokens as those of words, (layers, words): their sums, or their means."""
+    sizes = np.array([len(group) for group in groups])
+    places = np.concatenate([np.asarray(group) for group in groups])
+    sums = np.add.reduceat(scores[:, places], np.concatenate([[0], np.cumsum(sizes)[:-1]]), axis=1)
+    return sums if summed else sums / sizes
+
+
+def held(share: np.ndarray, of: np.ndarray, score: Score) -> float:
+    """What some of a text's words hold together of its states; of scores that are no shares, their mean."""
+    if score == "survival":
+        return float(share[of].sum())
+    return float(share[of].mean()) if of.any() else np.nan
+
+
+class HalfLives:
+    """The half-lives of what layers and heads write, over the tokens of many texts: the median of Kaplan and Meier
+    (1958).
+
+    What is written at s is seen for T − s tokens alone, and often outlives its text: such a token is censored. S(d),
+    the share that has more than half left after d tokens, is ∏_{j ≤ d} (1 − halved after j / seen and not halved before
+    j); the half-life is the first d at which S(d) ≤ ½. Infinite where there is none up to `HORIZON`.
+
+    Attributes:
+        halved, ended: per layer (1 + heads, HORIZON + 1), the layer as a whole first: how many tokens were halved after
+            so many, or seen for so many alone.
+    """
+
+    def __init__(self) -> None:
+        self.halved: dict[int, np.ndarray] = {}
+        self.ended: dict[int, np.ndarray] = {}
+
+    def visit(self, index: int, layer: LayerTrace, batch: Batch) -> None:
+        """Take the tokens of a layer on a batch."""
+        whole, heads = layer.half_lives(), layer.half_lives(per_head=True)
+        every = torch.cat([whole.unsqueeze(2), heads], dim=2).cpu().numpy()
+        series = np.arange(every.shape[2])[None, :]
+        for tables in (self.halved, self.ended):
+            tables.setdefault(index, np.zeros((every.shape[2], HORIZON + 1), dtype=np.int64))
+        for found, words in zip(every, batch.words):
+            ordinary = np.array([word is not None for word in words])
+            found = found[: len(words)][ordinary]
+            seen = np.minimum((len(words) - 1 - np.flatnonzero(ordinary))[:, None], HORIZON)
+            done = found <= seen
+            np.add.at(self.halved[index], (np.where(done, series, 0), np.where(done, found, 0).astype(int)), done)
+            np.add.at(
+                self.ended[index], (np.broadcast_to(series, done.shape), np.broadcast_to(seen, done.shape)), ~done
+            )
+
+    def of(self, index: int) -> np.ndarray:
+        """The half-lives of a layer, (1 + heads,) float64."""
+        return medians(self.halved[index], self.ended[index])
+
+
+def medians(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """The first d with S(d) ≤ ½, of counts (series, 1 + longest) by time, see `HalfLives`."""
+    both = halved + ended
+    at_risk = both[:, ::-1].cumsum(1)[:, ::-1]
+    left = np.cumprod(1 - np.divide(halved, at_risk, out=np.zeros(halved.shape), where=at_risk > 0), axis=1)
+    below = left <= 0.5
+    return np.where(below.any(1), below.argmax(1), np.inf)
+
+
+def measure(
+    model: Model, data: TextData, score: Score, places: Sequence[int], *, half_lives: bool, seed: int
+) -> tuple[Measured, HalfLives | None, int]:
+    """Run the texts, those of alike length together, and take what is held of each; then some again for half-lives.
+
+    Returns:
+        also over how many texts half-lives are.
+
+    Raises:
+        InputError: no text with an ordinary token, one that cannot be read, or scores that are not finite.
+    """
+    lengths, sizes, _ = read_texts(model, data)
+    used = [row for row, size in enumerate(sizes) if size]
+    if not used:
+        raise InputError(f"no text of {data.name} ({data.split}) has a token that is not special")
+    found, line_of = Measured.empty(used, len(places)), {row: line for line, row in enumerate(used)}
+    random = np.random.default_rng(seed)
+    timed = np.sort(random.permutation(used)[:TIMED]).tolist() if half_lives else []
+    lives = HalfLives() if half_lives else None
+    room = tokens_at_once(model.device)
+    with progress_bar() as bar:
+        task = bar.add_task("texts", total=len(used) + len(timed))
+        for rows in by_length(lengths, room, rows=used):
+            batch = model.encode([data.texts[row] for row in rows])
+            taken = Layers(model.num_layers, batch.mask, score, None)
+            trace = model.trace(batch, keep_inputs=False, visit=taken.visit)
+            values = taken.of(trace)[list(places)]
+            for at, row in enumerate(rows):
+                own = values[:, at, : len(batch.words[at])]
+                if not np.isfinite(own).all():
+                    raise InputError(f"the scores of row {row + 1} of {data.name} are not finite: the model is damaged")
+                found.put(line_of[row], batch.tokens[at], batch.words[at], own, score)
+            if model.is_classifier:
+                found.answers[[line_of[row] for row in rows]] = _predicted(trace)
+            bar.advance(task, len(rows))
+        for rows in by_length(lengths, room, rows=timed):
+            assert lives is not None
+            batch = model.encode([data.texts[row] for row in rows])
+            _time(model, batch, lives)
+            bar.advance(task, len(rows))
+    return found, lives, len(timed)
+
+
+def _time(model: Model, batch: Batch, lives: HalfLives) -> None:
+    def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
+        lives.visit(index, layer, batch.rows(rows))
+
+    model.trace(batch, keep_inputs=False, visit=visit)
+
+
+def _predicted(trace: Trace) -> np.ndarray:
+    return trace.logits.argmax(-1).cpu().numpy()
+
+
+def summarise(
+    model: Model,
+    data: TextData,
+    found: Measured,
+    lives: HalfLives | None,
+    places: Sequence[int],
+    numbers: Sequence[int],
+    *,
+    punctuation: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """The fields of a `DataHeatmap` that are numbers, with 95 % bootstrap intervals over texts, all of one set of
+    resamples."""
+    groups, notes = _groups(model, data, found)
+    columns = [np.where(chosen[:, None], found.measures, np.nan) for chosen in groups.values()]
+    columns += [found.tenths.reshape(len(found.rows), -1)]
+    rows = resampled_means(np.concatenate(columns, axis=1), seed=seed)
+    estimates = [estimate(column) for column in rows.T]
+    width = len(MEASURES)
+    names = np.array(list(found.words.number))
+    entries, least = np.concatenate(found.words.entries, axis=1), least_texts(len(found.rows))
+    if not punctuation:
+        marks = np.array([is_punctuation(name) for name in names])
+        entries = entries[:, ~marks[entries[0].astype(int)]]
+    kept = []
+    for at, (name, chosen) in enumerate(groups.items()):
+        own = entries[:, chosen[entries[1].astype(int)]]
+        highest = [str(names[word]) for word in _ranked(own, len(names), least_texts(int(chosen.sum())))[0][:OF_GROUP]]
+        means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
+        kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
+    tenths = estimates[width * len(groups) :]
+    high, low = _ranked(entries, len(names), least)
+    counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
+    texts = np.bincount(entries[0].astype(int), minlength=len(names))
+    layers = []
+    for at, (place, number) in enumerate(zip(places, numbers)):
+        halves = np.empty(0) if lives is None else lives.of(place)
+        score = ratio(found.words.layers[at, : len(names)], np.where(texts >= least, counts, 0))
+        order = np.argsort(-np.nan_to_num(score, nan=-np.inf), kind="stable")[:OF_GROUP]
+        layers.append(
+            KeptLayer(
+                number=number,
+                half_life=float(halves[0]) if lives is not None else float("nan"),
+                heads=halves[1:],
+                words=tuple(str(names[word]) for word in order if not np.isnan(score[word])),
+                tenths=tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)]),
+            )
+        )
+    high = high[: min(HIGHEST, -(-len(high) // 2))]
+    low = low[~np.isin(low, high)][:LOWEST]
+    return {
+        "words": _with_intervals(entries, high, low, names, len(found.rows), seed),
+        "least": least,
+        "named": int((texts >= least).sum()),
+        "groups": tuple(kept),
+        "tenths": tuple(tenths[:TENTHS]),
+        "by_layer": tuple(layers),
+        "notes": tuple(notes),
+    }
+
+
+def least_texts(texts: int) -> int:
+    """In how many of some texts a word stands at least that is named."""
+    return max(LEAST_TEXTS[0], math.ceil(LEAST_TEXTS[1] * texts))
+
+
+def _groups(model: Model, data: TextData, found: Measured) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """All texts, those of each class, and those answered right and wrong, as masks by name; and what has to be said."""
+    labels = np.asarray(data.labels)[found.rows]
+    made, notes = {"all": np.ones(len(labels), dtype=bool)}, []
+    order = np.argsort(-np.bincount(labels, minlength=len(data.label_names)), kind="stable")[:MOST_CLASSES]
+    for label in sorted(order.tolist()):
+        if (labels == label).any():
+            made[f"class {data.label_names[label]}"] = labels == label
+    if model.is_classifier:
+        try:
+            right = found.answers == class_ids(model, data)[found.rows]
+            made |= {name: mask for name, mask in (("answered right", right), ("answered wrong", ~right)) if mask.any()}
+        except InputError as error:
+            notes.append(f"no answer is right or wrong: {error}")
+    return made, notes
+
+
+def _ranked(entries: np.ndarray, words: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Words that stand in enough texts by what is surely kept of them: from the highest lower end of the mean's
+    interval on, and from the lowest upper end. Ends are two standard errors away, with texts as what is drawn."""
+    number, _, sums, count = entries
+    at = number.astype(int)
+    total = np.bincount(at, count, minlength=words)
+    mean = ratio(np.bincount(at, sums, minlength=words), total)
+    error = np.sqrt(ratio(np.bincount(at, (sums - mean[at] * count) ** 2, minlength=words), total**2))
+    common = np.flatnonzero(np.bincount(at, minlength=words) >= least)
+    low, high = (mean - 2 * error)[common], (mean + 2 * error)[common]
+    return common[np.argsort(-low, kind="stable")], common[np.argsort(high, kind="stable")]
+
+
+def _with_intervals(
+    entries: np.ndarray, high: np.ndarray, low: np.ndarray, names: np.ndarray, texts: int, seed: int
+) -> tuple[KeptWord, ...]:
+    """The mean scores of words over their occurrences: the high ones by the lower end of their interval, from the
+    highest on, then the low ones by its upper end, to the lowest."""
+    chosen = [*high.tolist(), *low.tolist()]
+    columns = np.zeros((texts, 2 * len(chosen)))
+    stands = []
+    for at, word in enumerate(chosen):
+        own = entries[:, entries[0] == word]
+        columns[own[1].astype(int), at] = own[2]
+        columns[own[1].astype(int), len(chosen) + at] = own[3]
+        stands.append((own.shape[1], int(own[3].sum())))
+    if not chosen:
+        return ()
+    rows = ratio(*np.split(resampled_sums(columns, seed=seed), 2, axis=1))
+    made = [
+        KeptWord(str(names[word]), *stood, kept=estimate(column)) for word, stood, column in zip(chosen, stands, rows.T)
+    ]
+    upper = sorted(made[: len(high)], key=lambda each: -each.kept.low)
+    return (*upper, *sorted(made[len(high) :], key=lambda each: -each.kept.high))
+
+
+def extremes(found: Measured) -> list[tuple[int, str]]:
+    """Texts that are shown, with what they are: two in which what is kept is spread most unevenly, and two most evenly,
+    among those of few enough words."""
+    spread = found.measures[:, MEASURES.index("spread")]
+    low, high = SHOWN_WORDS
+    allowed = np.flatnonzero((found.sizes >= low) & (found.sizes <= high) & np.isfinite(spread))
+    order = allowed[np.argsort(-spread[allowed], kind="stable")]
+    picked = [(int(at), "among the most uneven") for at in order[:2]]
+    return picked + [(int(at), "among the most even") for at in order[2:][-2:][::-1]]

@@ -1,0 +1,97 @@
+"""Two models side by side: the results of one analysis of both on the same texts, and the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from ssmscope.results import Result
+from ssmscope.show.pictures import sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block, TokenRows
+
+
+@dataclass(frozen=True)
+class Paired(Result, kind="pair"):
+    """What an analysis gives of two models."""
+
+    vector: ClassVar[bool] = False
+
+    results: tuple[Result, ...]
+    """The first model's and the other's."""
+
+    @property
+    def names(self) -> list[str]:
+        """What the two models are called, told apart where they have one name."""
+        found = [result.model_name for result in self.results]
+        return found if found[0] != found[1] else [f"{name} ({at})" for at, name in enumerate(found, start=1)]
+
+    @property
+    def headline(self) -> str:
+        first = self.results[0]
+        return first.headline.replace(first.model_name, self.model_name, 1)
+
+    def verdict(self, at: int = 0) -> str:
+        return self.results[at].verdict()
+
+    def rows(self) -> TokenRows | None:
+        """The tokens in the colours of both models and of the difference; None of results that show no tokens."""
+        from ssmscope.interp.paired_rows import beside
+
+        shown = [result.token_rows() for result in self.results]  # type: ignore[attr-defined]
+        return beside(shown[0], shown[1], self.names) if shown[0] is not None and shown[1] is not None else None
+
+    def to_frame(self) -> DataFrame:
+        """A row per model, text, row and token, or word where the tokenizers differ: columns model (one of the two, or
+        "difference", the first less the other), text, row (the layer or method), position, token, score. Of results
+        that show no tokens both tables, with a column model."""
+        import pandas as pd
+
+        shown = self.rows()
+        if shown is None:
+            frames = [result.to_frame().assign(model=name) for name, result in zip(self.names, self.results)]
+            return pd.concat(frames, ignore_index=True)
+        found = []
+        for number, text in enumerate(shown.texts):
+            for row in text.rows:
+                of, _, name = row.name.partition("\n")
+                cells = {"model": of, "text": number, "row": name, "position": range(len(text.tokens))}
+                found.append(pd.DataFrame({**cells, "token": text.tokens, "score": row.scores}))
+        return pd.concat(found, ignore_index=True)
+
+    def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
+        """Every text in the colours of both models and of the difference; one figure holds 8 texts, from number `start`
+        on. Of results that show no tokens the first one's picture."""
+        from ssmscope.show.token_figure import draw_rows
+
+        shown = self.rows()
+        if shown is None:
+            return self.results[0].figure(size=size)
+        before, model, after = self.headline.partition(self.model_name)
+        return sized(draw_rows(shown, (before, model, after), start=start), size)
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.interp.paired_rows import differences
+        from ssmscope.results import TABLE_ROWS
+        from ssmscope.show.blocks import Picture, Prose
+
+        yield Prose(self.headline, "title")
+        for name, result in zip(self.names, self.results):
+            yield Prose(f"{name}: {result.verdict()}.")
+        shown = self.rows()
+        if shown is None:
+            yield self.results[0].compare(self.results, [[name] for name in self.names])
+            for result in self.results:
+                yield Prose(result.headline, "heading")
+                yield from result.blocks()
+            return
+        yield shown
+        yield Picture(
+            self.figure, self.headline, vector=False, folded=not any(t.pixels is not None for t in shown.texts)
+        )
+        yield replace(differences(shown, self.names), brief=TABLE_ROWS)

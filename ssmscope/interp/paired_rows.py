@@ -1,0 +1,167 @@
+"""The rows of two models' tokens beside one another, and their difference, by token or by word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from ssmscope.errors import InputError
+from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
+from ssmscope.show.numbers import number
+from ssmscope.show.table import Cell, Line, Table, table
+from ssmscope.show.tokens import named, written
+
+DIFFERENCE = "difference"
+SEEN, NAMED = 0.1, 3
+"""The share of the scale that a difference has at least which is named, and how many are on either side."""
+
+
+def beside(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRows:
+    """For every row that both have, that of the first model, of the other, and the first less the other. The two are on
+    one scale, and the difference is on the same.
+
+    Raises:
+        InputError: the texts are not made of the same characters.
+    """
+    signed = any(row.signed for text in first.texts for row in text.rows)
+    both = zip(first.texts, other.texts, strict=True)
+    return TokenRows(
+        texts=tuple(_text(number, *texts, names, first.summed) for number, texts in enumerate(both)),
+        of=first.of,
+        score=first.score,
+        name=f"difference: {names[0]} less {names[1]}; {first.name}",
+        around=first.around if signed else ("less", "more"),
+        marked=first.marked,
+        first=3,
+        summed=first.summed,
+    )
+
+
+def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str], summed: bool) -> TokenText:
+    if first.tokens != other.tokens:
+        first, other = _by_word(number, first, other, summed)
+    found = []
+    for mine, theirs in _matched(first, other):
+        low = min(mine.ends[0], theirs.ends[0])
+        high = max(mine.ends[1], theirs.ends[1])
+        about = "\n" + mine.name.replace("\n", " · ")
+        for name, row in zip(names, (mine, theirs)):
+            flat = row.ends[0] == row.ends[1]
+            found.append(replace(row, name=f"{name}{about}", ends=row.ends if flat else (low, high)))
+        end = high if mine.signed else high - low
+        found.append(_difference(mine, theirs, f"{DIFFERENCE}{about}", end, first.special))
+    answer = f"{names[1]}: “{other.answer}” (p = {other.probability:.3f})"
+    return replace(first, rows=found, about=answer)
+
+
+def _matched(first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
+    """The rows of the same name, or of the same place where the first ones alone can be matched."""
+    theirs = {row.name: row for row in other.rows}
+    found = [(row, theirs[row.name]) for row in first.rows if row.name in theirs]
+    if not found and first.rows and other.rows:
+        found = [(first.rows[0], other.rows[0])]
+    return found
+
+
+def _difference(mine: TokenRow, theirs: TokenRow, name: str, end: float, special: np.ndarray) -> TokenRow:
+    outside = _either(mine.outside, theirs.outside)
+    scores = mine.scores.astype(np.float64) - theirs.scores
+    shown = np.where(special if outside is None else special | outside, 0.0, scores)
+    order = np.argsort(-np.abs(shown), kind="stable")
+    large = [int(at) for at in order if abs(shown[at]) >= SEEN * end and shown[at]]
+    more, less = [at for at in large if shown[at] > 0][:NAMED], [at for at in large if shown[at] < 0][:NAMED]
+    return TokenRow(name, scores, (-end, end), True, outside, more, less, query=mine.query)
+
+
+def _either(first: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    return other if first is None else first if other is None else first | other
+
+
+def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> tuple[TokenText, TokenText]:
+    """Both texts in words that both have: the pieces between the ends of words of both.
+
+    Raises:
+        InputError: the texts are not made of the same characters, or are images.
+    """
+    spans = [_spans(text) for text in (first, other)]
+    read = ["".join(piece for *_, piece in found).lower() for found in spans]
+    if read[0] != read[1] or first.pixels is not None:
+        raise InputError(
+            f"text {number} is not read as the same characters by the two models: their words cannot be compared"
+        )
+    ends = set.intersection(*({stop for _, stop, _ in found} for found in (_words(first), _words(other))))
+    cuts = [0, *sorted(ends)]
+    tokens = _pieces(first, cuts)
+    made = []
+    for text, found in zip((first, other), spans):
+        groups = [[at for at, (start, stop, _) in enumerate(found) if a <= start and stop <= b and start < stop]
+                  for a, b in pairwise(cuts)]  # fmt: skip
+        rows = [_of_words(row, groups, summed) for row in text.rows]
+        made.append(replace(text, tokens=tokens, words=tuple(range(len(tokens))), rows=rows, span=None))
+    return made[0], made[1]
+
+
+def _spans(text: TokenText) -> list[tuple[int, int, str]]:
+    """Per token where it begins and ends among the characters that are no white space, and these; special tokens have
+    none."""
+    at, found = 0, []
+    for token, word in zip(text.tokens, text.words):
+        piece = "" if word is None else "".join(token.removeprefix("##").split())
+        found.append((at, at + len(piece), piece))
+        at += len(piece)
+    return found
+
+
+def _words(text: TokenText) -> list[tuple[int, int, str]]:
+    """The last token of each word, as `_spans` has it."""
+    found = [(word, span) for word, span in zip(text.words, _spans(text)) if word is not None]
+    return [span for (word, span), (after, _) in pairwise([*found, (-1, (0, 0, ""))]) if word != after]
+
+
+def _pieces(text: TokenText, cuts: Sequence[int]) -> tuple[str, ...]:
+    """The text between the cuts, with a space in front where it has one."""
+    found = {start: "" for start in cuts[:-1]}
+    shown = written(text.tokens, text.words)
+    for (start, _, piece), (gap, _) in zip(_spans(text), shown):
+        begin = max((cut for cut in cuts[:-1] if cut <= start), default=0)
+        if piece:
+            found[begin] += (" " if gap else "") + piece
+    return tuple(found.values())
+
+
+def _of_words(row: TokenRow, groups: Sequence[Sequence[int]], summed: bool) -> TokenRow:
+    place = {at: number for number, group in enumerate(groups) for at in group}
+    values = [row.scores[list(group)].astype(np.float64) for group in groups]
+    scores = np.array([each.sum() if summed else each.mean() if len(each) else 0.0 for each in values])
+    outside = None if row.outside is None else np.array([bool(row.outside[list(group)].all()) for group in groups])
+    low, high = row.ends
+    if low != high:
+        seen = scores if outside is None else scores[~outside]
+        most = float(np.abs(seen).max(initial=0)) if row.signed else float(seen.max(initial=high))
+        low, high = (-max(high, most), max(high, most)) if row.signed else (low, most)
+
+    def moved(places: Sequence[int]) -> list[int]:
+        return list(dict.fromkeys(place[at] for at in places if at in place))
+
+    query = None if row.query is None else place.get(row.query)
+    shown = replace(row, scores=scores, ends=(low, high), outside=outside)
+    return replace(shown, marked=moved(row.marked), against=moved(row.against), query=query)
+
+
+def differences(block: TokenRows, names: Sequence[str]) -> Table:
+    """A row per text and row: where the first model has more, and where the other has."""
+    lines = []
+    for at, text in enumerate(block.texts):
+        for row in text.rows:
+            of, _, about = row.name.partition("\n")
+            if of == DIFFERENCE:
+                more = named(text.tokens, row.scores, row.marked)
+                less = named(text.tokens, -row.scores, row.against)
+                cells = {f"more in {names[0]}": Cell(text=more or "–"), f"more in {names[1]}": Cell(text=less or "–")}
+                seen = ~text.special if row.outside is None else ~(text.special | row.outside)
+                cells["largest difference"] = Cell(text=number(float(np.abs(row.scores[seen]).max(initial=0))))
+                lines.append(Line((str(at), about), cells))
+    return table(("text", block.of), lines, note="Differences of at least a tenth of the scale.")

@@ -1,0 +1,26 @@
+"""How analyses declare that they take two models; quick to import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssmscope.interp.paired import Paired
+    from ssmscope.results import Result
+
+
+def pair(results: Sequence[Result]) -> Paired:
+    """The results of an analysis of two models on the same texts as one.
+
+    Raises:
+        InputError: the models do not read the same characters, so that their words cannot be told to be the same.
+    """
+    from ssmscope.interp.paired import Paired
+
+    first, other = (result.provenance for result in results)
+    names = [result.model_name for result in results]
+    provenance = {**first, "model": " and ".join(names), "models": [dict(first), dict(other)]}
+    found = Paired(provenance=provenance, results=tuple(results))
+    found.rows()
+    return found

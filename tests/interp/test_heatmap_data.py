@@ -1,0 +1,205 @@
+"""The heatmap over a data set: sums that stream against loops over the heatmaps of single texts, and its views."""
+
+from __future__ import annotations
+
+import io
+import math
+from itertools import groupby
+
+import numpy as np
+import pytest
+from bags import tokenizer
+from examples import random_example
+from rich.console import Console
+
+from ssmscope import cli
+from ssmscope.errors import InputError
+from ssmscope.interp.heatmap import over_data, selection_heatmap
+from ssmscope.interp.heatmap.over_data import HORIZON, medians
+from ssmscope.interp.heatmap.result import DataHeatmap
+from ssmscope.model import Model
+from ssmscope.results import Result
+from ssmscope.tasks.text import text_data
+
+WORDS = ("good", "bad", "film", "the", "dull", "fun", ",", "one", "two", "three")
+
+
+def made_up(texts=30, seed=0):
+    random = np.random.default_rng(seed)
+    lines = [" ".join(random.choice(WORDS, random.integers(4, 15))) for _ in range(texts)]
+    return text_data(
+        "made-up", "test", lines, (random.random(texts) > 0.5).astype(int).tolist(), ("negative", "positive")
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(random_example("mamba2"), tokenizer(WORDS), name="model")
+
+
+@pytest.fixture(scope="module")
+def result(model):
+    return selection_heatmap(model, made_up())
+
+
+def occurrences(model, data, score="survival"):
+    """(text, word, score averaged over layers) of every occurrence, from heatmaps of single texts."""
+    found = []
+    for row, text in enumerate(data.texts):
+        (one,) = selection_heatmap(model, text, score=score)
+        ordinary = [at for at, word in enumerate(one.words) if word is not None]
+        words = [(one.tokens[at].strip(), float(one.mean[at])) for at in ordinary]
+        size = len(words) if score == "survival" else 1
+        found += [(row, word, size * value) for word, value in words]
+    return found
+
+
+@pytest.mark.parametrize("score", ["survival", "write"])
+def test_words_are_means_over_their_occurrences(model, score):
+    data = made_up()
+    result = selection_heatmap(model, data, score=score, punctuation=True)
+    every = sorted(occurrences(model, data, score), key=lambda each: each[1])
+    slow = {word: list(group) for word, group in groupby(every, key=lambda each: each[1])}
+    assert {each.word for each in result.words} == set(slow) == set(WORDS)
+    for each in result.words:
+        own = slow[each.word]
+        assert each.count == len(own) and each.texts == len({row for row, *_ in own})
+        assert each.kept.value == pytest.approx(np.mean([value for *_, value in own]), rel=1e-4)
+        assert each.kept.low <= each.kept.value <= each.kept.high
+    assert "," not in {each.word for each in selection_heatmap(model, data, score=score).words}
+
+
+def test_groups_and_parts_are_means_over_texts(model, result):
+    data = made_up()
+    all_, negative, positive = result.groups[:3]
+    assert (all_.texts, negative.texts + positive.texts) == (30, 30)
+    strongest, commas, ends, parts = [], [], [], np.full((30, 10), np.nan)
+    for row, text in enumerate(data.texts):
+        (one,) = selection_heatmap(model, text)
+        marks = np.array([token.strip() == "," for token in one.tokens[:-1]])  # the last one is special
+        mean, n = one.mean[:-1], len(one) - 1
+        strongest.append(mean[~marks].max())
+        commas.append(mean[marks].sum())
+        ends.append(mean[math.ceil(0.75 * n) :].sum())
+        for part in range(10):
+            inside = [mean[at] * n for at in range(n) if 10 * at // n == part]
+            parts[row, part] = np.mean(inside) if inside else np.nan
+    for found, slow in ((all_.strongest, strongest), (all_.punctuation, commas), (all_.end, ends)):
+        assert found.value == pytest.approx(np.mean(slow), rel=1e-4)
+    assert [each.value for each in result.tenths] == pytest.approx(np.nanmean(parts, axis=0).tolist(), rel=1e-4)
+    labels = np.array(data.labels)
+    assert negative.strongest.value == pytest.approx(np.mean(np.array(strongest)[labels == 0]), rel=1e-4)
+    layers = np.mean([[each.value for each in layer.tenths] for layer in result.by_layer], axis=0)
+    assert layers.tolist() == pytest.approx([each.value for each in result.tenths], rel=1e-4)
+
+
+def test_half_lives_are_the_median_of_what_is_halved_in_time(model, result):
+    """Kaplan and Meier by their definition, over the tokens of all texts."""
+    data = made_up()
+    times = {}
+    for text in data.texts:
+        for number, layer in enumerate(model.trace(text).layers):
+            lives = [layer.half_lives()[0], *layer.half_lives(per_head=True)[0].T]
+            for head, found in enumerate(lives):
+                own = times.setdefault((number, head), [])
+                own += [(min(float(d), len(found) - 1 - s), math.isfinite(d)) for s, d in enumerate(found[:-1])]
+    for layer in result.by_layer:
+        for head, shown in enumerate([layer.half_life, *layer.heads]):
+            left, slow = 1.0, math.inf
+            for d in range(HORIZON):
+                at_risk = sum(time >= d for time, _ in times[layer.number, head])
+                left *= 1 - sum(time == d and halved for time, halved in times[layer.number, head]) / max(at_risk, 1)
+                if left <= 0.5:
+                    slow = d
+                    break
+            assert shown == slow
+    assert any(math.isfinite(layer.half_life) for layer in result.by_layer)
+
+
+def test_the_median_of_what_is_seen_to_its_end_is_the_median():
+    halved = np.array([[0, 1, 1, 3, 0, 0], [0, 2, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+    ended = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 3, 0, 0, 0], [4, 0, 0, 0, 0, 0]])
+    assert medians(halved, ended).tolist() == [3, np.inf, np.inf]
+    ended[1, :2] = 3, 0  # were these seen for longer, they might not be halved: 2 of the 5 that are at risk are
+    assert medians(halved, ended)[1] == np.inf
+    ended[1, 2] = 2
+    assert medians(halved, ended)[1] == 1
+
+
+def test_batches_and_layers_change_nothing(model, result, monkeypatch):
+    monkeypatch.setattr(over_data, "tokens_at_once", lambda device: 20)
+    small = selection_heatmap(model, made_up())
+    for a, b in zip(result.words, small.words, strict=True):
+        assert a.word == b.word and a.kept.value == pytest.approx(b.kept.value, rel=1e-4)
+    (second,) = selection_heatmap(model, made_up(), layers=[1]).by_layer
+    assert second.number == 1 and second.heads.tolist() == result.by_layer[1].heads.tolist()
+
+
+def test_a_limit_draws_by_the_seed(model):
+    few = selection_heatmap(model, made_up(), limit=12, seed=3)
+    assert few.texts == few.timed == 12 and few.provenance["data"]["examples"] == 12
+    assert few.provenance["options"]["limit"] == 12
+
+
+def test_its_views(result, tmp_path):
+    paths = result.save(tmp_path, "heatmap-data")
+    assert Result.load(paths["json"]) == result and isinstance(result, DataHeatmap)
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(result)
+    shown = console.file.getvalue()
+    assert len(shown.splitlines()) < 54 and "times an even share" in shown and "Texts at the extremes" in shown
+    page = paths["html"].read_text()
+    assert "answered" not in page and "class positive" in page and len(page) < 500_000
+    frame = result.to_frame()
+    assert set(frame["of"]) == {"word", "group", "part", "half-life"}
+    assert len(result.examples[0]) == len(result.picked) == 4
+    assert result.verdict().startswith("highest: “")
+
+
+def test_a_word_needs_texts(model):
+    data = made_up(3)
+    result = selection_heatmap(model, data)
+    assert not result.words and "no word stands in enough" in result.verdict()
+    assert result.to_html() and str(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--text", "good"], "--data cannot be combined with --text"),
+        (["--at", "3"], "at is of texts; over a data set it is left out"),
+        (["--merge"], "merge is of texts"),
+        (["--max-tokens", "5"], "--max-tokens is of --text"),
+    ],
+)
+def test_refusals(arguments, line, capsys):
+    assert cli.run(["heatmap", "demo/sst2-mamba2", "--data", "sst2", *arguments]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_what_is_of_data_alone(model, capsys):
+    assert cli.run(["heatmap", "demo/sst2-mamba2", "--text", "good", "--split", "test"]) == 2
+    assert "--split is of --data" in capsys.readouterr().err
+    with pytest.raises(InputError, match="limit says how many texts of a data set"):
+        selection_heatmap(model, "good film", limit=3)
+    with pytest.raises(InputError, match="heads is of texts"):
+        selection_heatmap(model, made_up(), heads="top")
+    bare = Model(random_example("mamba2"))
+    with pytest.raises(InputError, match="read by a model with a tokenizer"):
+        selection_heatmap(bare, made_up())
+
+
+def test_a_figure_takes_a_size(result):
+    from matplotlib.text import Text
+
+    own, small = result.figure(), result.figure(size=(5.1, 3.2))
+    factor = min(5.1 / own.get_figwidth(), 3.2 / own.get_figheight())
+    assert small.get_size_inches().tolist() == [5.1, 3.2] and factor < 0.6
+    for figure in (own, small):
+        figure.canvas.draw()
+    sizes = [[each.get_fontsize() for each in figure.findobj(Text) if each.get_text()] for figure in (own, small)]
+    assert max(sizes[1]) == pytest.approx(factor * max(sizes[0]))
+    assert min(sizes[1]) == pytest.approx(factor * min(sizes[0]))
+    for size in ((0.1, 3), (5,), (math.nan, 3), (3, 1000)):
+        with pytest.raises(InputError, match="allowed are a width and a height from 0.5 to 100 inches"):
+            result.figure(size=size)

@@ -1,0 +1,142 @@
+"""Two models side by side: by token, by word where their tokenizers differ, and how it is asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from bags import tokenizer
+from examples import random_example
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as token_models
+from transformers import PreTrainedTokenizerFast
+
+import ssmscope
+from ssmscope import cli
+from ssmscope.errors import InputError
+from ssmscope.interp.paired import Paired
+from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
+from ssmscope.interp.pairing import pair
+from ssmscope.model import Model
+from ssmscope.results import Result
+from ssmscope.tasks.text import text_data
+
+TEXT = "A dull film , and good fun ."
+WORDS = ("A", "dull", "film", ",", "and", "good", "fun", ".")
+
+
+def letters():
+    """A tokenizer of which every character is a token, and that has no special ones."""
+    vocabulary = {"[UNK]": 0, **{c: i for i, c in enumerate(sorted(set("".join(WORDS))), start=1)}}
+    backend = Tokenizer(token_models.BPE(vocabulary, [], unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [Model(random_example(kind), tokenizer(WORDS), name=f"demo/{kind}") for kind in ("mamba2", "mamba")]
+
+
+@pytest.fixture(scope="module")
+def spelled():
+    return Model(random_example("mamba2"), letters(), name="demo/letters")
+
+
+def by_name(text):
+    return {row.name: row for row in text.rows}
+
+
+@pytest.mark.parametrize("analysis", [ssmscope.selection_heatmap, ssmscope.explain, ssmscope.implicit_attention])
+def test_the_difference_is_that_of_both_results(models, analysis):
+    found = analysis(models, [TEXT, "good film"])
+    alone = [analysis(model, [TEXT, "good film"]) for model in models]
+    assert isinstance(found, Paired) and [result.verdict() for result in found.results] == [
+        result.verdict() for result in alone
+    ]
+    shown = found.rows()
+    for text, first, other in zip(shown.texts, *(result.token_rows().texts for result in alone), strict=True):
+        assert text.tokens == first.tokens
+        rows = by_name(text)
+        for mine, theirs in zip(first.rows, other.rows, strict=True):
+            name = mine.name.replace("\n", " · ")
+            difference = rows[f"{DIFFERENCE}\n{name}"]
+            np.testing.assert_allclose(difference.scores, mine.scores - theirs.scores, atol=1e-5)
+            both = [rows[f"demo/{kind}\n{name}"] for kind in ("mamba2", "mamba")]
+            np.testing.assert_allclose(both[0].scores, mine.scores, atol=1e-5)
+            for row in both:
+                assert row.ends[0] == row.ends[1] or row.ends == (
+                    min(mine.ends[0], theirs.ends[0]),
+                    max(mine.ends[1], theirs.ends[1]),
+                )
+            for at in (*difference.marked, *difference.against):
+                assert abs(difference.scores[at]) >= SEEN * difference.ends[1] and not text.special[at]
+            assert all(difference.scores[at] > 0 for at in difference.marked)
+
+
+def test_words_of_other_tokens_are_laid_beside(models, spelled):
+    found = ssmscope.selection_heatmap([models[0], spelled], TEXT)
+    (first,), (other,) = found.results
+    text = found.rows().texts[0]
+    assert [token.strip() for token in text.tokens] == TEXT.split() and not text.special.any()
+    rows = by_name(text)
+    spelled_out = [len(word) for word in TEXT.split()]
+    sums = np.add.reduceat(other.mean, np.cumsum([0, *spelled_out[:-1]]))
+    np.testing.assert_allclose(rows["demo/letters\nmean"].scores, sums, atol=1e-6)
+    np.testing.assert_allclose(rows["demo/mamba2\nmean"].scores, first.mean[:-1], atol=1e-6)  # without [CLS]
+    np.testing.assert_allclose(rows[f"{DIFFERENCE}\nmean"].scores, first.mean[:-1] - sums, atol=1e-6)
+    kept = ssmscope.selection_heatmap([models[0], spelled], TEXT, score="retention")
+    means = np.add.reduceat(kept.results[1][0].mean, np.cumsum([0, *spelled_out[:-1]])) / spelled_out
+    np.testing.assert_allclose(by_name(kept.rows().texts[0])["demo/letters\nmean"].scores, means, atol=1e-6)
+
+
+def test_words_that_are_cut_elsewhere_are_put_together(models):
+    """Where one reads "good film" as a word, the other's two words are one."""
+    joined = tokenizer(("A", "goodfilm", "."))
+    apart = Model(random_example("mamba2"), tokenizer(("A", "good", "film", ".")), name="apart")
+    together = Model(random_example("mamba2"), joined, name="together")
+    results = [ssmscope.selection_heatmap(apart, "A good film ."), ssmscope.selection_heatmap(together, "A goodfilm .")]
+    text = pair(results).rows().texts[0]
+    assert [token.strip() for token in text.tokens] == ["A", "good film", "."]
+    with pytest.raises(InputError, match="text 0 is not read as the same characters"):
+        pair([ssmscope.selection_heatmap(apart, "A film ."), results[1]])
+
+
+def test_its_views_and_files(models, tmp_path):
+    found = ssmscope.selection_heatmap(models, [TEXT])
+    paths = found.save(tmp_path, "pair")
+    assert Result.load(paths["json"]) == found
+    assert json.loads(paths["json"].read_text())["provenance"]["model"] == "demo/mamba2 and demo/mamba"
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(found)
+    assert "more in demo/mamba2" in console.file.getvalue()
+    assert "difference" in paths["html"].read_text() and found.headline.startswith(
+        "Memory of demo/mamba2 and demo/mamba:"
+    )
+    assert set(found.to_frame()["model"]) == {"demo/mamba2", "demo/mamba", "difference"}
+
+
+def test_over_a_data_set_tables_stand_side_by_side(models):
+    data = text_data("made-up", "test", [TEXT] * 6, [0, 1] * 3, ("negative", "positive"))
+    found = ssmscope.selection_heatmap(models, data)
+    assert found.rows() is None and set(found.to_frame()["model"]) == {"demo/mamba2", "demo/mamba"}
+    assert "class positive" in str(found)
+
+
+def test_one_in_a_list_is_one_and_three_are_refused(models):
+    assert not isinstance(ssmscope.selection_heatmap(models[:1], TEXT), Paired)
+    with pytest.raises(InputError, match="heatmap takes one model, or two; 3 were given"):
+        ssmscope.selection_heatmap([*models, models[0]], TEXT)
+    with pytest.raises(InputError, match="a batch, or a trace, is of one model"):
+        ssmscope.selection_heatmap(models, models[0].encode(TEXT))
+
+
+def test_a_command_line_takes_two(capsys):
+    assert cli.run(["heatmap", "demo/sst2-mamba2", "demo/imdb-mamba2", "--text", "A dull film.", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "pair"
+    assert cli.run(["heatmap", "a", "b", "c", "--text", "x"]) == 2
+    assert "heatmap takes one model, or two" in capsys.readouterr().err
