@@ -20,7 +20,8 @@ import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
-from ssmscope.edits import cut_edges, new_state, recorded, replaced
+from ssmscope.cuts import cut_edges
+from ssmscope.edits import new_state, recorded, replaced
 
 HEADS = dict(head_dim=32, num_heads=8, n_groups=1, state_size=16, chunk_size=64)
 SIZES = dict(vocab_size=512, hidden_size=128, expand=2, use_cache=False)

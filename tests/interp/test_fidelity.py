@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from bags import bag, by_position, by_word, texts
+from examples import random_example
 from loud import loud
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope.cuts import cut_edges
+from ssmscope.cuts import cut_attention, cut_edges
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.fidelity import fidelity_auc, perturbed
@@ -596,14 +597,16 @@ class TestTables:
             one.table(style="tex")
 
 
+@pytest.fixture(scope="module")
+def demo():
+    return ssmscope.load("demo/sst2-mamba2")
+
+
 class TestKnockout:
     """The correlation with what knocking tokens out does."""
 
-    @pytest.fixture(scope="class")
-    def model(self):
-        return ssmscope.load("demo/sst2-mamba2")
-
-    def test_every_effect_is_a_run_of_its_own(self, model):
+    def test_every_effect_is_a_run_of_its_own(self, demo):
+        model = demo
         batch = model.encode(["A gripping, moving film.", "Dull."])
         probabilities = model.logits(batch).double().softmax(-1)
         targets = probabilities.argmax(-1).tolist()
@@ -618,7 +621,23 @@ class TestKnockout:
                 assert effect == pytest.approx(float(probabilities[text, target] - found), abs=1e-6)
         assert np.abs(effects[0]).max() > 1e-3
 
-    def test_effects_as_scores_correlate_perfectly(self, model):
+    def test_of_a_hybrid_attention_is_cut_too(self):
+        hybrid = random_example("bamba")
+        config = SSMClassifierConfig(hybrid.config, num_labels=2)
+        model = ssmscope.Model(loud(SSMForSequenceClassification(config)))
+        batch = model.encode(ids=[[5, 17, 3, 9, 22]])
+        plain = model.logits(batch).double()[0, 0]
+        effects = knocked_out(model, batch, [0], value="logit")[0]
+        for at, effect in enumerate(effects):
+            later = range(at + 1, 5)
+            cuts = [cut_edges([at], later, level="block"), cut_attention([at], later)]
+            found = [float(plain - model.run(batch, edits=own).logits.double()[0, 0]) for own in (cuts, cuts[:1])]
+            assert effect == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+            assert at == 4 or effect != pytest.approx(found[1], rel=1e-3)
+
+    def test_effects_as_scores_correlate_perfectly(self, demo):
+        model = demo
+
         def exact(goal) -> Scores:
             effects = knocked_out(model, goal.batch, [ids[0] for ids in goal.targets])
             scores = torch.zeros(goal.batch.mask.shape)

@@ -76,8 +76,8 @@ def fidelity_auc(
 
     - ρ knockout, on request, is Spearman's correlation over a text's tokens of the scores with f(x) − f(x without the
       edges from the token to all later ones), cut in all layers (attention knockout, Geva et al. 2023): an intervention
-      that hides no token and replaces nothing by what the model has not seen. Layers of attention, which a hybrid has,
-      are not cut, and a token's own position keeps it. Texts whose output no knockout changes are left out of it.
+      that hides no token and replaces nothing by what the model has not seen. A hybrid's softmax attention is cut too;
+      a token's own position keeps it. Texts whose output no knockout changes are left out of it.
 
     Every number has a 95 % bootstrap interval over texts, and so have the differences between any two methods, and
     between a method and the random rankings (whose mean is taken text by text): all come from the same resamples. Texts

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from ssmscope.attention_layers import attention_layers
 from ssmscope.batching import by_length, tokens_at_once
-from ssmscope.cuts import cut_edges
+from ssmscope.cuts import cut_attention, cut_edges
 from ssmscope.edits import edited
 from ssmscope.encoding import Batch
 from ssmscope.interp.fidelity.perturbed import of_target
@@ -23,8 +24,8 @@ def knocked_out(
     """f(x) − f(x with the edges from token i to all later tokens cut), for every non-special token of every text.
 
     They are cut in all layers at once, with all that comes of the token behind the convolution (level "block" of
-    `ssmscope.cuts.cut_edges`): no later position reads it in any recurrence. The token's own position keeps it, so
-    that the effect of a text's last token is 0 where a model reads there.
+    `ssmscope.cuts.cut_edges`): no later position reads it in any recurrence, nor in softmax attention. The token's own
+    position keeps it, so that the effect of a text's last token is 0 where a model reads there.
 
     Args:
         targets: per text the class.
@@ -39,8 +40,11 @@ def knocked_out(
         part = batch.rows([runs[run][0] for run in chosen])
         at = torch.tensor([-1 if runs[run][1] is None else runs[run][1] for run in chosen]).unsqueeze(1)
         steps = torch.arange(part.input_ids.shape[1])
-        cut = cut_edges(steps == at, (steps > at) & part.mask.cpu() & (at >= 0), level="block")
-        with edited(model, cut), torch.no_grad(), model.running(mask=part.mask):
+        sources, reads = steps == at, (steps > at) & part.mask.cpu() & (at >= 0)
+        cuts = [cut_edges(sources, reads, level="block")]
+        if attention_layers(model.module):
+            cuts.append(cut_attention(sources, reads))
+        with edited(model, cuts), torch.no_grad(), model.running(mask=part.mask):
             logits = model.forward(part)
         wanted = torch.tensor([targets[runs[run][0]] for run in chosen], device=logits.device)
         found[chosen] = of_target(logits, wanted, value)
