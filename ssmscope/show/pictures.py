@@ -52,7 +52,7 @@ def sized(figure: Figure, size: tuple[float, float] | None) -> Figure:
                 which="both",
                 length=factor * line.get_markersize(),
                 width=factor * line.get_markeredgewidth(),
-                pad=factor * tick.get_pad(),  # type: ignore[func-returns-value]  # its stub says so
+                pad=factor * tick.get_pad(),  # type: ignore[func-returns-value]
                 labelsize=factor * tick.label1.get_fontsize(),
                 grid_linewidth=factor * tick.gridline.get_linewidth(),
             )
