@@ -826,12 +826,69 @@ class TestSteer:
         assert table.columns == ("strength", "probability", "random", "held-out accuracy")
 
 
+class TestPoison:
+    def result(self) -> Stand:
+        from ssmscope.attacks.poisoning.result import Alarm, Poisoned, Victim
+
+        def attack(name: str, trigger: str | None, survival: float, accuracy: float) -> Poisoned:
+            alarm = Alarm(e(0.75, 0.7, 0.8), e(0.25))
+            found = dict(name=name, trigger=trigger, triggers=1, value=0.5, asked=9, survival=e(survival, 0.1, 0.9))
+            return Poisoned(**found, kept=e(0.5), accuracy=e(accuracy), flipped=e(0.125), planted=None, alarms=(alarm,))
+
+        attacks = attack("random", None, 0.75, 0.8), attack("found", "zap \x1b", 0.5, 0.4)
+        own = Victim("own", e(0.9), e(0.85), None, (1.0,), (e(0.05),), attacks)
+        made = Stand("poison", victims=(own,), detectors=("window",))
+        made.provenance["options"] = {"objective": "forget", "detector": "window"}
+        return made
+
+    def test_verdict(self) -> None:
+        assert said(self.result()) == (
+            "survival 0.900, 0.500 [0.100, 0.900] behind “zap ␛”, 0.750 behind random triggers; accuracy 0.850, "
+            "0.400 and 0.800"
+        )
+
+    def test_beside(self) -> None:
+        table = beside(self.result(), self.result())
+        assert table.heads == ("model", "trigger")
+        assert table.columns == ("survival ↑", "accuracy ↑", "flipped ↓", "AUROC, window")
+        assert [row[0] for row in table.rows] == [(name, trigger) for name in "ab" for trigger in TRIGGERS]
+        assert [cell.value for cell in table.rows[1][1]] == ["0.500", "0.400", "0.125", "0.750"]
+
+
+TRIGGERS = ("random triggers", "the search")
+
+
+class TestHeatmapData:
+    def result(self, *words: tuple[str, float]) -> Stand:
+        from ssmscope.interp.heatmap.result import KeptWord
+
+        found = tuple(KeptWord(word, 9, 9, e(kept, kept - 0.25, kept + 0.25)) for word, kept in words)
+        return Stand("heatmap-data", score="survival", texts=1000, words=found, by_layer=(), groups=())
+
+    def test_verdict(self) -> None:
+        assert said(self.result(("tears", 3.0), ("joy", 2.5), ("x", 2.0), ("the", 0.5))) == (
+            "highest: “tears” 3.000 [2.750, 3.250] times an even share, then “joy”, “x”; lowest: “the” 0.500 "
+            "[0.250, 0.750] (survival, 1,000 texts)"
+        )
+        assert said(self.result()) == "survival over 1,000 texts; no word stands in enough of them"
+
+    def test_beside(self) -> None:
+        assert not beside(self.result(), self.result()).rows
+
+
+class TestPair:
+    def test_each_models_line_is_its_own(self) -> None:
+        pair = Stand("pair", results=(Stand("bound", headline="Bound of own: a"), TestHeatmapData().result()))
+        both = found(pair, ("m", "n"))
+        assert verdict(both, "m") == said(pair.results[0]) and "1,000 texts" in verdict(both, "n")
+
+
 def test_every_kind_has_its_test_here() -> None:
     tested = {
         "TestFidelity", "TestPlausibility", "TestSanity", "TestPosition", "TestPrompts", "TestWords", "TestStability",
         "TestStabilityTable", "TestBound", "TestSnr", "TestRetrieval", "TestLoss", "TestLensFit", "TestOverflow",
         "TestInsertion", "TestInfluence", "TestEffect", "TestTrajectory", "TestHeatmap", "TestAttention", "TestExplain",
-        "TestKnockout", "TestPatch", "TestAblate", "TestSteer",
+        "TestKnockout", "TestPatch", "TestAblate", "TestSteer", "TestPoison", "TestHeatmapData", "TestPair",
     }  # fmt: skip
     assert tested <= set(globals())
     assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested
