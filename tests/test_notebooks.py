@@ -38,6 +38,12 @@ SHOWN = {
         "prompts": "PromptAttack",
         "effect": "AttackEffect",
     },
+    "where-does-this-fact-come-from": {
+        "patch": "Patching",
+        "heads": "Patching",
+        "knockout": "Knockout",
+        "hybrid": "Knockout",
+    },
     "differential-and-plain": {"snr": "NeedleSNR", "retrieval": "Retrieval", "loss": "TokenLoss"},
 }
 """The cells that end in a result, and its class."""
@@ -132,7 +138,17 @@ def compares_three_models(cells: Any) -> None:
     assert "→" in printed(cells["filler"])
 
 
+def finds_the_layer_that_holds_the_answer(cells: Any) -> None:
+    assert "('attic', 0.99" in shown(cells["model"])["text/plain"]
+    assert "most in layer 3, " in printed(cells["where"]) and "layer 3, head 0" in printed(cells["address"])
+    assert re.search(r"“attic” −(99|100)\.\d % in all layers, most in layer 3", printed(cells["road"]))
+    gone, halved, after = printed(cells["own"]).splitlines()
+    assert "attic" not in gone and "attic" in halved and after.startswith("nothing is left behind: attic")
+    assert "most in layer 5, attention (−9" in printed(cells["which-road"])
+
+
 CHECKS = {
+    "where-does-this-fact-come-from": finds_the_layer_that_holds_the_answer,
     "look-into-a-model": shows_a_rationale_and_a_verdict,
     "are-explanations-faithful": tells_methods_apart_from_random,
     "robustness-audit": measures_the_twelve_reviews,

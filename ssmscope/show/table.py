@@ -63,11 +63,12 @@ def written(found: Estimate) -> str:
 
 
 def in_percent(found: Estimate, *, interval: bool = True, sign: bool = True) -> str:
-    """A share in percent, with its interval and the sign % unless they are not wanted."""
+    """A share in percent, with its interval, where it has one, and the sign % unless they are not wanted."""
     if math.isnan(found.value):
         return "not defined"
-    ends = f" [{100 * found.low:.1f}, {100 * found.high:.1f}]" if interval else ""
-    return f"{100 * found.value:.1f}{' %' if sign else ''}{ends}".replace("-", "−")
+    value, low, high = (f"{round(100 * each, 1) + 0.0:.1f}" for each in (found.value, found.low, found.high))
+    ends = f" [{low}, {high}]" if interval and not math.isnan(found.low) else ""
+    return f"{value}{' %' if sign else ''}{ends}".replace("-", "−")
 
 
 def as_share(value: float, absent: str = "not defined") -> str:

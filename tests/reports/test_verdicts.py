@@ -775,6 +775,10 @@ class TestKnockout:
         )
         table = beside(result)
         assert (table.heads, table.columns) == (("model", "from"), ("all layers", "most in", "there"))
+        changes[..., 1:], changes[0, 0, 0] = NAN, -0.0002  # of a single text there are no intervals
+        assert said(result) == (
+            "the answer's probability changes by “attic” 0.0 % in all layers, most in layer 1 (−45.0 %)"
+        )
 
 
 class TestPatch:
