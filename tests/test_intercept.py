@@ -6,6 +6,7 @@ import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from examples import EXAMPLES, TEXTS
@@ -14,6 +15,8 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
+from ssmscope.cuts import cut_edges
+from ssmscope.edits import Edit, edited
 from ssmscope.errors import InputError
 from ssmscope.intercept import Switch, evaluating, taken_over, watched
 from ssmscope.mixers import fast_scan
@@ -78,6 +81,40 @@ def test_threads_trace_one_model_as_one_does(name):
         assert others.result() > 0
     assert not wrong
     assert nothing_left(module)
+
+
+def test_each_thread_has_its_own_edits():
+    """Places that blocks, mixers and scans are entered by, beside runs that are not edited and other people's."""
+    model = Model(example("mamba2"))
+    batch = model.encode(ids=[[5, 17, 3, 9, 9, 1, 4, 60]])
+
+    def halved(value, site):
+        return tuple(each / 2 for each in value) if isinstance(value, tuple) else value / 2
+
+    edits = [()]
+    edits += [(Edit(place, place, halved),) for place in ("residual", "input", "convolution", "output")]
+    edits += [cut_edges([2], [7], level=level) for level in ("ssm", "block")]
+    expected = [model.run(batch, edits=each).logits for each in edits]
+    assert len({each.sum().item() for each in expected}) == len(edits)
+    ids = batch.input_ids
+    with torch.no_grad():
+        plain = model.module(ids).logits
+
+    def run(number: int) -> list[int]:
+        wrong = []
+        for at in (number + np.arange(RUNS)) % len(edits):
+            with edited(model, edits[at]):
+                found = model.run(batch).logits
+            if not torch.equal(found, expected[at]):
+                wrong.append(int(at))
+            with torch.no_grad():
+                if not torch.equal(model.module(ids).logits, plain):
+                    wrong.append(-1)
+        return wrong
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert not [wrong for found in pool.map(run, range(THREADS)) for wrong in found]
+    assert nothing_left(model.module)
 
 
 def test_explanations_in_threads_are_those_of_one_thread():
