@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ssmscope import register
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reads import Input
+from ssmscope.shipped import DTYPES
 from ssmscope.signature import Option, options_of
 from ssmscope.writing import check_writable
 
@@ -196,7 +197,7 @@ class Call:
         name: the analysis.
         models: names, directories, files or hub ids.
         inputs, options: all of them, with defaults, as plain values.
-        tokenizer, device: as `load` takes them.
+        tokenizer, device, dtype: as `load` takes them; dtype "auto" is the analysis's own, or `load`'s.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Call:
     options: Mapping[str, Any]
     tokenizer: str | None = None
     device: str = "cpu"
+    dtype: str = "auto"
 
     @classmethod
     def of(
@@ -215,6 +217,7 @@ class Call:
         *,
         tokenizer: str | None = None,
         device: str = "cpu",
+        dtype: str = "auto",
     ) -> Call:
         """A call from what was typed or stands in a plan, values as texts or as themselves; nothing runs.
 
@@ -243,6 +246,7 @@ class Call:
             {each: values[each] for each in found.options},
             tokenizer,
             device,
+            dtype,
         )
         call.check()
         return call
@@ -261,9 +265,13 @@ class Call:
         if not 1 <= len(self.models) <= declared.most:
             allowed = {1: "one model", 2: "one model, or two"}.get(int(min(declared.most, 3)), "one or more models")
             raise InputError(f"{self.name} takes {allowed}")
-        if not declared.loads and (self.tokenizer is not None or self.device != "cpu"):
-            unused = "device" if self.tokenizer is None else "tokenizer"
+        if not declared.loads and (self.tokenizer, self.device, self.dtype) != (None, "cpu", "auto"):
+            unused = "tokenizer" if self.tokenizer is not None else "device" if self.device != "cpu" else "dtype"
             raise InputError(f"{self.name} has no option {unused!r}: it loads its models itself; leave it out")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InputError(f"dtype {self.dtype!r:.80} is unknown: choose one of auto, {', '.join(DTYPES)}")
+        if declared.dtype is not None and self.dtype not in ("auto", declared.dtype, "float64"):
+            raise InputError(f"{self.name} needs {declared.dtype}, or float64; leave dtype {self.dtype} out")
         if declared.reads is not None:
             declared.reads.check(self.inputs, self.options)
         declared.checked(self.options, len(self.models))
@@ -287,7 +295,8 @@ class Call:
             raise InputError(f"{self.name} writes files of its own; give the directory for them as out")
         loaded: list[Any] = list(self.models)
         if declared.loads:
-            setting = {"tokenizer": self.tokenizer, "device": self.device, "dtype": declared.dtype}
+            dtype = declared.dtype if self.dtype == "auto" else self.dtype
+            setting = {"tokenizer": self.tokenizer, "device": self.device, "dtype": dtype}
             loaded = [load(name, **setting) for name in self.models]
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
@@ -322,7 +331,8 @@ class Call:
             if value is not None and (option.required or not option.is_default(value)):
                 typed += option.typed(value)
         typed += ["--tokenizer", self.tokenizer] if self.tokenizer is not None else []
-        return typed + (["--device", self.device] if self.device != "cpu" else [])
+        typed += ["--device", self.device] if self.device != "cpu" else []
+        return typed + (["--dtype", self.dtype] if self.dtype != "auto" else [])
 
     @property
     def command(self) -> str:

@@ -1,4 +1,4 @@
-"""What there is, told without importing a model: the trained models that ship, and the model types that can be read."""
+"""What there is, told without importing a model: the trained models that ship, and the types that can be read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parent
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""In what models are loaded."""
 
 
 def demos() -> dict[str, Path]:

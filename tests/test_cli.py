@@ -368,6 +368,7 @@ class TestHeatmap:
             (["--text", TEXT, "--top", "0"], "top is 0"),
             (["--text", TEXT, "--device", "cud"], "cud"),
             (["--text", TEXT, "--device", "cuda:99"], "cuda:99"),
+            (["--text", TEXT, "--dtype", "int8"], "choose one of auto, float32, float64, bfloat16, float16"),
         ],
     )
     def test_refuses(self, refusal: Callable[..., str], mamba: Path, arguments: list[str], says: str) -> None:

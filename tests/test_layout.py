@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "register": {"errors"},
     "signature": {"errors"},
     "reads": CORE | FILES | {"signature", "tasks"},
-    "analysis": CORE | FILES | {"register", "signature", "reads", "results"},
+    "analysis": CORE | FILES | {"register", "signature", "reads", "results", "shipped"},
     "jsonable": set(),
     "results": {"errors", "jsonable", "writing", "register", "show"},
     "batching": set(),

@@ -76,7 +76,17 @@ JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 TOKENIZER = Annotated[
     str | None, typer.Option("--tokenizer", metavar="NAME", help="A directory or hub id, where MODEL has none.")
 ]
-DEVICE = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps.")]
+DEVICE = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.")
+]
+DTYPE = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        help="float32, bfloat16, float16 or float64; auto is float32 on a CPU, and as stored on a GPU.",
+    ),
+]
 
 
 def console(**options: Any) -> Console:

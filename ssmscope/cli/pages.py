@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ssmscope.cli.command import DEVICE, JSON, MODEL, TOKENIZER, console
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, console
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.signature import REPEATED, Metavar, Range
 from ssmscope.writing import check_writable
@@ -82,6 +82,7 @@ def serve(
     max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = 1024,
     tokenizer: TOKENIZER = None,
     device: DEVICE = "cpu",
+    dtype: DTYPE = "auto",
 ) -> None:
     """A page to type texts into: prediction, heatmap, attention of a clicked token, an edited text, a second model.
 
@@ -96,7 +97,8 @@ def serve(
     from ssmscope.reports.live import Live
     from ssmscope.reports.serving import serve as serve_page
 
-    models = [load(name, tokenizer=tokenizer, device=device) for name in (model, beside) if name is not None]
+    setting = {"tokenizer": tokenizer, "device": device, "dtype": None if dtype == "auto" else dtype}
+    models = [load(name, **setting) for name in (model, beside) if name is not None]
     serve_page(Live(models, max_tokens=max_tokens), host=host, port=port)
 
 

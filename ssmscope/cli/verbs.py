@@ -14,7 +14,7 @@ import typer
 
 from ssmscope import register
 from ssmscope.analysis import Analysis, Call
-from ssmscope.cli.command import DEVICE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
+from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
 from ssmscope.errors import InputError
 from ssmscope.signature import Option, options_of
 from ssmscope.writing import check_writable
@@ -103,6 +103,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
         parameters += [
             inspect.Parameter("tokenizer", keyword, annotation=TOKENIZER, default=None),
             inspect.Parameter("device", keyword, annotation=DEVICE, default="cpu"),
+            inspect.Parameter("dtype", keyword, annotation=DTYPE, default="auto"),
         ]
     answer.__doc__ = help_of(analysis)
     answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
@@ -145,7 +146,7 @@ def _call(analysis: Analysis, given: dict[str, Any]) -> Call:
     models = given["models"] if analysis.most > 1 else [given["model"]]
     # Where a verb is checked without running, an option that repeats and was not given is an empty list.
     own = {name: None if given[name] in ([], ()) else given[name] for name in (*analysis.inputs, *analysis.options)}
-    setting = {name: given[name] for name in ("tokenizer", "device") if name in given}
+    setting = {name: given[name] for name in ("tokenizer", "device", "dtype") if name in given}
     return Call.of(analysis.name, models, own, **setting)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import transformers
 
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.shipped import readable_types
+from ssmscope.shipped import DTYPES, readable_types
 
 DEEPEST = 32
 """Lists and objects within one another; a model's configuration has three or four."""
@@ -111,9 +111,6 @@ def _check_names(fields: Mapping[str, Any], what: str) -> None:
     for name, value in fields.items():
         if name.endswith("_implementation") and isinstance(value, str) and "/" in value:
             raise refused(what, name, value, "no code from the hub, which is never run")
-
-
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def check_value(name: str, value: Any, default: Any, what: str) -> None:

@@ -24,7 +24,7 @@ from ssmscope.model import Model
 from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
-from ssmscope.models.fields import DTYPES, check_depth, check_fields, number, read_object
+from ssmscope.models.fields import check_depth, check_fields, number, read_object
 from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.quiet import quiet
 from ssmscope.models.stored import (
@@ -41,7 +41,7 @@ from ssmscope.models.stored import (
     weight_files,
 )
 from ssmscope.models.tokenizers import read_tokenizer
-from ssmscope.shipped import demos, readable_types
+from ssmscope.shipped import DTYPES, demos, readable_types
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -89,9 +89,9 @@ def load(
             found by the name in its configuration; a file with a selective SSM's state dict; a model's id on the
             Hugging Face hub; or a transformers model in memory.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
-        dtype: `float32`, `float64`, `bfloat16`, `float16`; by default float32 on a CPU, as stored on a GPU. A model in
-            memory keeps its own unless one is given.
-        device: `cpu`, `cuda`, …; by default a CPU, or where a model in memory is.
+        dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
+            GPU. A model in memory keeps its own unless one is given.
+        device: `cpu`, `cuda`, …, or `auto`: a GPU where there is one; by default a CPU, or where a model in memory is.
 
     Raises:
         InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
@@ -187,7 +187,7 @@ def kept_loaded(kept: Kept) -> Iterator[None]:
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None:
+    if dtype is None or dtype == "auto":
         return None
     asked = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
     if asked not in DTYPES:
@@ -197,11 +197,18 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return getattr(torch, asked)
 
 
+def chosen_device(device: str) -> str:
+    """The device's name, of "auto" that of this machine: its first CUDA device, else Apple's, else the CPU."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def _device(device: str | torch.device | None) -> torch.device | None:
     if device is None:
         return None
     try:
-        place = torch.device(device)
+        place = torch.device(chosen_device(device) if isinstance(device, str) else device)
         torch.zeros(1, device=place)
     except BROKEN as error:
         raise InputError(f"device {str(device)!r} cannot be used here: {str(error).partition(chr(10))[0]}") from error

@@ -153,7 +153,9 @@ def _key(call: Call, models: Iterable[Mapping[str, Any]], contents: Mapping[str,
 
 def _job(key: str, line: Line, call: Call) -> Job:
     cpus, gpus = line.resources.get("cpus"), line.resources.get("gpus")
-    on_gpu = call.device.startswith("cuda")
+    from ssmscope.models.load import chosen_device
+
+    on_gpu = chosen_device(call.device).startswith("cuda")
     return Job(
         key,
         line.heading,
@@ -168,7 +170,7 @@ def _job(key: str, line: Line, call: Call) -> Job:
 def plain(call: Call) -> dict[str, Any]:
     """All that a call says beside its models, as values that JSON knows."""
     every = {option.name: _plain(value) for option, value in call.every()}
-    return {**every, "tokenizer": call.tokenizer, "device": call.device}
+    return {**every, "tokenizer": call.tokenizer, "device": call.device, "dtype": call.dtype}
 
 
 def _plain(value: Any) -> Any:

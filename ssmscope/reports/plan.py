@@ -16,12 +16,12 @@ from ssmscope.reads import KINDS
 from ssmscope.reports.plan_yaml import read_yaml
 
 TOP = ("title", "models", "analyses", "variables")
-OF_MODEL = ("model", "name", "tokenizer", "device", "resources")
+OF_MODEL = ("model", "name", "tokenizer", "device", "dtype", "resources")
 OF_ANALYSIS = ("name", "models", "matrix", "overrides", "together", "for", "resources")
 RESOURCES = ("cpus", "gpus")
 OWN = ("out", "json", "cache")
 """Options that the report sets itself."""
-SETTING = ("tokenizer", "device")
+SETTING = ("tokenizer", "device", "dtype")
 """What says how models are loaded."""
 
 MOST_JOBS = 10_000
@@ -39,7 +39,7 @@ class PlannedModel:
     Attributes:
         model: what stands for it on the command line.
         name: what the report calls it.
-        tokenizer, device: options that its jobs get where the analysis gives none.
+        tokenizer, device, dtype: options that its jobs get where the analysis gives none.
         resources: what each of its jobs needs of a cluster, "cpus" and "gpus".
     """
 
@@ -47,6 +47,7 @@ class PlannedModel:
     name: str
     tokenizer: str | None = None
     device: str | None = None
+    dtype: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
 

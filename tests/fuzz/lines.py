@@ -36,6 +36,11 @@ WHOLE, NUMBER = {"N", "K", "M"}, {"X", "P"}
 
 SHORT: Mapping[str, Mapping[str, str]] = {
     "fidelity": {"--steps": "3", "--methods": "gradxinput,self-retention", "--limit": "4"},
+    "plausibility": {"--methods": "lrp,self-retention", "--limit": "4"},
+    "ablate": {"--limit": "4"},
+    "knockout": {"--from": "0"},
+    "patch": {"--clean": "a gripping film", "--corrupted": "a dull film", "--answer": "0", "--contrast": "1"},
+    "steer": {"--toward": "a gripping film", "--away": "dull , never", "--limit": "4", "--random": "1"},
     "position": {"--limit": "4"},
     "insertion": {"--limit": "3", "--places": "2"},
     "overflow": {"--limit": "3", "--lengths": "0,8"},
@@ -67,6 +72,11 @@ TASKS: Mapping[str, Mapping[str, str]] = {
 MODELS: Mapping[str, Sequence[str]] = {
     "position": ("classifier", "pixels"),
     "fidelity": ("classifier",),
+    "plausibility": ("classifier",),
+    "ablate": ("classifier", "language"),
+    "knockout": ("classifier", "language"),
+    "patch": ("classifier", "language"),
+    "steer": ("classifier", "language"),
     "insertion": ("classifier", "language"),
     "overflow": ("classifier", "language"),
     "poison": ("classifier", "language"),
@@ -188,7 +198,9 @@ def _base(draw: st.DrawFn, verb: str, options: Mapping[str, Parameter], world: W
             base["--length"] = draw(st.sampled_from(("6", "9")))
         elif "--length" in base:
             del base["--length"]
-    if "--data" in options and verb != "report":
+    if "--data" in options and verb != "report" and (verb != "heatmap" or draw(st.booleans())):
+        for name in GIVEN if verb == "heatmap" else ():
+            base.pop(name, None)
         base["--data"] = draw(plausible(verb, options["--data"], world))
     if {"--template", "--words"} <= set(options) and (verb == "prompts" or draw(st.booleans())):
         base |= {"--template": "Is it good ? {content} Answer :", "--words": "negative,positive"}
@@ -203,10 +215,12 @@ def plausible(verb: str, parameter: Parameter, world: World) -> st.SearchStrateg
     if parameter.is_model:
         kinds = MODELS.get(verb, ("model",))
         return st.sampled_from([model for kind in kinds for model in world[kind]])
-    if parameter.name in (own := _named(world)):
-        return own[parameter.name]
     if verb == "lens fit" and parameter.name == "--data" or verb == "loss" and parameter.name == "--data":
         return st.sampled_from([*world["lines"], "wikitext2"])
+    if verb == "plausibility" and parameter.name == "--data":
+        return st.sampled_from(world["marked"])
+    if parameter.name in (own := _named(world)):
+        return own[parameter.name]
     if parameter.metavar in WHOLE:
         return SMALL
     if parameter.metavar in NUMBER:
@@ -247,7 +261,8 @@ def _named(world: World) -> dict[str, st.SearchStrategy[Value]]:
         ),
         "--set": st.sampled_from(("text=a dull film", *(f"data={table}" for table in world["labelled"]))),
         "--data": st.sampled_from((*world["labelled"], "sst2")),
-        "--device": st.just("cpu"),
+        "--device": st.sampled_from(("cpu", "auto")),
+        "--dtype": st.sampled_from(("auto", "float32", "float64", "bfloat16", "float16")),
         "--host": st.just("127.0.0.1"),
         "--port": st.sampled_from(("0", "1", "65536")),
         "--engine": st.just("local"),

@@ -109,6 +109,11 @@ def _files(root: Path, model: str) -> dict[str, tuple[str, ...]]:
         "reviews.csv": "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in ROWS),
         "reviews.tsv": "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS),
         "reviews.jsonl": "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS),
+        "marked.jsonl": "".join(
+            json.dumps({"text": text, "label": label, "rationale": [int(i == 1) for i in range(len(text.split()))]})
+            + "\n"
+            for text, label in ROWS
+        ),
         "lines.txt": "".join(f"{text}\n" for text, _ in ROWS * 8),
         "questions.jsonl": json.dumps(
             {
@@ -129,6 +134,7 @@ def _files(root: Path, model: str) -> dict[str, tuple[str, ...]]:
     place = {name: str(root / name) for name in (*kept, "image.png")}
     return {
         "labelled": tuple(place[f"reviews.{suffix}"] for suffix in ("csv", "jsonl", "tsv")),
+        "marked": (place["marked.jsonl"],),
         "lines": (place["lines.txt"],),
         "questions": (place["questions.jsonl"],),
         "vectors": (place["vectors.txt"],),

@@ -315,6 +315,7 @@ def test_dtype_and_device():
     assert next(model.module.parameters()).dtype == torch.float64
     with pytest.raises(InputError, match="dtype 'float23' is unknown.*did you mean 'float32'"):
         ssmscope.load(small(), dtype="float23")
+    assert next(ssmscope.load(small(), dtype="auto", device="auto").module.parameters()).dtype == torch.float32
     with pytest.raises(InputError, match="device 'warp' cannot be used"):
         ssmscope.load(small(), device="warp")
 

@@ -105,9 +105,16 @@ class TestLines:
         assert [model.name for model in line.models] == ["m", "n", "o"]
 
     def test_a_model_brings_its_tokenizer_and_device_where_the_analysis_gives_none(self) -> None:
-        model = {"model": "m", "tokenizer": "t", "device": "cuda"}
-        assert lines({"stability": {}}, models=[model]) == [("stability", "m", "--tokenizer", "t", "--device", "cuda")]
-        assert lines({"stability": {"device": "cpu"}}, models=[model])[0] == ("stability", "m", "--tokenizer", "t")
+        model = {"model": "m", "tokenizer": "t", "device": "cuda", "dtype": "bfloat16"}
+        assert lines({"stability": {"dtype": "auto"}}, models=[model]) == [
+            ("stability", "m", "--tokenizer", "t", "--device", "cuda")
+        ]
+        assert lines({"stability": {}}, models=[model])[0][-2:] == ("--dtype", "bfloat16")
+        assert "explain needs float32, or float64; leave dtype bfloat16 out" in refusal(
+            {"models": [model], "analyses": [{"explain": {"text": "a"}}]}
+        )
+        plain = {"stability": {"device": "cpu", "dtype": "auto"}}
+        assert lines(plain, models=[model])[0] == ("stability", "m", "--tokenizer", "t")
         unlike = {
             "models": [model, {"model": "n", "tokenizer": "u"}],
             "analyses": [{"loss": {}, "together": True}],
