@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from examples import FEW, random_example
-from loud import loud
+from loud import doubled, loud
 
 from ssmscope.evaluation import Template
 from ssmscope.model import Model
@@ -22,7 +22,8 @@ LANGUAGE = [name for name in FEW if name == "selective-ssm-language" or not name
 def language_model(name: str, dtype: torch.dtype = torch.float32) -> Model:
     """An example model with a word for each of its tokens."""
     module = loud(random_example(name))
-    return Model(module.to(dtype), symbol_tokenizer([*FILLING, *LABELS]), name)
+    module = doubled(module) if dtype == torch.float64 else module.to(dtype)
+    return Model(module, symbol_tokenizer([*FILLING, *LABELS]), name)
 
 
 def sentences(count: int, shortest: int, longest: int, seed: int = 0) -> list[str]:
