@@ -22,6 +22,7 @@ from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassi
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.bound.layers import measured
+from ssmscope.probes.bound.measure import grid_of
 from ssmscope.probes.bound.norms import norms_of, theorem_model, worst_row
 from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import (
@@ -78,6 +79,12 @@ class TestSums:
         assert math.exp(log_sums(0.0, 1000)[0]) == pytest.approx(1000, rel=1e-14)
         for log_rho in (-3.0, -1e-9, 0.0, 1e-9, 3.0):
             assert log_sums(log_rho, 1) == (0.0, -math.inf)
+
+    def test_a_length_for_which_whole_numbers_have_no_64_bits_is_refused(self):
+        assert len(grid_of(None, 10**15)) > 30 and grid_of([5, 10**15], 3).tolist() == [5, 10**15]
+        for lengths, length in ((None, 10**18), ([1, 10**15 + 1], 5)):
+            with pytest.raises(InputError, match="the bound is evaluated at 1,000,000,000,000,000 at most"):
+                grid_of(lengths, length)
 
     def test_long_texts_do_not_overflow(self):
         """At ρ = 6/5 the sums are 5 (ρᵀ − 1) and 30 + (5T − 30) ρᵀ."""

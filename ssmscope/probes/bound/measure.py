@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.errors import InputError
 from ssmscope.probes.bound.layers import measured
 from ssmscope.probes.bound.norms import TheoremModel, norms_of, worst_row
 from ssmscope.probes.bound.result import GeneralizationBound
@@ -17,6 +18,7 @@ from ssmscope.probes.stability.inputs import LENGTH, inputs_of
 if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
 
+LONGEST = 10**15
 POINTS = 41
 """Lengths of the curves where none are given, spread evenly on a logarithmic axis."""
 
@@ -103,7 +105,13 @@ def curves_of(norms: Norms, lengths: np.ndarray) -> np.ndarray:
 
 
 def grid_of(lengths: Sequence[int] | None, length: int) -> np.ndarray:
-    """The lengths of the curves, ascending; by default from 2 to 10,000, or to 10 `length`."""
+    """The lengths of the curves, ascending; by default from 2 to 10,000, or to 10 `length`.
+
+    Raises:
+        InputError: one above `LONGEST`, where whole numbers have no 64 bits for ten times as many.
+    """
+    if (longest := max(length, *(lengths or (1,)))) > LONGEST:
+        raise InputError(f"a length is {longest:,}; the bound is evaluated at {LONGEST:,} at most")
     if lengths is None:
         top = max(10_000, 10 * length)
         return np.unique(np.round(np.geomspace(2, top, POINTS)).astype(np.int64))
