@@ -80,6 +80,12 @@ def estimate(rows: Float[np.ndarray, " rows"]) -> Estimate:
     return Estimate(float(rows[0]), float(low), float(high))
 
 
+def estimates(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... three"]:
+    """As `estimate`, of every column: the value and the two ends of its interval."""
+    found = [estimate(column) for column in rows.reshape(len(rows), -1).T]
+    return np.array([(e.value, e.low, e.high) for e in found]).reshape(*rows.shape[1:], 3)
+
+
 def resampled_means(
     columns: Float[np.ndarray, "examples columns"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Float[np.ndarray, "rows columns"]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.bootstrap import estimates, resampled_means
 from ssmscope.edits import edited
 from ssmscope.errors import InputError
 from ssmscope.interp.ablate.parts import Key, Part, chosen_of, part_of, units_of
@@ -69,8 +69,7 @@ def ablation(
 def _ends(columns: Float[np.ndarray, "examples ..."], seed: int) -> Float[np.ndarray, "... three"]:
     """The mean over examples and its interval, all of one set of resamples."""
     rows = resampled_means(columns.reshape(len(columns), -1), seed=seed)
-    found = [(e.value, e.low, e.high) for e in map(estimate, rows.T)]
-    return np.array(found).reshape(*columns.shape[1:], 3)
+    return estimates(rows.reshape(len(rows), *columns.shape[1:]))
 
 
 class Runs:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ssmscope.bootstrap import estimate, ratio, resampled_means
+from ssmscope.bootstrap import estimates, ratio, resampled_means
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.fidelity.measures import KNOCKOUT, LERF, MEASURES, MORF
 from ssmscope.interp.fidelity.result import Fidelity
@@ -191,10 +191,10 @@ def summarised(
         values=values,
         random=beside,
         rankings=_mean_of_defined(random),
-        estimates=_ends(rows),
-        paired=_ends(np.stack(paired, axis=1)),
+        estimates=estimates(rows),
+        paired=estimates(np.stack(paired, axis=1)),
         shares=np.array([float(share) for share in grid]),
-        curve=_ends(curves).reshape(number + 1, 2, len(grid), 3),
+        curve=estimates(curves).reshape(number + 1, 2, len(grid), 3),
         marked=share,
         notes=tuple(notes),
     )
@@ -204,10 +204,3 @@ def _mean_of_defined(values: Float[np.ndarray, "texts rankings measures"]) -> Fl
     """The mean over the texts of which a number is defined; NaN where there is none."""
     defined = ~np.isnan(values)
     return ratio(np.where(defined, values, 0.0).sum(0), defined.sum(0))
-
-
-def _ends(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... three"]:
-    """Value and 95 % interval of every column of resamples."""
-    flat = rows.reshape(len(rows), -1)
-    found = [estimate(flat[:, column]) for column in range(flat.shape[1])]
-    return np.array([[e.value, e.low, e.high] for e in found]).reshape(*rows.shape[1:], 3)

@@ -9,7 +9,7 @@ import torch
 
 from ssmscope.attention_layers import attention_layers, attention_numbers, look_back
 from ssmscope.batching import TOKENS_AT_ONCE
-from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.bootstrap import estimates, resampled_means
 from ssmscope.cuts import cut_attention, cut_edges
 from ssmscope.edits import Edit, edited
 from ssmscope.encoding import Batch
@@ -64,7 +64,7 @@ def sweep(
                 values[:, text, number, chosen] = torch.stack(measured(logits, ids[text])).cpu().numpy()
     change = values[0] / plain[0][:, None, None] - 1
     rows = resampled_means(change.reshape(texts, -1), seed=seed)
-    ends = np.array([[e.value, e.low, e.high] for e in map(estimate, rows.T)]).reshape(len(sources), len(cuts), 3)
+    ends = estimates(rows.reshape(len(rows), len(sources), len(cuts)))
     if texts == 1:
         ends[..., 1:] = np.nan
     options = {"from": list(sources), "to": target, "by": by, "level": level, "window": window, "answer": answer}

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.batching import by_length
-from ssmscope.bootstrap import estimate, resampled_means
+from ssmscope.bootstrap import estimates, resampled_means
 from ssmscope.edits import Edit, Site, edited, new_state, recorded
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
@@ -225,4 +225,4 @@ def summarised(
     rows = resampled_means(columns.reshape(len(columns), -1), seed=seed)
     if len(columns) == 1:
         rows = rows[:1]
-    return np.array([(e.value, e.low, e.high) for e in map(estimate, rows.T)]).reshape(*shape, 3)
+    return estimates(rows.reshape(len(rows), *shape))
