@@ -12,7 +12,6 @@ import importlib
 import os
 import subprocess
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,14 +50,14 @@ class Kernels:
             return found
         return self._tried(torch.cuda.current_device() if device.index is None else device.index)
 
-    def look(self) -> ModuleType | str:
+    def look(self) -> Any:
         """The module of the kernels, or why there is none; `found` keeps the answer."""
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
             return " ".join(f"triton cannot be imported: {error}".split())
 
-    def loaded(self) -> ModuleType:
+    def loaded(self) -> Any:
         """The module of the kernels.
 
         Raises:
@@ -84,5 +83,6 @@ class Kernels:
 
 
 def on(t: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current GPU, which need not be the tensor's."""
-    return torch.cuda.device(t.device) if t.device.type == "cuda" else contextlib.nullcontext()
+    """Kernels are launched on the current GPU, which need not be the tensor's."""
+    there = t.device.type != "cuda" or t.device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if there else torch.cuda.device(t.device)
