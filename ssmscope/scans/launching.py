@@ -1,4 +1,4 @@
-"""Triton kernels on a GPU: whether they can be had, and how they are launched.
+"""Kernels on a GPU: whether they can be had, and how they are launched. Here those of Triton; `nvrtc` has CUDA's.
 
 Triton comes with torch's builds for CUDA; it compiles the kernels on first use, in some seconds, and keeps them in its
 own cache. Without it, or with SSMSCOPE_NATIVE=0, `Kernels.why_not` says so and the work stays with torch.
@@ -73,12 +73,12 @@ class Kernels:
         return (self.loaded().triton.errors.TritonError, RuntimeError, OSError, subprocess.SubprocessError, *others)
 
     def _try(self, index: int) -> str | None:
-        """Why this GPU does not run the kernels: triton needs a C compiler, and a GPU that it knows."""
+        """Why this GPU does not run the kernels: triton, say, needs a C compiler, and a GPU that it knows."""
         device = torch.device("cuda", index)
         try:
             self.attempt(torch.ones(1, 1, 1, 1, device=device))
         except self.faults() as error:
-            return " ".join(f"triton cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
+            return " ".join(f"{self.name} cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
         return None
 
 
