@@ -42,13 +42,13 @@ def scan(
     −log(1 − Δ A)). Mamba-1's case in float32 runs through kernels, where they can be compiled: of C on a CPU, of CUDA
     on a GPU.
     """
-    by_step = log_a is None and delta is not None and A is not None
-    if by_step and fused.applicable(x, b, c, initial, delta, A):
-        return fused.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
+    if log_a is None and delta is not None and A is not None:
+        if fused.applicable(x, b, c, initial, delta, A):
+            return fused.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
+        if native.applicable(x, b, c, initial, delta, A):
+            return native.scan(scaled(x, delta), b, c, initial, delta, A, expected=expected, retention=retention)
     if delta is not None:
         x = scaled(x, delta)
-    if by_step and native.applicable(x, b, c, initial, delta, A):
-        return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
     terms = (x, b, c, initial, delta, A, log_a)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         y, final, kept = _Scan.apply(*terms, expected, retention)
