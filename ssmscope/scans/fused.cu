@@ -1,10 +1,10 @@
 // The scan with a decay per state and its gradient, float32: H_t = a_t H_{t-1} + Δ_t x_t b_t, y_t = Σ_n c_t H_t.
 //
-// A warp owns CHANNELS_WARP neighbouring channels of one sequence, a lane CD of them by SN of their states: CD · SN
-// recurrences side by side in registers. Lanes that share channels (LN of them) add up what is summed over states,
-// lanes that share states what is summed over channels. A block walks one chunk of the length, tile by tile; the next
-// tile is copied to shared memory meanwhile. With several chunks `ends` first runs each from zero, and every block
-// takes its start from those before it (behind it, for the adjoint). No atomics: the order of every sum is fixed.
+// A warp owns CW neighbouring channels of one sequence, a lane CD of them by SN of their states: CD · SN recurrences
+// side by side in registers. Lanes that share channels (LN of them) add up what is summed over states, lanes that share
+// states what is summed over channels. A block walks one chunk of the length, tile by tile; the next tile is copied to
+// shared memory meanwhile. With several chunks `run_ends` first runs each from zero, and every block takes its start
+// from those before it (behind it, for the adjoint). No atomics: the order of every sum is fixed.
 //
 // Compiled for one kernel at a time (ENTRY), with CD, SN, LN (powers of two), WARPS, EXPECTED and BLOCKS
 // (that a processor must have room for).
@@ -45,7 +45,7 @@ constexpr int CW = CD * CL;
 constexpr int CC = CW * WARPS;
 constexpr int NP = LN * SN;
 constexpr int THREADS = WARPS * 32;
-constexpr int ROW = CC + 2;  // of a tile in shared memory: no two lanes meet in a bank, whichever dimension is copied first
+constexpr int ROW = CC + 2;  // of a tile in shared memory: lanes do not meet in a bank, whichever way it is copied
 constexpr int SPREAD = 33;  // of 32 lanes' numbers in shared memory
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
@@ -95,7 +95,9 @@ __device__ __forceinline__ Place place(const Terms &T) {
 
 // Channel of slot r within the block, and state of slot q. Slots are permuted lane by lane, so that `gather` exchanges
 // the same registers in all lanes.
-__device__ __forceinline__ int channel(const Place &p, int r) { return p.warp * CW + p.cl * CD + (r ^ (p.sl & (CD - 1))); }
+__device__ __forceinline__ int channel(const Place &p, int r) {
+    return p.warp * CW + p.cl * CD + (r ^ (p.sl & (CD - 1)));
+}
 __device__ __forceinline__ int state(const Place &p, int q) { return p.sl * SN + (q ^ (p.cl & (SN - 1))); }
 
 // Sums over P lanes, STRIDE apart, of V values whose slots are permuted by the lane. Sums end in slots that are
@@ -122,7 +124,9 @@ typedef float Slots[CD][SN];
     _Pragma("unroll") for (int r = 0; r < CD; r++)      \
         _Pragma("unroll") for (int q = 0; q < SN; q++)
 
-__device__ __forceinline__ long long matrix(const Terms &T, const Place &p) { return (long long)p.row * T.heads + p.first; }
+__device__ __forceinline__ long long matrix(const Terms &T, const Place &p) {
+    return (long long)p.row * T.heads + p.first;
+}
 
 // From (channels, states), padded with `other`; all of it where there is nothing to read from.
 __device__ __forceinline__ void load_slots(Slots &v, const float *from, int states, const Place &p, float other) {
@@ -458,8 +462,8 @@ __device__ __forceinline__ void run_backward(const Terms &T) {
 #pragma unroll
             for (int w = 0; w < WARPS; w++) total += parts[((i / NP) * WARPS + w) * NP + n];
             if (n < T.states && t < steps) {
-                long long at = (((long long)p.block * T.batch + p.row) * T.length + tile * TILE + t) * T.groups + p.group;
-                (which ? T.cbar : T.bbar)[at * T.states + n] = total;
+                long long at = ((long long)p.block * T.batch + p.row) * T.length + tile * TILE + t;
+                (which ? T.cbar : T.bbar)[(at * T.groups + p.group) * T.states + n] = total;
             }
         }
         // the next tile's barrier stands before its first write to `parts`
