@@ -93,8 +93,10 @@ def retrieval(
     reading = len(every) * len(chosen) * sum(steps) * examples
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     refuse_contexts(steps[-1], examples)  # before the shorter ones are asked
-    named = str(filler) if isinstance(filler, str | Path) else None
-    hay = load_filler(named, split) if named is not None else tuple(filler)
+    if isinstance(filler, str | Path):
+        hay, name = load_filler(str(filler), split), str(filler)
+    else:
+        hay, name = tuple(filler), "given sentences"
     count = token_counter(every[0].tokenizer)
     for task in chosen:  # what cannot be asked is refused before anything is
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
@@ -125,7 +127,7 @@ def retrieval(
     cells, ratios = compared(right, among, log_probability, tokens, seed)
     options: dict[str, Any] = {
         **{"tasks": list(chosen), "lengths": list(steps), "examples": examples},
-        **{"filler": named or "given sentences"},
+        **{"filler": name},
         **{"template": template, "spaced": spaced, "split": split, "piece": piece},
     }
     return Retrieval(
