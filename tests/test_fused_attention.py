@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import DEVICE, says_that_triton_is_absent, triton_only
+from scan_checks import DEVICE, says_that_triton_is_absent, triton_only
 
 from ssmscope import matrices, ssm
 from ssmscope.errors import InputError

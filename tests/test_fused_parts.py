@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import DEVICE, triton_only
+from scan_checks import DEVICE, triton_only
 from torch.nn.functional import silu
 
 from ssmscope.models.parts import causal_convolution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import DEVICE, NAMES, ScanChecks, draw, gradients, leaves_of, says_that_triton_is_absent, triton_only
+from scan_checks import DEVICE, NAMES, ScanChecks, draw, gradients, leaves_of, says_that_triton_is_absent, triton_only
 
 from ssmscope import scans
 from ssmscope.scans import diagonal, fused, native

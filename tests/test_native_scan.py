@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import kernels
 import pytest
+import scan_checks
 import torch
-from kernels import NAMES, ScanChecks, gradients, leaves_of
+from scan_checks import NAMES, ScanChecks, gradients, leaves_of
 from warm import TORCH
 
 from ssmscope.scans import building, diagonal, native
 
 needs_kernel = pytest.mark.skipif(not native.available(), reason=f"no C kernel here: {native.why_not()}")
-draw = partial(kernels.draw, device="cpu")
+draw = partial(scan_checks.draw, device="cpu")
 
 
 def run(terms, *, expected=False, retention=False):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import kernels
 import pytest
+import scan_checks
 import torch
-from kernels import DEVICE, gradients, leaves_of, triton_only
+from scan_checks import DEVICE, gradients, leaves_of, triton_only
 
 from ssmscope import ssm
 from ssmscope.scans import scalar, scalar_fused
@@ -43,7 +43,7 @@ def definition(terms) -> ssm.Scan:
     return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=t["log_a"][..., None]), t["initial"])
 
 
-near = partial(kernels.near, tolerance=5e-6)
+near = partial(scan_checks.near, tolerance=5e-6)
 
 
 SHAPES = [

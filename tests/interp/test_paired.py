@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from bags import tokenizer
 from examples import random_example
+from matplotlib.text import Text
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
@@ -76,6 +77,24 @@ def test_the_difference_is_that_of_both_results(models, analysis):
             for at in (*difference.marked, *difference.against):
                 assert abs(difference.scores[at]) >= SEEN * difference.ends[1] and not text.special[at]
             assert all(difference.scores[at] > 0 for at in difference.marked)
+
+
+def test_chosen_queries_are_compared(models, spelled):
+    found = ssmscope.implicit_attention(models, TEXT, rows=[2, 5])
+    (text,) = found.rows().texts
+    assert [row.query for row in text.rows] == [2] * 3 + [5] * 3
+    whole = [ssmscope.implicit_attention(model, TEXT)[0].maps for model in models]
+    for row, query in zip(text.rows[2::3], (2, 5)):
+        mine, theirs = (np.mean([np.abs(each.values[query]) for each in maps], axis=0) for maps in whole)
+        np.testing.assert_allclose(row.scores, mine - theirs, atol=1e-6)
+    assert "each chosen query" in found.rows().name and "query 2" in str(found) and "query 5" in str(found)
+    drawn = {each.get_text() for each in found.figure().findobj(Text)}
+    assert "mean of |weight| over 2 maps · query 5 “good”" in drawn  # whole, however long
+    both = [models[0], spelled]
+    text = ssmscope.implicit_attention(both, "A dull", rows=[0]).rows().texts[0]  # of both it is the first word
+    assert [row.query for row in text.rows] == [0] * 3
+    with pytest.raises(InputError, match="text 0: the chosen rows are of other words"):
+        ssmscope.implicit_attention(both, TEXT, rows=[3])
 
 
 def test_words_of_other_tokens_are_laid_beside(models, spelled):
