@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import ssmscope
 from ssmscope import cli
 from ssmscope.errors import InputError
+from ssmscope.interp.heatmap.data_pair import shared_words
 from ssmscope.interp.paired import Paired
 from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
 from ssmscope.interp.pairing import pair
@@ -144,6 +145,18 @@ def test_over_a_data_set_tables_stand_side_by_side(models):
     found = ssmscope.selection_heatmap(models, data)
     assert found.rows() is None and set(found.to_frame()["model"]) == {"demo/mamba2", "demo/mamba"}
     assert "class positive" in str(found)
+    words = shared_words(found.results)
+    kept = [{each.word: each.kept for each in result.words} for result in found.results]
+    assert {each.word for each in words} == set(kept[0]) & set(kept[1]) and len(words) > 3
+    for each in words:
+        first, other = (named[each.word] for named in kept)
+        assert each.difference == first.value - other.value
+        assert (each.gap > 0) == (min(first.high, other.high) < max(first.low, other.low))
+    assert [each.difference for each in words] == sorted((each.difference for each in words), reverse=True)
+    few = shared_words(found.results, 2)  # those that lie furthest apart
+    assert min(each.gap for each in few) >= max(each.gap for each in words if each not in few)
+    drawn = {each.get_text() for each in found.figure(size=(6, 4)).findobj(Text)}
+    assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba", "difference"} <= drawn
 
 
 def test_one_in_a_list_is_one_and_three_are_refused(models):
