@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.ticker import MaxNLocator
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.interp.heatmap.data_views import HIGH, LOW
@@ -102,7 +104,7 @@ def draw(results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str,
             )
         lives.set_yscale("log", base=2)
         lives.yaxis.set_major_formatter("{x:g}")
-        lives.xaxis.get_major_locator().set_params(integer=True)
+        lives.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         lives.set_xlabel("layer", color=SOFT, size=9)
         longer = any(math.isinf(each.half_life) for result in results for each in result.by_layer)
         lives.set_ylabel("half-life in tokens" + ", longer ones left out" * longer, color=SOFT, size=9)
@@ -118,7 +120,12 @@ def _draw_words(axes: Axes, words: Sequence[SharedWord]) -> None:
             place = row + 0.32 * at - 0.16
             interval(axes, place, kept, COLOURS[at], upright=False)
             axes.plot(kept.value, place, MARKERS[at], color=COLOURS[at], markersize=4)
-        style = {"va": "center", "size": 8.5, "color": INK, "weight": "bold" if each.gap > 0 else "normal"}
+        style: dict[str, Any] = {
+            "va": "center",
+            "size": 8.5,
+            "color": INK,
+            "weight": "bold" if each.gap > 0 else "normal",
+        }
         axes.text(1.02, row, signed(each), transform=axes.get_yaxis_transform(), **style)
     names = [shorten(visible(each.word), NAME) for each in words]
     axes.set_yticks(range(len(names)), names, parse_math=False)
