@@ -1,4 +1,4 @@
-"""What is tried on everything with SSMSCOPE_EXHAUSTIVE=1, and otherwise on a few that stand for it."""
+"""What is tried on everything with SSMSCOPE_EXHAUSTIVE=all, and otherwise on a few that stand for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 ASKED = os.environ.get("SSMSCOPE_EXHAUSTIVE")
-ALL = ASKED == "1"
+ALL = ASKED in ("all", "1")
 CONTRACTS = ALL or ASKED == "contracts"
 """Whether contracts are tried on variants of architectures too, as the run on transformers 5 does."""
 

@@ -134,18 +134,19 @@ def test_attribution_is_the_first_step_towards_the_other_run(models, name, site)
     with TrueFloat64():
         model = Model(doubled(copy.deepcopy(model.module)), name=name)
         result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, method="gradient", **ASKED)
-        assert not result.is_exact and result.figure() is not None
-        place, step = {"head": "scans"}.get(site, site), 1e-5
-        for layer in range(model.num_layers):
-            for column in (1, 3):
-                at = FIRST + column
-                runs = []
-                for ids in (CLEAN, CORRUPTED):
-                    kept = {}
-                    keep = new_state(at, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
-                    model.run(model.encode(ids=ids), edits=keep if site == "state" else recorded(place, kept))
-                    runs.append(kept)
-                source, base = runs
+        assert not result.is_exact and (name != NAMES[1] or result.figure() is not None)
+        place, step, plain = {"head": "scans"}.get(site, site), 1e-5, difference(model, CORRUPTED)
+        size = np.abs(result.attributed).max()
+        for column in (1, 3):
+            at = FIRST + column
+            runs = []
+            for ids in (CLEAN, CORRUPTED):
+                kept = {}
+                keep = new_state(at, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
+                model.run(model.encode(ids=ids), edits=keep if site == "state" else recorded(place, kept))
+                runs.append(kept)
+            source, base = runs
+            for layer in range(model.num_layers):
                 if site == "state":
 
                     def near(state, site, other=source):
@@ -158,9 +159,8 @@ def test_attribution_is_the_first_step_towards_the_other_run(models, name, site)
                     mixed = {key: base[key] + step * (source[key] - base[key]) for key in base}
                     more = {"heads": [column]} if site == "head" else {}
                     put = replaced(place, mixed, range(FIRST, 8) if more else [at], layers=[layer], **more)
-                slope = (difference(model, CORRUPTED, put) - difference(model, CORRUPTED)) / step
+                slope = (difference(model, CORRUPTED, put) - plain) / step
                 cell = column if site == "head" else at
-                size = np.abs(result.attributed).max()
                 assert result.attributed[layer, cell] == pytest.approx(slope, rel=1e-2, abs=1e-3 * size)
 
 
