@@ -9,7 +9,6 @@ from loud import loud
 
 from ssmscope.model import Model
 
-
 OTHERS = frozenset(
     "baleen-e-mamba2 deltanet diff-mamba-hybrid diff-s6 falcon-mamba falcon_h1 gfssm-mamba granitemoehybrid "
     "groupmamba-mamba2 minimax recurrent_gemma retnet zamba zamba2".split()
