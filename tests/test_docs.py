@@ -98,6 +98,7 @@ def test_guides_are_pages(hook: ModuleType) -> None:
     assert not set(hook.GUIDES) - set(hook.verbs())
 
 
+@pytest.mark.usefixtures("painted")
 def test_the_pictures_of_the_readme_are_what_the_models_give(tmp_path: Path) -> None:
     PIL = pytest.importorskip("PIL.Image")
     spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")

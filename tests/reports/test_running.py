@@ -23,9 +23,10 @@ from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.models.load import Kept, kept_loaded, load
-from ssmscope.reports import code, exports, page_items, running
+from ssmscope.reports import code, page_items, running
 from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.store import Store
+from ssmscope.show import pictures
 from ssmscope.writing import held
 
 
@@ -436,7 +437,7 @@ class TestKilled:
     def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
         unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
-        monkeypatch.setattr(exports, "drawn", lambda figure, suffix: b"a picture")
+        monkeypatch.setattr(pictures, "drawn", lambda figure, suffix: b"a picture")
         monkeypatch.setattr(page_items, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:
