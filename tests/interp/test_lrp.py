@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from examples import FEW, TEXTS, random_example, relative
+from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
@@ -47,8 +48,7 @@ def values(of: Objective) -> Tensor:
 READ = list(FEW)
 
 
-@pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("name", [*READ, "minimax"])
+@pytest.mark.parametrize(("name", "half"), in_turns([*READ, "minimax"], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from examples import random_example
+from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from planned import tiny_model
 
@@ -22,6 +23,7 @@ from ssmscope.states import mapped, tensors
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
 FIRST, LAST = 2, 7
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "gfssm", "rwkv", "retnet", "gated-deltanet", "bamba")
+SOME = ("mamba2", "diff-mamba", "rwkv", "bamba")
 ASKED = dict(answer=3, contrast=8)
 
 
@@ -35,8 +37,7 @@ def difference(model, ids, edits=()) -> float:
     return float(logits[3] - logits[8])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize(("name", "direction"), in_turns(NAMES, ["denoise", "noise"]))
 def test_states(models, name, direction):
     model = models[name]
     result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, direction=direction, **ASKED)
@@ -63,8 +64,7 @@ def test_states(models, name, direction):
     assert Result.from_dict(result.to_dict()) == result
 
 
-@pytest.mark.parametrize("site", ["output", "residual", "convolution", "head"])
-@pytest.mark.parametrize("name", ["mamba2", "diff-mamba", "rwkv", "bamba"])
+@pytest.mark.parametrize(("site", "name"), in_turns(["output", "residual", "convolution", "head"], SOME))
 def test_other_sites(models, name, site):
     model = models[name]
     result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, **ASKED)
@@ -126,8 +126,7 @@ def test_the_verb(tmp_path):
         assert shown.figure() is not None
 
 
-@pytest.mark.parametrize("site", ["state", "output", "residual", "convolution", "head"])
-@pytest.mark.parametrize("name", ["mamba2", "diff-mamba", "rwkv", "bamba"])
+@pytest.mark.parametrize(("site", "name"), in_turns(["state", "output", "residual", "convolution", "head"], SOME))
 def test_attribution_is_the_first_step_towards_the_other_run(models, name, site):
     """Of a source that is the base and a thousandth of what it is apart, patching is its own gradient."""
     model = models[name]
