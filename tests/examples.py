@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from exhaustive import few
+from exhaustive import ALL, few
 from torch import nn
 
 import ssmscope.models
@@ -42,6 +42,8 @@ FEW = few(
     *("selective-ssm", "selective-ssm-language", "bamba", "jamba", "qwen3_next"),
 )
 """One for every way in which layers are read: what analyses are tried on."""
+HALVES = (FEW, FEW) if ALL else (FEW[::2], FEW[1::2])
+"""For analyses that several tests try on them: one half for the one, the other half for the other."""
 VARIANTS = frozenset(
     "baleen-b-mamba2 baleen-e-mamba baleen-b-soft-mamba2 gated-deltanet-as-mamba diff-mamba-not-normalized "
     "diff-s6-not-normalized diff-mamba1 gfssm-three-groups gfssm-without-prompts groupmamba-alone "

@@ -1,4 +1,4 @@
-"""What a report says of every kind of result, number by number: the line of the summary, and the table beside others."""
+"""What a report says of every kind of result, number by number: a line of the summary, and a table beside others."""
 
 from __future__ import annotations
 
