@@ -261,7 +261,7 @@ def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwa
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
     """A mixer's terms, without gradients by its weights within `weights_constant`."""
-    layer = reader_of(mixer).quantities(mixer, u, mask, state)
+    layer = reader_of(mixer).quantities(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _constant.get():
         layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
     return layer
