@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ssmscope import batching
 from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.intercept import is_kept, is_own, taken_over, taker_of
 from ssmscope.interp.meter import Meter
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
@@ -129,7 +131,8 @@ class Objective:
             mask = self.batch.mask[index][:, : embeddings.shape[1]]
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
-            with self._running(mask):
+            asked = {id_ for each in ids for id_ in each} | set(self.contrasts or ())
+            with self._running(mask), _in_float32(self.model, sorted(asked)):
                 logits = _precise(self.model.forward_embeddings(embeddings, mask))
             return self._of_last(logits, texts)
         last = (mask.sum(1) - 1).tolist()
@@ -231,6 +234,26 @@ class Objective:
         lengths = torch.tensor([len(row) for row in rows], device=embeddings.device)
         padded = pad_sequence(rows, batch_first=True)
         return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
+
+
+@contextmanager
+def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
+    """Within the context the logits of these ids are products in float32 of what the head of a model in half precision
+    reads: rounded to 8 bits, f would be a staircase of steps of a 256th. A rule of lrp's for the head stays."""
+    head = None if model.is_classifier else model.module.get_output_embeddings()
+    half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
+    if head is None or not half or not is_own(head, head.forward):
+        yield
+        return
+
+    def exact(taker: Any, below: Any, x: Tensor) -> Tensor:
+        chosen = torch.tensor(ids, device=x.device)
+        bias = None if head.bias is None else head.bias[chosen].detach().float()
+        found = nn.functional.linear(x.float(), head.weight[chosen].detach().float(), bias)
+        return (below(x) if taker is None else taker(below, x)).float().index_copy(-1, chosen, found)
+
+    with taken_over([(head, partial(exact, taker_of(head)))]):
+        yield
 
 
 def _allocated(device: torch.device) -> int:

@@ -43,7 +43,9 @@ def ig(
         max_t Σ_pieces |whole_t − halves_t| ≤ tolerance · max_t |score_t|   and
         Σ_pieces |Σ_t halves_t − (f(end) − f(beginning))| ≤ tolerance · max_t |score_t|,
 
-    or until the cap is reached. The scores are those of the halves.
+    or until the cap is reached. The scores are those of the halves. Of a model in half precision the gradients
+    themselves are rounded: where halving has twice not lowered the errors of most pieces, and both halves' are alike,
+    more of it would not either, and the error that is left is what is said.
 
     Args:
         baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
@@ -149,14 +151,16 @@ class _Sum:
 def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int) -> tuple[list[_Sum], list[int]]:
     """Every text's sum and how many gradients it took."""
     pieces: dict[int, list[_Halved]] = defaultdict(list)
-    used = [3 * steps] * len(once)
+    used, stuck = [3 * steps] * len(once), [0] * len(once)
+    rounded = path.end.dtype in (torch.float16, torch.bfloat16)
     for halved in path.halved(once):
         pieces[halved.whole.text].append(halved)
     open_texts = list(pieces)
     while True:
         split: list[_Halved] = []
         for text in list(open_texts):
-            worst = _worst(pieces[text], tolerance)[: (cap - used[text]) // (4 * steps)]
+            worst = [] if stuck[text] == TWICE else _worst(pieces[text], tolerance)
+            worst = worst[: (cap - used[text]) // (4 * steps)]
             if not worst:
                 open_texts.remove(text)
             used[text] += 4 * steps * len(worst)
@@ -167,14 +171,32 @@ def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap:
         gone = set(map(id, split))
         for text in open_texts:
             pieces[text] = [each for each in pieces[text] if id(each) not in gone]
-        for halved in path.halved([half for each in split for half in each.halves]):
+        halves = path.halved([half for each in split for half in each.halves])
+        for halved in halves:
             pieces[halved.whole.text].append(halved)
+        if rounded:
+            for text in open_texts:
+                own = [
+                    _no_better(each, *two)
+                    for each, *two in zip(split, halves[::2], halves[1::2], strict=True)
+                    if each.whole.text == text
+                ]
+                stuck[text] = stuck[text] + 1 if 2 * sum(own) > len(own) else 0
     found = []
     for text, whole_path in enumerate(once):
         each = pieces[text]
         scores = torch.stack([piece.scores for piece in each]).sum(0)
         found.append(_Sum.of(scores, _error(each), whole_path.before, whole_path.after))
     return found, used
+
+
+TWICE = 2
+
+
+def _no_better(before: _Halved, first: _Halved, second: _Halved) -> bool:
+    """Whether a piece's error is rounding: its halves' are together as large, and alike. That of a bend is in one."""
+    low, high = sorted((first.worst, second.worst))
+    return low + high > 0.7 * before.worst and low > high / 4
 
 
 def _error(pieces: Sequence[_Halved]) -> float:
