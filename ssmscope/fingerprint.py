@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -15,9 +13,10 @@ import xxhash
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
+from ssmscope.scans import word_sums
 
-AT_ONCE = 2**25
-"""Bytes of a weight that are brought to the CPU, or 32-bit words that are multiplied on a GPU, at a time."""
+AT_ONCE = 2**22
+"""Bytes, or 32-bit words that are multiplied, at a time."""
 ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
 
@@ -25,47 +24,45 @@ ROW = 2**16
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
     """A 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by its name.
 
-    Bytes are read, because no counter sees all that writes to a tensor: `p.data.mul_(2)` leaves none. On a GPU they are
-    read there: the hash is another than on a CPU.
+    Bytes are read, because no counter sees all that writes to a tensor: `p.data.mul_(2)` leaves none. On a GPU it is
+    `hashes`, on a CPU another.
 
     Raises:
         InputError: for weights that are not in memory.
     """
-    found, there = {}, {}
+    there = {
+        name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
+    }
+    found = hashes(there)
     for name, value in weights.items():
-        if isinstance(value, Tensor) and value.device.type == "cuda" and not value.is_quantized:
-            there[name] = device_hash(value.detach())
+        if name in there:
             continue
         digest = xxhash.xxh3_64()
         for part in _parts(value, name):
-            digest.update(part)
+            digest.update(part.numpy().data if isinstance(part, Tensor) else part)
         found[name] = digest.intdigest()
-    for device in {value.device for value in there.values()}:
-        names = [name for name, value in there.items() if value.device == device]
-        found |= zip(names, torch.stack([there[name] for name in names]).tolist(), strict=True)
     for name, setting in (settings or {}).items():
         found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(json.dumps(setting, sort_keys=True, default=str).encode())
     return found
 
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
-    """16 hexadecimal digits of a hash over the configuration, every weight and every setting of `adapters`.
+    """16 hexadecimal digits of a hash over the configuration, every weight and every setting of `adapters`, the same on
+    every device.
 
     Raises:
         InputError: for weights that are not in memory.
     """
     digest = hashlib.blake2b(json.dumps(essence(config), sort_keys=True, default=str).encode(), digest_size=8)
-
-    def hashed(name: str) -> bytes:
-        own = xxhash.xxh3_128()
-        for part in _parts(weights[name], name, named=True):
-            own.update(part)
-        return own.digest()
-
-    names = sorted(weights)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # neither hashing nor copying holds the interpreter
-        for each in pool.map(hashed, names):
-            digest.update(each)
+    words = hashes({name: value for name, value in weights.items() if isinstance(value, Tensor)})
+    for name in sorted(weights):
+        value = weights[name]
+        if isinstance(value, Tensor):
+            said = f"{name} {value.dtype} {tuple(value.shape)} {words[name]}"
+            digest.update(said.encode())
+        else:
+            for part in _parts(value, name):
+                digest.update(part.numpy().data if isinstance(part, Tensor) else part)
     if settings:
         digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     return digest.hexdigest()
@@ -104,40 +101,61 @@ def check_finite(module: nn.Module, name: str) -> None:
                 )
 
 
-def _parts(value: Any, name: str, named: bool = False) -> Iterator[Any]:
+def _parts(value: Any, name: str) -> Iterator[Any]:
     """A weight as pieces that can be hashed; quantised layers keep tuples and scales beside tensors."""
-    if not isinstance(value, Tensor):
-        if isinstance(value, list | tuple):
-            for each in value:
-                yield from _parts(each, name, named)
-        else:
-            yield repr(value).encode()
-        return
-    tensor = value.detach()
-    if tensor.device.type == "meta":
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _parts(each, name)
+    elif not isinstance(value, Tensor):
+        yield repr(value).encode()
+    else:
+        if value.is_quantized:
+            yield str((value.dtype, value.qscheme())).encode()
+        yield from _bytes(value, name).cpu().split(AT_ONCE)
+
+
+def _bytes(value: Tensor, name: str) -> Tensor:
+    """The bytes of a tensor where it is.
+
+    Raises:
+        InputError: for one that is not in memory.
+    """
+    if value.device.type == "meta":
         raise InputError(f"the weights of {name} are not in memory (offloaded, or on the device meta): load them")
-    if tensor.is_quantized:
-        yield str((tensor.dtype, tensor.qscheme())).encode()
-        yield from _parts(tensor.dequantize(), name, named)
-        return
-    if named:
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-    for part in tensor.contiguous().flatten().view(torch.uint8).split(AT_ONCE):
-        yield part.cpu().numpy().data
+    value = value.detach()
+    return (value.dequantize() if value.is_quantized else value).contiguous().flatten().view(torch.uint8)
 
 
-def device_hash(value: Tensor) -> Tensor:
-    """A 64-bit hash of the bytes of a tensor where it is, as a tensor of one number: Σ word · row's factor · column's
-    factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
+def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
+    """A 64-bit hash of the bytes of every tensor, found where it is and the same everywhere: Σ word · row's factor ·
+    column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
 
     A change of one word always shows, and of several but for a chance of about 2⁻³².
+
+    Raises:
+        InputError: for weights that are not in memory.
     """
-    flat = value.contiguous().flatten().view(torch.uint8)
-    odd = len(flat) % 4
-    if odd or flat.data_ptr() % 4:
-        flat = torch.cat([flat, flat.new_zeros(4 - odd)])
-    words, (rows, columns) = flat.view(torch.int32), _factors(value.device)
-    total = torch.zeros((), dtype=torch.int64, device=value.device)
+    found: dict[str, int] = {}
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        flat = _bytes(value, name)
+        odd = len(flat) % 4
+        if odd or flat.data_ptr() % 4:
+            flat = torch.cat([flat, flat.new_zeros(4 - odd)])
+        by_device.setdefault(value.device, {})[name] = flat.view(torch.int32)
+    for device, own in by_device.items():
+        each = list(own.values())
+        sums = (
+            word_sums.sums(each, *_factors(device))
+            if word_sums.applicable(each)
+            else torch.stack([_sum_of_words(words, *_factors(device)) for words in each])
+        )
+        found |= zip(own, sums.tolist(), strict=True)
+    return found
+
+
+def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
     for start in range(0, len(words), AT_ONCE):
         part, first = words[start : start + AT_ONCE], start // ROW % len(rows)
         even = len(part) // ROW

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "cuts": READ - {"fingerprint", "cuts"},
     "model": READ - {"cuts"} | {"encoding"},
     "intercept": {"errors"},
-    "fingerprint": {"errors"},
+    "fingerprint": {"errors", "scans"},
     "shipped": set(),
     "models": CORE - {"models"} | {"reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks"},

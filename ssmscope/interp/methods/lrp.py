@@ -49,6 +49,8 @@ from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
 
 TOLERANCE = 1e-4  # of `Scores.delta`
+MOST = 2**33
+"""Bytes that a backward pass keeps before blocks are run again instead."""
 
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
 BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block)
@@ -123,7 +125,7 @@ def _fits(objective: Objective, x: Tensor) -> bool:
     weights that are not in float32."""
     weights, tokens = objective.model.module.parameters(), x.shape[0] * x.shape[1]
     copies = sum(weight.numel() for weight in weights if at_least_float32(weight[:0]).dtype != weight.dtype)
-    return tokens * kept_of_each(objective.model) + 4 * copies <= memory_for(objective.model)
+    return tokens * kept_of_each(objective.model) + 4 * copies <= min(memory_for(objective.model), MOST)
 
 
 # ---- the rules
