@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.launching import Kernels, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
 KEYS = 64  # positions whose keys a program decays
-BLOCK = 64  # channels that it has, two of each thread
+TILE = 1024  # states of a program's channels
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
 
@@ -78,20 +79,21 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
     length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; float32."""
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
-    chunks = -(-length // KEYS)
+    chunks, states = -(-length // KEYS), _power(state)
     totals = torch.nn.functional.pad(delta, (0, 0, 0, chunks * KEYS - length)).unflatten(1, (chunks, KEYS))
     totals = totals.sum(2, dtype=torch.float64)
     after = torch.zeros_like(totals)
     after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
     share = channels // groups
-    block = min(BLOCK, _power(share))
+    block = min(max(1, TILE // states), _power(share))
     programs = groups * -(-share // block)
     out = x.new_empty((batch, length, channels) if each else (programs, batch, length))
     with on(x):
         kernels.loaded().left[(batch, chunks, programs)](
             *(x, delta, A.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
-            **{"N": state, "BLOCK": block, "STEPS": KEYS, "EACH": each, "num_warps": 1},
+            **{"N": state, "STATES": states, "BLOCK": block, "STEPS": KEYS, "EACH": each, "num_warps": 4},
+            FLOOR=smallest_exponent(torch.float32),
         )
     return out if each else out.sum(0)
 

@@ -66,7 +66,8 @@ def norm(
 def left(
     x, delta, A, b, after, out, length, channels, groups,
     x_row, x_step, x_channel, delta_row, delta_step, delta_channel, b_row, b_step, b_group, b_state,
-    N: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, EACH: tl.constexpr,
+    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    FLOOR: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """‖R_s‖ of BLOCK channels of one group at STEPS positions, the last first: |x_s Δ_s| times the length of the key
     b_s ⊙ exp(A S_s), S_s the Δ after s: `after` (batch, chunks, channels), float64, those after the chunk.
@@ -79,19 +80,19 @@ def left(
     group, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
     own = block * BLOCK + tl.arange(0, BLOCK)
     valid = own < share
-    d = group * share + own
+    d, n = group * share + own, tl.arange(0, STATES)
+    real = n < N
+    decays = tl.load(A + d[:, None] * N + n[None, :], mask=valid[:, None] & real[None, :], other=0.0)
     S = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0)
     for i in range(STEPS):
         t = chunk * STEPS + STEPS - 1 - i
         if t < length:
             step = tl.load(delta + row * delta_row + t * delta_step + d * delta_channel, mask=valid, other=0.0)
             value = tl.load(x + row * x_row + t * x_step + d * x_channel, mask=valid, other=0.0)
-            elapsed = 2.8853900817779268 * S.to(tl.float32)  # e^(2 A S) = 2^(A · 2 S / ln 2)
-            squares = tl.zeros([BLOCK], tl.float32)
-            for n in tl.static_range(N):
-                key = tl.load(b + row * b_row + t * b_step + group * b_group + n * b_state)
-                squares += tl.exp2(tl.load(A + d * N + n, mask=valid, other=0.0) * elapsed) * (key * key)
-            found = tl.abs(value * step) * tl.sqrt(squares)
+            key = tl.load(b + row * b_row + t * b_step + group * b_group + n * b_state, mask=real, other=0.0)
+            exponent = decays * S.to(tl.float32)[:, None]
+            key = tl.exp(tl.where(exponent < FLOOR, FLOOR, exponent)) * key[None, :]
+            found = tl.abs(value * step) * tl.sqrt(tl.sum(key * key, axis=1))
             if EACH:
                 tl.store(out + (row * length + t) * channels + d, found, mask=valid)
             else:
