@@ -43,9 +43,9 @@ def ig(
         max_t Σ_pieces |whole_t − halves_t| ≤ tolerance · max_t |score_t|   and
         Σ_pieces |Σ_t halves_t − (f(end) − f(beginning))| ≤ tolerance · max_t |score_t|,
 
-    or until the cap is reached. The scores are those of the halves. Of a model in half precision the gradients
-    themselves are rounded: where halving has twice not lowered the errors of most pieces, and both halves' are alike,
-    more of it would not either, and the error that is left is what is said.
+    or until the cap is reached. The scores are those of the halves. Gradients of a model in half precision are rounded,
+    which puts a floor under the errors. There a text is left where halving has twice raised their sum, or not lowered
+    those of most pieces, alike in both halves; the scores are those with the smallest errors.
 
     Args:
         baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
@@ -155,6 +155,7 @@ def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap:
     rounded = path.end.dtype in (torch.float16, torch.bfloat16)
     for halved in path.halved(once):
         pieces[halved.whole.text].append(halved)
+    least = {text: (_error(each), each) for text, each in pieces.items()}
     open_texts = list(pieces)
     while True:
         split: list[_Halved] = []
@@ -174,19 +175,21 @@ def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap:
         halves = path.halved([half for each in split for half in each.halves])
         for halved in halves:
             pieces[halved.whole.text].append(halved)
-        if rounded:
-            for text in open_texts:
-                own = [
-                    _no_better(each, *two)
-                    for each, *two in zip(split, halves[::2], halves[1::2], strict=True)
-                    if each.whole.text == text
-                ]
-                stuck[text] = stuck[text] + 1 if 2 * sum(own) > len(own) else 0
+        alike: dict[int, list[bool]] = defaultdict(list)
+        for before, *two in zip(split, halves[::2], halves[1::2], strict=True):
+            alike[before.whole.text].append(_no_better(before, *two))
+        for text in open_texts:
+            error = _error(pieces[text])
+            if rounded:
+                rises = error > 1.1 * least[text][0]
+                stuck[text] = stuck[text] + 1 if rises or 2 * sum(alike[text]) > len(alike[text]) else 0
+            if error <= least[text][0] or not rounded:
+                least[text] = error, pieces[text]
     found = []
     for text, whole_path in enumerate(once):
-        each = pieces[text]
+        error, each = least[text]
         scores = torch.stack([piece.scores for piece in each]).sum(0)
-        found.append(_Sum.of(scores, _error(each), whole_path.before, whole_path.after))
+        found.append(_Sum.of(scores, error, whole_path.before, whole_path.after))
     return found, used
 
 
@@ -194,7 +197,8 @@ TWICE = 2
 
 
 def _no_better(before: _Halved, first: _Halved, second: _Halved) -> bool:
-    """Whether a piece's error is rounding: its halves' are together as large, and alike. That of a bend is in one."""
+    """Whether a piece's error is that of rounding: its halves' are together as large, and alike. That of a bend is in
+    one of them."""
     low, high = sorted((first.worst, second.worst))
     return low + high > 0.7 * before.worst and low > high / 4
 
