@@ -110,8 +110,8 @@ def train_model(
     Args:
         architecture: `mamba`, `mamba2`, `baleen-b`, `baleen-e`, `diff-mamba`, `groupmamba`, `gfssm`, `gla`, `retnet`,
             `rwkv` or `selective`.
-        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`, `planted-xor`,
-            `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
+        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`,
+            `planted-xor`, `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
             questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2`, `books`

@@ -11,9 +11,10 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import drawn, outside, overlapping
 from exhaustive import few
 from matplotlib.colors import to_hex
-from seen import are_legible, drawn, luminance, render
+from seen import luminance, render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import page as attention_page
@@ -349,7 +350,7 @@ LAYOUTS = {
 )
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
-    are_legible(figure, texts)
+    assert not overlapping(texts) and not outside(figure, texts)
 
 
 def pictures(figure):

@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import drawn, outside, overlapping
 from exhaustive import ALL
 from matplotlib.colors import to_hex
-from seen import are_legible, drawn, overlap_nowhere, render
+from seen import render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import views
@@ -179,7 +180,7 @@ def test_signed_methods_name_the_strongest_against_too():
 def test_nothing_overlaps_in_the_figure(length, methods):
     long = {"answer": "w" * 60, "target": "t" * 90} if length == 8 else {}
     figure, texts = drawn(make((length, 3), methods, **long))
-    are_legible(figure, texts)
+    assert not overlapping(texts) and not outside(figure, texts)
     shown = " ".join(text for text, _ in texts)
     assert all(word.strip() in shown for word in sentence(min(length, 1000)))
     assert all(method in shown for method in methods) and (("misses 25.0%" in shown) == ("ig" in methods))
@@ -224,7 +225,7 @@ def test_images_have_a_map_per_method():
     shades = views._row(result[0].attributions[0], result[0], 3).shades(count=FINE)
     expected = [ramp(signed.SIGNED, FINE)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
-    overlap_nowhere(texts)
+    assert not overlapping(texts)
     assert "data:image/png;base64" in result.to_html() and result.of_images
 
 

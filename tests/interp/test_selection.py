@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from drawn import drawn, outside, overlapping
 from examples import random_example
-from seen import are_legible, drawn, luminance, render
+from seen import luminance, render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
@@ -431,7 +432,7 @@ def test_terminal_shows_hostile_tokens_harmlessly():
 def test_nothing_overlaps_in_the_figure(length, layers):
     result = eq_10(make_trace([sentence(length), sentence(3)], layers=layers))
     figure, texts = drawn(result)
-    are_legible(figure, texts)
+    assert not overlapping(texts) and not outside(figure, texts)
     shown = " ".join(text for text, _ in texts)
     assert all(word.strip() in shown for word in sentence(min(length, 1000)))
 

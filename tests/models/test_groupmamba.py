@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exhaustive import in_turns
 from loud import TrueFloat64, loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
@@ -133,8 +134,7 @@ def test_the_model_is_its_definition(base, k, monkeypatch):
             assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
 
 
-@BASES
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize(("mistake", "base"), in_turns(WRONG, GROUPED))
 def test_a_wrong_definition_is_seen(base, mistake):
     model, ids = double_model(base, k=2)
     with torch.no_grad(), TrueFloat64():
