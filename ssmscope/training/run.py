@@ -345,7 +345,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
             found[name] = None
             continue
         watched = None if "selectivity" in found else Selectivity(model.module)
-        with fast_scan(model.module, visit=watched and watched.visit):
+        with fast_scan(model.module, visit=None if watched is None else watched.visit):
             score = objective.score(model.module, name)
         found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
         if watched is not None:
