@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import queue
 import shlex
 import statistics
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
+
+import running
 
 CIFAR = ("mamba2", "baleen-e", "baleen-b", "mamba", "gla", "rwkv")
 COMPARED = ("mamba2", "diff-mamba")
@@ -73,53 +71,14 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    deadline = time.monotonic() + 60 * arguments.minutes
-    waiting: queue.Queue[tuple[str, str]] = queue.Queue()
-    later: queue.Queue[tuple[str, str]] = queue.Queue()  # what starts from BASE, until that is there
-
-    def done(name: str) -> bool:
-        return (arguments.out / name / "training.json").exists()
-
+    jobs = []
     for name, command in runs(arguments.sets, arguments.gpus > 0, arguments.out).items():
-        if not done(name):
-            (later if "--init-from" in command and not done(BASE) else waiting).put((name, command))
-
-    def work(gpu: str) -> None:
-        while time.monotonic() < deadline:
-            try:
-                name, command = waiting.get_nowait()
-            except queue.Empty:
-                return
-            print(f"analyze train {command} --out {arguments.out / name}", flush=True)
-            with (arguments.out / f"{name}.log").open("a") as log:
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "ssmscope",
-                        "train",
-                        *shlex.split(command),
-                        "--out",
-                        str(arguments.out / name),
-                    ],
-                    env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
-                    stdout=log,
-                    stderr=log,
-                )
-                try:
-                    process.wait(max(deadline - time.monotonic(), 1))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            while name == BASE and done(BASE) and not later.empty():
-                waiting.put(later.get())
-
-    arguments.out.mkdir(parents=True, exist_ok=True)
+        out = arguments.out / name
+        words = ["-m", "ssmscope", "train", *shlex.split(command), "--out", str(out)]
+        needs = frozenset({BASE} if "--init-from" in command else ())
+        jobs.append(running.Job(name, [words], out.with_suffix(".log"), (out / "training.json").exists, needs))
     gpus = [str(i) for i in range(arguments.gpus)] * arguments.each or [""] * arguments.each
-    workers = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    running.run(jobs, gpus, arguments.minutes)
 
 
 def finished(out: Path) -> dict[str, dict]:

@@ -30,12 +30,14 @@ PIECE = 128  # positions that are summed one after the other
 AT_ONCE = 2**19  # numbers of keys that are held at a time: they stay in the cache
 
 
-def left_reference(recurrence: Recurrence, s: int) -> Float[Tensor, "batch heads width state"]:
-    """R_s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and `half_lives`
-    are tested against."""
-    alone = torch.zeros_like(recurrence.x)
-    alone[:, s] = recurrence.x[:, s]
-    return ssm.scan_reference(replace(recurrence, x=alone)).state
+def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
+    """R_s of every s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and
+    `half_lives` are tested against."""
+    x, length = recurrence.x, recurrence.x.shape[1]
+    names = ("b", "c", "delta", "log_a", "beta")
+    each = {n: v.repeat_interleave(length, 0) for n in names if (v := getattr(recurrence, n, None)) is not None}
+    alone = x.unsqueeze(1) * torch.eye(length, dtype=x.dtype)[..., None, None]  # (batch, s, t, heads, width)
+    return ssm.scan_reference(replace(recurrence, x=alone.flatten(0, 1), **each)).state.unflatten(0, (len(x), length))
 
 
 def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:

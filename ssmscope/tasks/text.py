@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.classes import class_ids, label_column, sorted_names
+from ssmscope.tasks.planted import SIZES, TASKS, planted
 from ssmscope.tasks.rationales import Spans, rationale_spans
 from ssmscope.tasks.rows import SUFFIXES, Row, checked_label, checked_text, first_line, read_rows
 
@@ -87,7 +88,7 @@ class TextData:
 @dataclass(frozen=True)
 class Source:
     """Where a known data set lies on the hub, and how to read its rows. Without a repository it lies in
-    `$SSMSCOPE_DATA` alone."""
+    `$SSMSCOPE_DATA` alone, or is `planted`: drawn here."""
 
     repository: str
     labels: tuple[str, ...]
@@ -97,6 +98,7 @@ class Source:
     default_split: str = "test"
     unlabelled: bool = False
     """Whether rows without a gold label (-1) are part of the data set; they are left out."""
+    planted: bool = False
 
 
 SENTIMENT = ("negative", "positive")
@@ -125,6 +127,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             columns=("sentence1", "sentence2"),
             default_split="validation",
         ),
+        **{name: Source("", labels, tuple(SIZES), planted=True) for name, (_, labels) in TASKS.items()},
     }
 )
 LINE_SOURCES: Mapping[str, Source] = MappingProxyType(
@@ -212,6 +215,7 @@ def load_known(name: str, split: str | None) -> TextData:
     rows, place = known_rows(name, source, split)
     texts: list[str] = []
     labels: list[int] = []
+    rationales: list[Spans | None] = []
     for number, row in enumerate(rows, 1):
         label = checked_label(row, number, place)
         if label == "-1" and source.unlabelled:
@@ -221,7 +225,8 @@ def load_known(name: str, split: str | None) -> TextData:
             raise InputError(f"row {number} of {place} has the label '{label}'; allowed are {allowed}")
         texts.append(checked_text(row, source.columns, number, place, PAIR_SEPARATOR))
         labels.append(int(label))
-    return text_data(name, split, texts, labels, source.labels)
+        rationales.append(rationale_spans(row, number, place) if source.planted else None)
+    return text_data(name, split, texts, labels, source.labels, rationales)
 
 
 def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
@@ -230,8 +235,8 @@ def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
     Raises:
         InputError: for a split that it does not have, or rows that cannot be read.
     """
-    root = os.environ.get("SSMSCOPE_DATA")
-    if not root and not source.repository:
+    root = os.environ.get("SSMSCOPE_DATA") if not source.planted else None
+    if not root and not source.repository and not source.planted:
         raise InputError(f"{name} is not on the hub; set SSMSCOPE_DATA to a folder with {name}/<split>.parquet")
     if not root:
         if split not in source.splits:
@@ -239,6 +244,8 @@ def known_rows(name: str, source: Source, split: str) -> tuple[list[Row], str]:
                 f"{name} has no {'labelled ' if source.labels else ''}split '{split}'; there are "
                 f"{', '.join(source.splits)}{did_you_mean(split, source.splits)}"
             )
+        if source.planted:
+            return planted(name, split), f"{name} ({split})"
         return hub_rows(source, split), f"{source.repository} ({split})"
     directory = Path(root) / name
     present = sorted(path.stem for path in directory.glob("*.parquet"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,15 @@ from ssmscope.bootstrap import AT_ONCE
 from ssmscope.tasks.documents import bits_per_character
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.training.data import QUESTIONS
+from ssmscope.training.selectivity import FLAT
 
 if TYPE_CHECKING:
     from ssmscope.training.objectives import Score
 
 PARTS = {"train": "train", "validation": "validation", "test": "test", "unseen": "test, unseen prompts"}
 """What is measured, and what it is called."""
+
+MOST_HEADS = 32  # of a Mamba-2 of ours: where there are more, they are a Mamba's channels
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
@@ -140,6 +143,7 @@ def model_card(record: Mapping[str, Any]) -> str:
             else f"There was no {'labelled ' if classifies else ''}test split."
         ),
         "",
+        *_selection(record),
         "## Data",
         "",
         f"| part | data | split | examples | {_counted(record)} | fingerprint |",
@@ -255,6 +259,36 @@ def _bits(record: Mapping[str, Any]) -> list[str]:
         "are asked for too and count as no character. Intervals are 95 % bootstrap intervals over rows.",
         "",
     ]
+
+
+def _selection(record: Mapping[str, Any]) -> list[str]:
+    """Whether the model selects, layer by layer."""
+    found = record.get("selectivity") or {"layers": []}
+    if not found["layers"]:
+        return []
+    divergent = any("kl" in layer for layer in found["layers"])
+    units = "channels" if len(found["layers"][0]["variation"]) > MOST_HEADS else "heads"
+    lines = [
+        "## Selection",
+        "",
+        f"Over the tokens of the {PARTS[found['part']]} examples: how much Δ varies (its standard deviation by its "
+        f"mean), the share of {units} where that is {FLAT} or more, half-lives (ln 2 by the mean of −log a, in tokens)"
+        + (", and the divergence from the prior by token, in nats. " if divergent else ". ")
+        + f"Below {FLAT} a model does not select: what its gates say of tokens is noise.",
+        "",
+        f"| layer | Δ's variation, median (least – most) | {units} that select | half-life, median (least – most) |"
+        + (" KL |" if divergent else ""),
+        "|---|---|---|---|" + ("---|" if divergent else ""),
+    ]
+    for layer in found["layers"]:
+        cells = [f"{layer['layer']}", _middle(layer["variation"]), f"{100 * layer['selective']:.0f} %"]
+        cells += [_middle(layer["half_life"]), *([f"{layer['kl']:.3f}"] if "kl" in layer else [])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _middle(values: Sequence[float]) -> str:
+    return f"{np.median(values):.3g} ({min(values):.3g} – {max(values):.3g})"
 
 
 def _by_prompt(record: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.tasks.planted import TASKS as PLANTED
 
 PLAIN: Mapping[str, Any] = {
     "held_out": 0.1,
@@ -81,6 +82,14 @@ DATA: Mapping[str, Mapping[str, Any]] = {
         **{"length": 512, "vocabulary": 4096, "epochs": 10, "batch_size": 64, "learning_rate": 3e-3},
         **{"embedding_dropout": 0.0, "warmup": 0.02, "saved_as": "bfloat16"},
     },
+    # every word counts: none is dropped
+    **dict.fromkeys(
+        PLANTED,
+        {
+            **{"layers": 2, "width": 48, "epochs": 12, "batch_size": 64, "patience": None, "dropout": 0.0},
+            **{"embedding_dropout": 0.0, "token_dropout": 0.0, "subword_dropout": 0.0, "label_smoothing": 0.0},
+        },
+    ),
 }
 """Where they differ from those of the data's kind, by the name of the data."""
 

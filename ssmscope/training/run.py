@@ -110,7 +110,8 @@ def train_model(
     Args:
         architecture: `mamba`, `mamba2`, `baleen-b`, `baleen-e`, `diff-mamba`, `groupmamba`, `gfssm`, `gla`, `retnet`,
             `rwkv` or `selective`.
-        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, or a file with `text` and `label`),
+        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`, `planted-xor`,
+            `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
             questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2`, `books`
@@ -322,12 +323,14 @@ def _save(out: Path, module: Any, tokenizer: Any, saved_as: str, extra: Mapping[
 
 
 def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Accuracies of the weights in `out`, read back, in float32."""
+    """Accuracies of the weights in `out`, read back, in float32, and whether the model selects: `selectivity` of the
+    first part that is there of validation, test and training."""
     from safetensors.torch import load_file
 
     from ssmscope.mixers import fast_scan
     from ssmscope.models.load import load
     from ssmscope.training.card import score_record
+    from ssmscope.training.selectivity import Selectivity
 
     model = load(out.absolute(), dtype="float32", device=device)  # "demo/…" would name a shipped model
     if objective.extra is not None:
@@ -341,9 +344,12 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
         if part is None:
             found[name] = None
             continue
-        with fast_scan(model.module):
+        watched = None if "selectivity" in found else Selectivity(model.module)
+        with fast_scan(model.module, visit=watched and watched.visit):
             score = objective.score(model.module, name)
         found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
+        if watched is not None:
+            found["selectivity"] = {"part": name, "layers": watched.records()}
     return found
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ssmscope.mixers import fast_scan, mixers
+from ssmscope.mixers import mixers
 from ssmscope.models.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
 from ssmscope.ssm import Recurrence
 from ssmscope.trace import LayerTrace
@@ -34,10 +33,11 @@ class _Sums:
         values = {"delta": delta, "squared": delta.square(), "log_a": log_a}
         if isinstance(mixer, MIXERS):
             values["kl"] = _divergence(mixer, recurrence)
-        real = torch.ones_like(delta[..., 0]) if layer.mask is None else layer.mask.to(delta)
+        real = torch.ones_like(delta[..., 0], dtype=torch.bool) if layer.mask is None else layer.mask.bool()
         self.tokens += int(real.sum())
         for name, value in values.items():
-            self.of[name] = self.of[name] + (value * real.unsqueeze(-1)).sum((0, 1))
+            # padding has Δ = 0, of which the divergence is infinite
+            self.of[name] = self.of[name] + value.where(real.unsqueeze(-1), 0.0).sum((0, 1))
 
 
 def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
@@ -51,34 +51,30 @@ def _divergence(mixer: Any, recurrence: Recurrence) -> Tensor:
     return bernoulli_kl(recurrence.delta.double().unsqueeze(-1) * A, prior).mean(-1)
 
 
-@torch.no_grad()
-def selectivity(module: Any, inputs: Iterable[dict[str, Tensor]]) -> list[dict[str, Any]]:
-    """Of every layer with a time step Δ, over all tokens of the inputs, by head (by channel on Mamba):
+class Selectivity:
+    """Watches a model run in evaluation; `records` says of every layer with a time step Δ, over all tokens that it ran
+    on, by head (by channel on Mamba):
 
     `variation`, the standard deviation of Δ over tokens by its mean; `half_life`, ln 2 by the mean of −log a, in
     tokens; `selective`, the share of heads that vary by `FLAT` or more; for a Baleen `kl`, the divergence from its
     prior, a mean over tokens and heads in nats. Gates are those of evaluation.
 
-    Args:
-        module: a model in evaluation.
-        inputs: the keyword arguments of its calls.
+        watched = Selectivity(module)
+        with torch.no_grad(), fast_scan(module, visit=watched.visit):
+            module(**inputs)
+        watched.records()
     """
-    sums: dict[int, _Sums] = {}
-    found = mixers(module)
 
-    def visit(index: int, layer: LayerTrace, _: Any) -> None:
+    def __init__(self, module: Any) -> None:
+        self.mixers = mixers(module)
+        self.sums: dict[int, _Sums] = {}
+
+    def visit(self, index: int, layer: LayerTrace, _: Any) -> None:
         if len(layer.recurrences) == 1:
-            sums.setdefault(index, _Sums()).add(found[index], layer)
+            self.sums.setdefault(index, _Sums()).add(self.mixers[index], layer)
 
-    was_training = module.training
-    module.eval()
-    try:
-        with fast_scan(module, visit=visit):
-            for given in inputs:
-                module(**given)
-    finally:
-        module.train(was_training)
-    return [_record(index, found[index], one) for index, one in sorted(sums.items()) if one.tokens]
+    def records(self) -> list[dict[str, Any]]:
+        return [_record(index, self.mixers[index], one) for index, one in sorted(self.sums.items()) if one.tokens]
 
 
 def _record(index: int, mixer: Any, sums: _Sums) -> dict[str, Any]:

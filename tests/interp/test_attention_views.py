@@ -8,13 +8,12 @@ import itertools
 import json
 import math
 import re
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import drawn, outside, overlapping
 from exhaustive import few
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from rich.console import Console
 
@@ -335,22 +334,6 @@ def test_terminal_shows_hostile_tokens_harmlessly():
 # The figure
 
 
-def drawn(result, **options):
-    """The figure, and its texts with the boxes that the Agg renderer gives them; any warning is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = result.figure(**options)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
-    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
-    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
-    return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
-
-
 LAYOUTS = {
     **{f"{n} tokens": lambda n=n: make_text(n, sink=True, span=(0, 1)) for n in (1, 2, 8, 59, 60, 61, 1024)},
     **{
@@ -380,12 +363,7 @@ LAYOUTS = {
 )
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
-    for (one, a), (other, b) in itertools.combinations(texts, 2):
-        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-        assert apart, (one, other)
-    for text, box in texts:
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
+    assert not overlapping(texts) and not outside(figure, texts)
 
 
 def pictures(figure):

@@ -6,13 +6,12 @@ import io
 import itertools
 import json
 import re
-import warnings
 
 import numpy as np
 import pytest
 import torch
+from drawn import drawn, outside, overlapping
 from examples import random_example
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from ssmscope.errors import InputError
@@ -436,32 +435,11 @@ def test_terminal_shows_hostile_tokens_harmlessly():
     assert "␛[31m" in shown and "[bold]no" in shown
 
 
-def drawn(result, **options):
-    """The figure's texts with the boxes that the Agg renderer gives them; any warning is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = result.figure(**options)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    texts = [text for axes in figure.axes for text in axes.texts]
-    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
-    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
-    return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
-
-
 @pytest.mark.parametrize(("length", "layers"), [(1, 1), (5, 4), (61, 48), (400, 4)])
 def test_nothing_overlaps_in_the_figure(length, layers):
     result = eq_10(make_trace([sentence(length), sentence(3)], layers=layers))
     figure, texts = drawn(result)
-    for (one, a), (other, b) in itertools.combinations(texts, 2):
-        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-        assert apart, (one, other)
-    for text, box in texts:
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
+    assert not overlapping(texts) and not outside(figure, texts)
     shown = " ".join(text for text, _ in texts)
     assert all(word.strip() in shown for word in sentence(min(length, 1000)))
 

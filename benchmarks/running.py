@@ -1,0 +1,119 @@
+"""Long runs of commands: divided among GPUs or cores, each after those it needs, taken up again where they were cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+"""The 97.5 % quantile of Student's t for 2, 3, … values."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Commands one after the other, each Python's words after its name (`-m ssmscope train …`). `log` takes what they
+    print, `done` is true once nothing is left to do, `ended` gets the seconds that it took, also in earlier calls."""
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    log: Path
+    done: Callable[[], bool]
+    needs: frozenset[str] = frozenset()
+    ended: Callable[[float], None] = field(default=lambda seconds: None)
+
+
+def run(jobs: Iterable[Job], places: Sequence[str], minutes: float) -> None:
+    """Run what is not done, first come first served, one job at a time in each place: the number of a GPU, or the
+    empty word for one core. A job waits for those that it needs, and is left out where one of them failed."""
+    deadline = time.monotonic() + 60 * minutes
+    jobs = list(jobs)
+    waiting = [job for job in jobs if not job.done()]
+    finished = {job.name for job in jobs} - {job.name for job in waiting}
+    known, failed = {job.name for job in jobs}, set[str]()
+    changed = threading.Condition()
+
+    def take() -> Job | None:
+        with changed:
+            while waiting and time.monotonic() < deadline:
+                for job in waiting:
+                    if job.needs & (failed | (job.needs - known)):
+                        failed.add(job.name)
+                        waiting.remove(job)
+                        break
+                    if job.needs <= finished:
+                        waiting.remove(job)
+                        return job
+                else:
+                    changed.wait(1)
+        return None
+
+    def work(place: str) -> None:
+        while (job := take()) is not None:
+            worked = _run(job, place, deadline)
+            with changed:
+                (finished if worked else failed).add(job.name)
+                changed.notify_all()
+
+    workers = [threading.Thread(target=work, args=(place,)) for place in places]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _run(job: Job, place: str, deadline: float) -> bool:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": place}
+    if not place:
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    spent = job.log.with_suffix(".seconds")
+    before, start, code = float(spent.read_text()) if spent.exists() else 0.0, time.monotonic(), 0
+    print("; ".join(" ".join(words) for words in job.commands), flush=True)
+    with job.log.open("a") as log:
+        for words in job.commands:
+            process = subprocess.Popen([sys.executable, *words], env=environment, stdout=log, stderr=log)
+            try:
+                code = process.wait(max(deadline - time.monotonic(), 1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = 1
+            if code:
+                break
+    seconds = before + time.monotonic() - start
+    spent.write_text(f"{seconds:.0f}")
+    if not code:
+        job.ended(seconds)
+    return not code
+
+
+_adding = threading.Lock()
+
+
+def add(file: Path, record: Mapping[str, Any]) -> None:
+    """One more line of JSON."""
+    with _adding:
+        file.parent.mkdir(exist_ok=True)
+        with file.open("a") as lines:
+            lines.write(json.dumps(record) + "\n")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def told(values: Sequence[float], digits: int = 3) -> str:
+    """Mean ± half of its 95 % t interval, of as many independent values: of seeds, or of models."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.{digits}f}"
+    half = T975[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
