@@ -241,8 +241,8 @@ def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
     """Within the context the logits of these ids are products in float32 of what the head of a model in half precision
     reads: rounded to 8 bits, f would be a staircase of steps of a 256th. A rule of lrp's for the head stays."""
     head: Any = None if model.is_classifier else model.module.get_output_embeddings()
-    plain = type(head) is nn.Linear and is_own(head, head.forward) and not is_kept(head)
-    if not plain or head.weight.dtype not in (torch.bfloat16, torch.float16):
+    half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
+    if not half or not is_own(head, head.forward):
         yield
         return
 
