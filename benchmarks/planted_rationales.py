@@ -6,7 +6,8 @@
 A model is one `analyze train ARCH --data planted-…` command. Where its test accuracy is at least 0.95, so that the
 planted reason is all but surely its own, every method's AUPRC on 200 test texts is measured as `analyze plausibility`
 does, for the class that it predicts. What is finished is a line of benchmarks/results/planted-rationales.jsonl. The
-tables are means over seeds with 95 % t intervals; a method's row has the mean over all models that solve a task.
+first table of AUPRC is over architectures, the mean over seeds of each, with 95 % t intervals; the others are over
+seeds, with an interval where there are three.
 """
 
 from __future__ import annotations
@@ -90,38 +91,37 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Accuracy of each architecture, then the AUPRC of every method by task and by architecture."""
+    """Accuracies; the AUPRC of every method by task, over architectures; and by architecture, over seeds."""
     records = running.read(RESULTS)
-    by = {(r["task"], r["architecture"]): [] for r in records}
-    for record in records:
-        by[record["task"], record["architecture"]].append(record)
-    print("| test accuracy | " + " | ".join(TASKS) + " |\n|---|" + "---|" * len(TASKS))
+    print("| test accuracy | seeds | " + " | ".join(TASKS) + " |\n|---|---|" + "---|" * len(TASKS))
     for architecture in ARCHITECTURES:
-        cells = (by.get((task, architecture)) for task in TASKS)
-        print(
-            f"| {architecture} | " + " | ".join(running.told([r["test"] for r in c]) if c else "" for c in cells) + " |"
-        )
+        of = [[r["test"] for r in records if (r["task"], r["architecture"]) == (t, architecture)] for t in TASKS]
+        cells = (f"{min(values):.3f} – {max(values):.3f}" if values else "" for values in of)
+        print(f"| {architecture} | {', '.join(str(len(v)) for v in of)} | {' | '.join(cells)} |")
     solved = [r for r in records if r["auprc"]]
     methods = sorted({method for r in solved for method in r["auprc"]})
 
-    def cell(method: str, of: list[dict]) -> str:
-        seeds = sorted({r["seed"] for r in of if method in r["auprc"]})
-        means = [
-            statistics.mean(r["auprc"][method] for r in of if r["seed"] == s and method in r["auprc"]) for s in seeds
-        ]
-        return running.told(means) if means else ""
+    def found(method: str, task: str, architecture: str) -> list[float]:
+        of = (r for r in solved if (r["task"], r["architecture"]) == (task, architecture))
+        return [r["auprc"][method] for r in of if method in r["auprc"]]
 
-    print("\n| AUPRC | " + " | ".join(TASKS) + " |\n|---|" + "---|" * len(TASKS))
+    print("\n| AUPRC over architectures | " + " | ".join(TASKS) + " | mean |\n|---|" + "---|" * (len(TASKS) + 1))
     for method in methods:
-        print(f"| {method} | " + " | ".join(cell(method, [r for r in solved if r["task"] == t]) for t in TASKS) + " |")
+        cells, means = [], []
+        for task in TASKS:
+            each = [statistics.mean(v) for a in ARCHITECTURES if (v := found(method, task, a))]
+            cells.append(running.told(each) if each else "")
+            means.append(statistics.mean(each))
+        print(f"| {method} | " + " | ".join(cells) + f" | {statistics.mean(means):.3f} |")
     chance = ([r["chance"] for r in solved if r["task"] == task] for task in TASKS)
-    print("| chance | " + " | ".join(f"{statistics.mean(c):.3f}" if c else "" for c in chance) + " |")
+    print("| chance | " + " | ".join(f"{statistics.mean(c):.3f}" if c else "" for c in chance) + " | |")
     for task in TASKS:
-        of_task = [r for r in solved if r["task"] == task]
-        names = [a for a in ARCHITECTURES if any(r["architecture"] == a for r in of_task)]
+        names = [a for a in ARCHITECTURES if found(methods[0], task, a)]
         print(f"\n| {task} | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
         for method in methods:
-            cells = (cell(method, [r for r in of_task if r["architecture"] == a]) for a in names)
+            cells = [
+                running.told(v) if len(v := found(method, task, a)) > 2 else f"{statistics.mean(v):.3f}" for a in names
+            ]
             print(f"| {method} | " + " | ".join(cells) + " |")
 
 

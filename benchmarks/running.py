@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-T975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""The 97.5 % quantile of Student's t for that many seeds."""
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+"""The 97.5 % quantile of Student's t for 2, 3, … values."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def told(values: Sequence[float], digits: int = 3) -> str:
-    """Mean over seeds ± half of the 95 % t interval."""
+    """Mean ± half of its 95 % t interval, of as many independent values: of seeds, or of models."""
     mean = statistics.mean(values)
     if len(values) < 2:
         return f"{mean:.{digits}f}"
-    half = T975[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    half = T975[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
