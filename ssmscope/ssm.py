@@ -28,6 +28,7 @@ from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
 from ssmscope.scans.compiling import piece
+from ssmscope.scans.diagonal import scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class Recurrence:
     @property
     def written(self) -> Tensor:
         """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
-        return self.x if self.delta is None else diagonal.scaled(self.x, self.delta)
+        return self.x if self.delta is None else scaled(self.x, self.delta)
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
@@ -286,7 +287,9 @@ def scan(
     matrix products too where heads are wide (GLA); with heads of width 1 (Mamba-1) chunks of steps run in place on
     buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
-    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0.
+    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
+    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses all
+    digits ("highest", the default), 16 bits ("high") or 8 ("medium").
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.
@@ -308,7 +311,7 @@ def scan(
             H = single.scan(log_a, recurrence.written * recurrence.b, initial.squeeze(-1))
             y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
         else:
-            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
+            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta)
         kept = log_a.detach().exp().mean(-1) if retention else None
     elif width > 1:
         log_a = recurrence.log_decay()
