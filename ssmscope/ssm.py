@@ -95,7 +95,7 @@ class Recurrence:
     @property
     def written(self) -> Tensor:
         """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
-        return self.x if self.delta is None else _scaled(self.x, self.delta)
+        return self.x if self.delta is None else diagonal.scaled(self.x, self.delta)
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
@@ -284,9 +284,9 @@ def scan(
     With one decay per head the sequence is cut into chunks that are matrix products (the chunked algorithm of Mamba-2,
     Dao & Gu 2024, section 6), or, where a state is a single number, that are walked side by side. A decay per state has
     matrix products too where heads are wide (GLA); with heads of width 1 (Mamba-1) chunks of steps run in place on
-    buffers that stay in the cache, or through kernels of C or Triton, with the chunks' states recomputed in the
+    buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
-    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰.
+    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0.
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.
@@ -316,7 +316,7 @@ def scan(
         kept = log_a.detach().exp().mean((2, 3)) if retention else None
     else:
         y, final, kept = diagonal.scan(
-            recurrence.written,
+            recurrence.x,
             recurrence.b,
             recurrence.c,
             initial,
@@ -479,8 +479,3 @@ def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
 @piece
 def _skipped(y: Tensor, x: Tensor, D: Tensor) -> Tensor:
     return torch.addcmul(y, x, D)
-
-
-@piece
-def _scaled(x: Tensor, step: Tensor) -> Tensor:
-    return x * step.unsqueeze(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 
@@ -12,7 +11,7 @@ import pytest
 from drawn import drawn, outside, overlapping
 from exhaustive import ALL
 from matplotlib.colors import to_hex
-from rich.console import Console
+from seen import render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import views
@@ -121,12 +120,6 @@ def test_shades_are_around_zero_where_a_method_is_signed():
     assert shade([100, 1, -2], words=(None, 0, 1)) == ([16, 8, -16], "±2")
     assert shade([-100, 1, 2], "gradcam", (None, 0, 1)) == ([0, 0, 31], "1.000–2.000")
     assert shade([3, -3], words=(None, None)) == ([16, -16], "±3")
-
-
-def render(result, **options) -> str:
-    console = Console(file=io.StringIO(), width=100, force_jupyter=False, **options)
-    console.print(result)
-    return console.file.getvalue()
 
 
 def test_terminal():

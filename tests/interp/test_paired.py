@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from bags import tokenizer
 from examples import random_example
 from matplotlib.text import Text
-from rich.console import Console
+from seen import render
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
@@ -131,9 +130,7 @@ def test_its_views_and_files(models, tmp_path):
     paths = found.save(tmp_path, "pair")
     assert Result.load(paths["json"]) == found
     assert json.loads(paths["json"].read_text())["provenance"]["model"] == "demo/mamba2 and demo/mamba"
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(found)
-    assert "more in demo/mamba2" in console.file.getvalue()
+    assert "more in demo/mamba2" in render(found, width=120, color_system=None)
     assert "difference" in paths["html"].read_text() and found.headline.startswith(
         "Memory of demo/mamba2 and demo/mamba:"
     )

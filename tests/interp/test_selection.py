@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import re
@@ -12,7 +11,7 @@ import pytest
 import torch
 from drawn import drawn, outside, overlapping
 from examples import random_example
-from rich.console import Console
+from seen import luminance, render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
@@ -411,12 +410,6 @@ def test_html_is_escaped_self_contained_and_complete():
     assert "prefers-color-scheme: dark" in page
 
 
-def render(result, **options):
-    console = Console(file=io.StringIO(), width=100, force_jupyter=False, **options)
-    console.print(result)
-    return console.file.getvalue()
-
-
 def test_terminal_is_coloured_where_there_is_colour(model):
     result = selection_heatmap(model, model.encode(ids=IDS), top=2, half_lives=True)
     coloured = render(result, force_terminal=True, color_system="truecolor", no_color=False)
@@ -487,11 +480,6 @@ def test_ranges_tell_their_ends_apart():
 
 @pytest.mark.parametrize("stops", [BLUES, BLUES_ON_DARK, CIVIDIS])
 def test_ink_reads_well_on_every_shade(stops):
-    def luminance(colour):
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
     shades = ramp(stops)
     assert shades[0] == stops[0] and shades[-1] == stops[-1]
     for shade in shades:
