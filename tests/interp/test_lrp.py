@@ -48,7 +48,7 @@ READ = list(FEW)
 
 
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("name", [*READ, "minimax"])
+@pytest.mark.parametrize("name", [*READ, "minimax", "xlstm"])
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)
