@@ -22,7 +22,7 @@ ON_5 = tests/contracts tests/models tests/evaluation tests/training/test_kinds.p
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
-.PHONY: demo setup test lint types pytest fuzz test-transformers5 docs clean
+.PHONY: demo setup test lint types pytest fuzz test-transformers5 test-exhaustive docs clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
@@ -49,7 +49,13 @@ fuzz: $(VENV)/.dev
 # What has to do with transformers' own code once more, on its newest release 5.
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) SSMSCOPE_EXHAUSTIVE=contracts $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(ON_5)
+	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(ON_5)
+
+# Both with every model, pair of options and value, where they try some that stand for them: it takes an hour.
+test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
+test-exhaustive:
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-transformers5
 
 # The documentation's site, with every notebook run unless `make test` has just run it, into build/site.
 docs: $(VENV)/.dev

@@ -6,8 +6,8 @@
 A model is one `analyze train ARCH --data planted-…` command. Where its test accuracy is at least 0.95, so that the
 planted reason is all but surely its own, every method's AUPRC on 200 test texts is measured as `analyze plausibility`
 does, for the class that it predicts. What is finished is a line of benchmarks/results/planted-rationales.jsonl. The
-first table of AUPRC is over architectures, the mean over seeds of each, with 95 % t intervals; the others are over seeds,
-with an interval where there are three.
+first table of AUPRC is over architectures, the mean over seeds of each, with 95 % t intervals; the others are over
+seeds, with an interval where there are three.
 """
 
 from __future__ import annotations

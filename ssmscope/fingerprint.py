@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,21 +13,33 @@ import xxhash
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
+from ssmscope.scans import word_sums
+
+AT_ONCE = 2**22
+"""Bytes, or 32-bit words that are multiplied, at a time."""
+ROW = 2**16
+"""Words in a row: a word's factor is that of its place in the row times that of the row."""
 
 
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
     """A 64-bit hash of the bytes of every weight, and of every setting of `adapters`, by its name.
 
-    Bytes are read, because no counter sees all that writes to a tensor: `p.data.mul_(2)` leaves none.
+    Bytes are read, because no counter sees all that writes to a tensor: `p.data.mul_(2)` leaves none. On a GPU it is
+    `hashes`, on a CPU another.
 
     Raises:
         InputError: for weights that are not in memory.
     """
-    found = {}
+    there = {
+        name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
+    }
+    found = hashes(there)
     for name, value in weights.items():
+        if name in there:
+            continue
         digest = xxhash.xxh3_64()
         for part in _parts(value, name):
-            digest.update(part)
+            digest.update(part.numpy().data if isinstance(part, Tensor) else part)
         found[name] = digest.intdigest()
     for name, setting in (settings or {}).items():
         found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(json.dumps(setting, sort_keys=True, default=str).encode())
@@ -34,15 +47,22 @@ def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = No
 
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
-    """16 hexadecimal digits of a hash over the configuration, every weight and every setting of `adapters`.
+    """16 hexadecimal digits of a hash over the configuration, every weight and every setting of `adapters`, the same on
+    every device.
 
     Raises:
         InputError: for weights that are not in memory.
     """
     digest = hashlib.blake2b(json.dumps(essence(config), sort_keys=True, default=str).encode(), digest_size=8)
+    words = hashes({name: value for name, value in weights.items() if isinstance(value, Tensor)})
     for name in sorted(weights):
-        for part in _parts(weights[name], name, named=True):
-            digest.update(part)
+        value = weights[name]
+        if isinstance(value, Tensor):
+            said = f"{name} {value.dtype} {tuple(value.shape)} {words[name]}"
+            digest.update(said.encode())
+        else:
+            for part in _parts(value, name):
+                digest.update(part.numpy().data if isinstance(part, Tensor) else part)
     if settings:
         digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     return digest.hexdigest()
@@ -81,26 +101,76 @@ def check_finite(module: nn.Module, name: str) -> None:
                 )
 
 
-def _parts(value: Any, name: str, named: bool = False) -> Iterator[Any]:
+def _parts(value: Any, name: str) -> Iterator[Any]:
     """A weight as pieces that can be hashed; quantised layers keep tuples and scales beside tensors."""
-    if not isinstance(value, Tensor):
-        if isinstance(value, list | tuple):
-            for each in value:
-                yield from _parts(each, name, named)
-        else:
-            yield repr(value).encode()
-        return
-    tensor = value.detach()
-    if tensor.device.type == "meta":
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _parts(each, name)
+    elif not isinstance(value, Tensor):
+        yield repr(value).encode()
+    else:
+        if value.is_quantized:
+            yield str((value.dtype, value.qscheme())).encode()
+        yield from _bytes(value, name).cpu().split(AT_ONCE)
+
+
+def _bytes(value: Tensor, name: str) -> Tensor:
+    """The bytes of a tensor where it is.
+
+    Raises:
+        InputError: for one that is not in memory.
+    """
+    if value.device.type == "meta":
         raise InputError(f"the weights of {name} are not in memory (offloaded, or on the device meta): load them")
-    if tensor.is_quantized:
-        yield str((tensor.dtype, tensor.qscheme())).encode()
-        yield from _parts(tensor.dequantize(), name, named)
-        return
-    tensor = tensor.contiguous().cpu()
-    if named:
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-    yield tensor.flatten().view(torch.uint8).numpy().data
+    value = value.detach()
+    return (value.dequantize() if value.is_quantized else value).contiguous().flatten().view(torch.uint8)
+
+
+def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
+    """A 64-bit hash of the bytes of every tensor, found where it is and the same everywhere: Σ word · row's factor ·
+    column's factor over its 32-bit words modulo 2⁶⁴, the factors drawn once and odd.
+
+    A change of one word always shows, and of several but for a chance of about 2⁻³².
+
+    Raises:
+        InputError: for weights that are not in memory.
+    """
+    found: dict[str, int] = {}
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        flat = _bytes(value, name)
+        odd = len(flat) % 4
+        if odd or flat.data_ptr() % 4:
+            flat = torch.cat([flat, flat.new_zeros(4 - odd)])
+        by_device.setdefault(value.device, {})[name] = flat.view(torch.int32)
+    for device, own in by_device.items():
+        each = list(own.values())
+        sums = (
+            word_sums.sums(each, *_factors(device))
+            if word_sums.applicable(each)
+            else torch.stack([_sum_of_words(words, *_factors(device)) for words in each])
+        )
+        found |= zip(own, sums.tolist(), strict=True)
+    return found
+
+
+def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), AT_ONCE):
+        part, first = words[start : start + AT_ONCE], start // ROW % len(rows)
+        even = len(part) // ROW
+        if even:
+            total += ((part[: even * ROW].view(even, ROW) * columns).sum(1) * rows[first : first + even]).sum()
+        if len(rest := part[even * ROW :]):
+            total += (rest * columns[: len(rest)]).sum() * rows[first + even]
+    return total
+
+
+@cache
+def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
+    drawn = torch.randint(-(2**63), 2**63 - 1, (2**17 + ROW,), generator=torch.Generator().manual_seed(0))
+    rows, columns = (drawn | 1).to(device).split([2**17, ROW])
+    return rows, columns
 
 
 def essence(config: Any) -> dict[str, Any]:

@@ -118,6 +118,12 @@ def taken_over(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = Fa
         yield
 
 
+def taker_of(module: nn.Module) -> Handler | None:
+    """By what the innermost context around this one has taken the module over; None where none has."""
+    taken = _taken.get().get(id(module))
+    return taken.handler if taken is not None and taken.module is module else None
+
+
 def is_kept(module: nn.Module) -> bool:
     """Whether a context around this one has taken the module over and wants to keep it."""
     taken = _taken.get().get(id(module))

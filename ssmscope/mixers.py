@@ -160,9 +160,10 @@ def fast_scan(
     """
     check_plain(module, type(module).__name__)
     found = mixers(module)
+    whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
     caching = [part for part in module.modules() if getattr(getattr(part, "config", None), "use_cache", False)]
     handlers = [
-        (mixer, partial(_forward, mixer, index, mask, states[index] if states is not None else None, retention, visit))
+        (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
@@ -237,7 +238,7 @@ def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **k
     return nn.functional.linear(args[0], part.weight.detach(), None if part.bias is None else part.bias.detach())
 
 
-def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwargs):
+def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
     kind: Any = type(mixer)
     given = dict(zip(_arguments(kind), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
@@ -245,7 +246,8 @@ def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwa
         if id(mixer) in _computed_by.get():
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
-    reader, mask = reader_of(mixer), mask if mask is not None else given.get("attention_mask")
+    reader = reader_of(mixer)
+    mask = None if whole else given.get("attention_mask") if mask is None else mask
     instead = _computed_by.get().get(id(mixer))
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
@@ -261,7 +263,7 @@ def _forward(mixer, index, mask, state, retention, visit, /, below, *args, **kwa
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
     """A mixer's terms, without gradients by its weights within `weights_constant`."""
-    layer = reader_of(mixer).quantities(mixer, u, mask, state)
+    layer = reader_of(mixer).quantities(mixer, u, mask if mask is None else mask.to(u.device), state)
     if _constant.get():
         layer = replace(layer, recurrences=tuple(_with_constants(r) for r in layer.recurrences))
     return layer

@@ -331,7 +331,7 @@ class Model:
                 kept = layer.joined([s.retention for s in scans if s.retention is not None])
                 if visit is not None:
                     visit(index, chosen, layer)  # noqa: B023
-                retained[index, chosen, :width] = kept.masked_fill(~part.mask, torch.nan).to(retained.dtype)  # noqa: B023
+                retained[index, chosen, :width] = kept.to(retained).masked_fill(~part.mask, torch.nan)  # noqa: B023
                 if index in wanted:
                     u = inputs[index]
                     if len(chosen) == rows:  # noqa: B023

@@ -6,20 +6,21 @@
 
 An option is a bool, int, float, str, a path, or words (`Literal`); a sequence of these; one or the other
 (`Literal["mean", "all"] | Sequence[int]`); and None where that is its default. What only Python code can give stands
-beside what can be typed: a number beside a text (`int | str`: a token's id or its text), a sequence of sequences, a
-mapping of functions by name. Its `Annotated` says the help, and then `Range`, `OneOf`, `Reads` or the marks below.
-`Option.read` takes what Python code gives, what somebody typed and what stands in a plan, and gives the value that the
+beside what can be typed: a class of this package (which may be imported under TYPE_CHECKING alone), a list, a sequence
+of sequences, a mapping of functions by name. A number beside a text (`int | str`: a token's id or its text) may stand
+in a plan too. Its `Annotated` says the help, and then `Range`, `OneOf`, `Reads` or the marks below. `Option.read` takes
+what somebody typed and what stands in a plan, `Option.accept` what Python code gives; each gives the value that the
 function gets, or refuses it.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import inspect
 import math
 import os
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from typing import Annotated, Any, Literal
 
 from ssmscope.errors import InputError, did_you_mean
 
+KINDS = (bool, int, float, str, Path, os.PathLike)
+"""The types of what can be typed."""
 WHOLE_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
@@ -82,27 +85,6 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class InHand:
-    """Python code may give the thing itself in place of its name: an instance of one of these classes.
-
-    A class that is slow to import is given as "module:NAME" below `ssmscope`.
-    """
-
-    classes: tuple[str | type, ...]
-
-    def __contains__(self, value: Any) -> bool:
-        return any(isinstance(value, self._class(each)) for each in self.classes)
-
-    @staticmethod
-    def _class(named: str | type) -> type | tuple[()]:
-        if isinstance(named, type):
-            return named
-        module, _, name = named.partition(":")
-        found = sys.modules.get(f"ssmscope.{module}")  # there is no instance before it is imported
-        return () if found is None else getattr(found, name)
-
-
-@dataclass(frozen=True)
 class Metavar:
     """What stands for the value in the help, where the type does not say it."""
 
@@ -142,9 +124,10 @@ class Option:
     no_effect: bool = False
     nested: bool = False
     """A mapping of names to mappings: the options of each method of explanation."""
-    in_hand: InHand | None = None
     objects: tuple[type, ...] = ()
     """The types of values that only Python code can give: the function gets them as they are."""
+    numbers: bool = False
+    """A whole number may stand for a text."""
 
     @property
     def required(self) -> bool:
@@ -173,19 +156,22 @@ class Option:
         return (f"--{name}", f"--no-{name}") if self.is_flag else (f"--{name}",)
 
     def accept(self, value: Any) -> Any:
-        """As `read`, of what Python code gives: what is `InHand` stays as it is, alone or among others.
+        """As `read`, of what Python code gives: what is of `objects` stays as it is, alone or among others.
 
         Raises:
             InputError: as `read`.
         """
-        if self.in_hand is None:
-            return self.read(value)
-        if value in self.in_hand:
+        if self._is_object(value):
             return value
-        listed = self.several and isinstance(value, list | tuple) and len(value) > 0
-        if not listed:
-            return self.read(value)
-        return [part if part in self.in_hand else self._one(part) for part in value]
+        if self.several and isinstance(value, list | tuple) and any(map(self._is_object, value)):
+            return [part if self._is_object(part) else self._one(part) for part in value]
+        return self.read(value)
+
+    def _is_object(self, value: Any) -> bool:
+        own = {each.__name__ for each in type(value).__mro__ if each.__module__.startswith("ssmscope.")}
+        return any(
+            each.__name__ in own if issubclass(each, Later) else isinstance(value, each) for each in self.objects
+        )
 
     def read(self, value: Any) -> Any:
         """The value that the function gets.
@@ -197,8 +183,6 @@ class Option:
             if self.required or self.default is not None:
                 raise InputError(f"{self.name} is not given; {self.allowed}")
             return None
-        if isinstance(value, self.objects) and not isinstance(value, bool):
-            return value
         if self.nested:
             return self._nested(value)
         if self.is_flag:
@@ -239,6 +223,8 @@ class Option:
 
     def _typed(self, value: Any) -> Any:
         """The value as the option's type; None where it is none."""
+        if self.numbers and not isinstance(value, bool) and isinstance(value, Integral):
+            return value
         if self.kind is str:
             named = os.fspath(value) if self.reads is not None and isinstance(value, os.PathLike) else value
             return named if isinstance(named, str) else None
@@ -319,6 +305,17 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class Later:
+    """Stands for a class that a module imports under TYPE_CHECKING alone, by its name."""
+
+
+class Names(dict[str, Any]):
+    """Names of a module, those under TYPE_CHECKING as `Later`."""
+
+    def __missing__(self, name: str) -> type:
+        return type(name, (Later,), {})
+
+
 def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -> dict[str, Option]:
     """The keyword-only parameters of a function as options, by name.
 
@@ -328,12 +325,14 @@ def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -
     Raises:
         TypeError: a parameter without help, or of a type that is no option's.
     """
-    names = {"Annotated": Annotated, "Literal": Literal, **getattr(function, "__globals__", {})}
+    names = Names(
+        {"Annotated": Annotated, "Literal": Literal, **vars(builtins), **getattr(function, "__globals__", {})}
+    )
     helps, found = dict(documented(function)), {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in without:
             hint = parameter.annotation
-            hint = eval(hint, names) if isinstance(hint, str) else hint  # noqa: S307  # the function's own annotation
+            hint = eval(hint, {}, names) if isinstance(hint, str) else hint  # noqa: S307  # the function's own annotation
             if not hasattr(hint, "__metadata__") and parameter.name in helps:
                 kinds = tuple(str if kind is Path else kind for kind in _members(hint))
                 marks = (Metavar("NAME"),) if str in kinds else ()
@@ -373,17 +372,24 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
             nested = isinstance(of_mappings, type) and issubclass(of_mappings, Mapping)
             objects += [] if nested else [Mapping]
         elif isinstance(origin, type) and issubclass(origin, Sequence):
+            if origin is list:
+                objects += [list, tuple]
+                continue
             several = True
             for each in _members(inner[0]):
                 if typing.get_origin(each) is Literal:
                     elements += typing.get_args(each)
                 elif typing.get_origin(each) is not None:
                     objects += [list, tuple]
-                else:
+                elif each in KINDS:
                     kinds.append(each)
-        elif isinstance(member, type):
+                else:
+                    objects.append(each)
+        elif member in KINDS:
             singles.append(member)
             kinds.append(member)
+        elif isinstance(member, type):
+            objects.append(member)
         else:
             raise TypeError(f"the option {parameter.name} cannot be a {member}")
     by_type = {type(mark): mark for mark in marks[1:]}
@@ -393,8 +399,8 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
         kinds, singles = ([str if kind is Path else kind for kind in each] for each in (kinds, singles))
     kinds = [kind for kind in dict.fromkeys(kinds) if kind is not os.PathLike and not (kind is str and Path in kinds)]
     kinds = [float] if set(kinds) == {int, float} else kinds
-    if set(kinds) == {int, str}:
-        kinds, objects = [str], [*objects, Integral]
+    numbers = set(kinds) == {int, str}
+    kinds = [str] if numbers else kinds
     if len(kinds) > 1 or not (kinds or words or elements or nested):
         raise TypeError(f"the option {parameter.name} has the types {kinds}; it may have one besides words")
     metavar = by_type.get(Metavar)
@@ -414,8 +420,8 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
         repeated=REPEATED in marks,
         no_effect=NO_EFFECT in marks,
         nested=nested,
-        in_hand=by_type.get(InHand),
         objects=tuple(objects),
+        numbers=numbers,
     )
 
 

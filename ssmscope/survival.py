@@ -22,19 +22,22 @@ from torch.nn.functional import pad
 from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.scans import delta as delta_rule
-from ssmscope.scans import native
+from ssmscope.scans import native, passes
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.ssm import DeltaRecurrence, Recurrence
 
+PIECE = 128  # positions that are summed one after the other
 AT_ONCE = 2**19  # numbers of keys that are held at a time: they stay in the cache
 
 
-def left_reference(recurrence: Recurrence, s: int) -> Float[Tensor, "batch heads width state"]:
-    """R_s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and `half_lives`
-    are tested against."""
-    alone = torch.zeros_like(recurrence.x)
-    alone[:, s] = recurrence.x[:, s]
-    return ssm.scan_reference(replace(recurrence, x=alone)).state
+def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
+    """R_s of every s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and
+    `half_lives` are tested against."""
+    x, length = recurrence.x, recurrence.x.shape[1]
+    names = ("b", "c", "delta", "log_a", "beta")
+    each = {n: v.repeat_interleave(length, 0) for n in names if (v := getattr(recurrence, n, None)) is not None}
+    alone = x.unsqueeze(1) * torch.eye(length, dtype=x.dtype)[..., None, None]  # (batch, s, t, heads, width)
+    return ssm.scan_reference(replace(recurrence, x=alone.flatten(0, 1), **each)).state.unflatten(0, (len(x), length))
 
 
 def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
@@ -42,7 +45,10 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
 
     Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
     """
-    written = torch.linalg.vector_norm(recurrence.written, dim=-1)
+    on_gpu = _on_gpu(recurrence, each=True)
+    if on_gpu is not None:
+        return on_gpu
+    written = _written_norms(recurrence)
     if isinstance(recurrence, DeltaRecurrence):
         for part, keys in _keys_left(recurrence):
             written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
@@ -60,6 +66,29 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
         reached = part.start
     written[:, :reached] = 0
     return written
+
+
+def _left_sums(recurrence: Recurrence) -> Float[Tensor, "batch length one"]:
+    """`left_norms` summed over heads."""
+    on_gpu = _on_gpu(recurrence, each=False)
+    return left_norms(recurrence).sum(2, keepdim=True) if on_gpu is None else on_gpu.unsqueeze(2)
+
+
+def _on_gpu(recurrence: Recurrence, *, each: bool) -> Tensor | None:
+    """`passes.left` of Mamba-1's case on a GPU; None elsewhere."""
+    r, timed = recurrence, _timed(recurrence)
+    if timed is None or r.one_decay_per_head or r.shape[3] != 1 or r.shape[4] > passes.NARROW:
+        return None
+    terms = (*timed, r.b)
+    if any(t.dtype != torch.float32 for t in (r.x, *terms)) or not passes.applicable(*terms):
+        return None
+    return passes.left(r.x, *timed, r.b, each=each)
+
+
+def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+    """What is written at each position: the length of the input times the step."""
+    norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
+    return norms if step is None else norms * step.abs()
 
 
 def left_towards_state(
@@ -109,7 +138,8 @@ def shares(
         left = torch.cat([found for found, _ in both], dim=2)
         whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
     else:
-        left = torch.cat([left_norms(r) for r in cut], dim=2)
+        found = [left_norms(r) if per_head else _left_sums(r) for r in cut]
+        left = torch.cat(found, dim=2)
         whole = left.sum(1, keepdim=True)
     left, whole = (left, whole) if per_head else (left.sum(2), whole.sum(2))
     return pad(left / torch.where(whole > 0, whole, 1), (0, 0) * (left.ndim - 2) + (0, length - stop))
@@ -132,7 +162,7 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
 
 def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
     """`half_lives`, (batch, length, heads), or one in place of the heads; of several recurrences not per head."""
-    written = [torch.linalg.vector_norm(r.written, dim=-1) for r in recurrences]
+    written = [_written_norms(r) for r in recurrences]
     norms = [torch.linalg.vector_norm(r.b, dim=-1) for r in recurrences]
     whole = _together((w * _by_head(b, w) for w, b in zip(written, norms)), per_head)
     walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
@@ -242,10 +272,17 @@ def _by_head(t: Tensor, like: Tensor) -> Tensor:
 
 
 def _sums_from_end(log_a: Tensor) -> Tensor:
-    """Σ_{s<r≤T} log a_r in float64, for (batch, length, …)."""
-    after = torch.zeros_like(log_a, dtype=torch.float64)
-    after[:, :-1] = log_a[:, 1:].double().flip(1).cumsum(1).flip(1)
-    return after
+    """Σ_{s<r≤T} log a_r in float64, for (batch, length, …): within pieces and over them, since a GPU sums one after
+    the other along what is not the last dimension."""
+    length = log_a.shape[1]
+    count = -(-length // PIECE)
+    shifted = log_a.new_zeros(len(log_a), count * PIECE, *log_a.shape[2:], dtype=torch.float64)
+    shifted[:, : max(length - 1, 0)] = log_a[:, 1:]
+    pieces = shifted.unflatten(1, (count, PIECE))
+    within = pieces.flip(2).cumsum(2).flip(2)
+    later = torch.zeros_like(within[:, :, 0])
+    later[:, :-1] = within[:, 1:, 0].flip(1).cumsum(1).flip(1)
+    return (within + later.unsqueeze(2)).flatten(1, 2)[:, :length]
 
 
 def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:

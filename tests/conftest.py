@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import io
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 # Before torch is imported: the test workers already fill the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,6 +56,33 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def painted() -> None:
+    """For a test that looks at the files of figures."""
+
+
+@pytest.fixture(autouse=True)
+def unpainted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are laid out as for a file, but the file is of an empty one: painting takes most of the time."""
+    if "painted" in request.fixturenames:
+        return
+
+    def drawn(figure: Any, suffix: str) -> bytes:
+        figure.draw_without_rendering()
+        return _empty(suffix)
+
+    monkeypatch.setattr("ssmscope.show.pictures.drawn", drawn)
+
+
+@functools.cache
+def _empty(suffix: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    file = io.BytesIO()
+    Figure((1, 1)).savefig(file, format=suffix)
+    return file.getvalue()
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from exhaustive import few
+from exhaustive import ALL, few
 from torch import nn
 
 import ssmscope.models
@@ -41,6 +42,8 @@ FEW = few(
     *("selective-ssm", "selective-ssm-language", "bamba", "jamba", "qwen3_next"),
 )
 """One for every way in which layers are read: what analyses are tried on."""
+HALVES = (FEW, FEW) if ALL else (FEW[::2], FEW[1::2])
+"""For analyses that several tests try on them: one half for the one, the other half for the other."""
 VARIANTS = frozenset(
     "baleen-b-mamba2 baleen-e-mamba baleen-b-soft-mamba2 gated-deltanet-as-mamba diff-mamba-not-normalized "
     "diff-s6-not-normalized diff-mamba1 gfssm-three-groups gfssm-without-prompts groupmamba-alone "
@@ -69,7 +72,23 @@ def random_example(name: str) -> nn.Module:
     """One of `EXAMPLES` as seed 0 draws it, for the caller to change: making them anew takes longer than most tests."""
     made = _MADE[EXAMPLES[name][0]]
     torch.set_rng_state(made.drawn)
-    return copy.deepcopy(made.models[name])
+    return _copied(made.models[name], {})
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """`copy.deepcopy(module, memo)` in a third of its time: most of what a module holds are empty dictionaries."""
+    if id(module) in memo:
+        return memo[id(module)]
+    made = memo[id(module)] = type(module).__new__(type(module))
+    for name, value in vars(module).items():
+        if name == "_modules":
+            value = {each: None if part is None else _copied(part, memo) for each, part in value.items()}
+        elif type(value) in (dict, OrderedDict, set) and not value:
+            value = type(value)()
+        elif value is not None and type(value) not in (bool, int, float, str):
+            value = copy.deepcopy(value, memo)
+        vars(made)[name] = value
+    return made
 
 
 def own_output(mixer: nn.Module, u: torch.Tensor) -> torch.Tensor:

@@ -1,14 +1,18 @@
-"""What is tried on everything with SSMSCOPE_EXHAUSTIVE=1, and otherwise on a few that stand for it."""
+"""What is tried on everything with SSMSCOPE_EXHAUSTIVE=all, and otherwise on a few that stand for it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
+from typing import TypeVar
 
 ASKED = os.environ.get("SSMSCOPE_EXHAUSTIVE")
-ALL = ASKED == "1"
+ALL = ASKED in ("all", "1")
 CONTRACTS = ALL or ASKED == "contracts"
 """Whether contracts are tried on variants of architectures too, as the run on transformers 5 does."""
+
+A, B = TypeVar("A"), TypeVar("B")
 
 
 def few(everything: Iterable[str], *chosen: str) -> list[str]:
@@ -16,3 +20,9 @@ def few(everything: Iterable[str], *chosen: str) -> list[str]:
     names = list(everything)
     assert set(chosen) <= set(names)
     return names if ALL else list(chosen)
+
+
+def in_turns(first: Iterable[A], second: Iterable[B], of: int = 2) -> list[tuple[A, B]]:
+    """Every pair; or of each of the first every so many-th of the second, beginning one later for each."""
+    pairs = itertools.product(enumerate(first), enumerate(second))
+    return [(a, b) for (i, a), (j, b) in pairs if ALL or (i + j) % of == 0]

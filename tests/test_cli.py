@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from warm import TRANSFORMERS
 
 from ssmscope import cli, errors, register
 from ssmscope.signature import options_of
@@ -579,12 +580,15 @@ class TestFaults:
         assert (answer.code, answer.out, answer.err) == (130, "", "analyze: interrupted\n")
 
     def test_a_reader_that_stops_early_is_no_fault(self, mamba: Path) -> None:
-        command = [sys.executable, "-m", "ssmscope", "heatmap", str(mamba), "--ids", ",".join(["1"] * 4000), "--json"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as running:
-            assert running.stdout is not None and running.stderr is not None
-            running.stdout.close()
-            assert running.stderr.read() == b""
+        read, write = os.pipe()
+        os.close(read)
+        ids = ",".join(["1"] * 4000)
+        code = "import runpy; runpy.run_module('ssmscope', run_name='__main__')"
+        try:
+            done = TRANSFORMERS.run(code, "heatmap", mamba, "--ids", ids, "--json", stdout=write)
+        finally:
+            os.close(write)
+        assert done.stderr == "" and done.returncode == 1
 
     def test_a_value_error_of_ours_is_told_from_a_users(self) -> None:
         assert issubclass(errors.InputError, ValueError)

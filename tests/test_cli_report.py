@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from planned import TEXT, tiny_model
+from planned import TEXT, tiny_model, unpainted
 
 from ssmscope import cli
 from ssmscope.reports import exports, running
-from ssmscope.results import Result
 from ssmscope.writing import held
 
 
@@ -40,7 +39,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_write", lambda report, root: None)
-    monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+    unpainted(monkeypatch)
 
 
 Answer = Callable[..., SimpleNamespace]
@@ -134,7 +133,7 @@ def test_tables_that_cannot_be_written_are_no_bad_input(analyze, plan, out, monk
     def full(report: Any, root: Path) -> None:
         raise exports.InputError("cannot write to x: No space left on device")
 
-    monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+    unpainted(monkeypatch)
     monkeypatch.setattr(exports, "write", full)
     assert analyze(plan, "--out", out).code == 1
 

@@ -98,6 +98,7 @@ def test_guides_are_pages(hook: ModuleType) -> None:
     assert not set(hook.GUIDES) - set(hook.verbs())
 
 
+@pytest.mark.usefixtures("painted")
 def test_the_pictures_of_the_readme_are_what_the_models_give(tmp_path: Path) -> None:
     PIL = pytest.importorskip("PIL.Image")
     spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
@@ -126,7 +127,7 @@ def test_text_means_itself(hook: ModuleType) -> None:
 def test_the_how_tos_work(tmp_path: Path) -> None:
     """Their files are written, their lines put in, in a copy of the project; then its tests and commands run."""
     for name in ("ssmscope", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "demo"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("demo"))  # its bytecode serves too
     (tmp_path / "ssmscope" / "demo").symlink_to(ROOT / "ssmscope" / "demo")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     written = [file for page in HOW_TO for file in blocks(page, tmp_path)]

@@ -1,23 +1,20 @@
 """The Triton kernels of the mean implicit attention against the definition in float64, and how they stay away.
 
-On a machine with a GPU the compiled kernels are tested; elsewhere the same kernels in triton's interpreter, where
-triton is installed and TRITON_INTERPRET=1 is set. The kernel for Hopper GPUs (`fused_hopper`) has no interpreter.
+The kernel for Hopper GPUs (`fused_hopper`) has no interpreter.
 """
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
+from scan_checks import DEVICE, says_that_triton_is_absent, triton_only
 
-from ssmscope import ssm
+from ssmscope import matrices, ssm
 from ssmscope.errors import InputError
 from ssmscope.matrices import fused
 from ssmscope.matrices.terms import Around
 from ssmscope.scans import native
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("b", "c", "delta", "A", "left", "right")
 TOLERANCE = {"tf32": 1.5e-3, "bf16": 1e-2, "tf32x3": 5e-6}
 """Of the largest entry; the interpreter multiplies in float32 whatever the precision, but for rounded operands."""
@@ -43,23 +40,7 @@ def run(terms, *, groups=1, precision="tf32x3"):
     return fused.mean(*(terms[n] for n in NAMES), groups=groups, precision=precision)
 
 
-def why_skipped() -> str | None:
-    if DEVICE == "cuda":
-        return fused.why_not()
-    library = fused.kernels.found()
-    if isinstance(library, str):
-        return library
-    if not library.INTERPRETED:
-        return "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
-    try:
-        run(draw(1, 2, 1))
-    except library.triton.runtime.errors.InterpreterError as error:  # that of triton 3.6.0 needs numpy below 2.4
-        return f"triton's interpreter does not work here: {error}"
-    return None
-
-
-WHY = why_skipped()
-needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
+needs_kernels = triton_only(fused, lambda: run(draw(1, 2, 1)))
 
 
 def definition(terms, *, groups=1) -> torch.Tensor:
@@ -277,7 +258,7 @@ def test_other_cases_stay_away(monkeypatch):
     on_cpu = {name: value.cpu() for name, value in t.items()}
     assert not fused.applicable(x.cpu(), *(on_cpu[n] for n in NAMES))
     assert fused.why_not("cpu") == "they run on GPUs only"
-    if WHY is None and DEVICE == "cuda":
+    if DEVICE == "cuda" and fused.why_not() is None:
         assert fused.applicable(x, *(t[n] for n in NAMES))
         assert fused.applicable(x, *({**t, "left": None, "right": None}[n] for n in NAMES))
         needs_gradient = {**t, "c": t["c"].clone().requires_grad_()}
@@ -298,13 +279,7 @@ def test_other_cases_stay_away(monkeypatch):
 
 
 def test_without_triton_it_says_so(monkeypatch):
-    from ssmscope import matrices
-
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "ssmscope.matrices.fused_kernels", raising=False)
-    monkeypatch.delattr(matrices, "fused_kernels", raising=False)
-    why = fused.kernels.look()
-    assert isinstance(why, str) and why.startswith("triton cannot be imported")
+    says_that_triton_is_absent(monkeypatch, fused.kernels, matrices)
 
 
 @needs_kernels

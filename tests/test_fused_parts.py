@@ -1,39 +1,24 @@
-"""The Triton kernels of the causal convolution with SiLU and of the gated norm against torch in float64.
-
-On a machine with a GPU the compiled kernels are tested; elsewhere the same kernels in triton's interpreter, where
-triton is installed and TRITON_INTERPRET=1 is set.
-"""
+"""The Triton kernels of the causal convolution with SiLU and of the gated norm against torch in float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from scan_checks import DEVICE, triton_only
 from torch.nn.functional import silu
 
 from ssmscope.models.parts import causal_convolution
 from ssmscope.scans import fused_parts, scalar_fused
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-
-def why_skipped() -> str | None:
-    if DEVICE == "cuda":
-        return scalar_fused.why_not()
+def library():
     try:
-        library = fused_parts._kernels()
+        return fused_parts._kernels()
     except ImportError as error:
         return str(error)
-    if not library.INTERPRETED:
-        return "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
-    try:
-        fused_parts.gated_norm(*torch.ones(3, 1, 1), eps=1e-5)
-    except library.triton.runtime.errors.InterpreterError as error:  # that of triton 3.6.0 needs numpy below 2.4
-        return f"triton's interpreter does not work here: {error}"
-    return None
 
 
-WHY = why_skipped()
-needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
+needs_kernels = triton_only(scalar_fused, lambda: fused_parts.gated_norm(*torch.ones(3, 1, 1), eps=1e-5), library)
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -83,6 +68,6 @@ def test_the_gated_norm_and_its_gradients(channels: int, length: int) -> None:
 
 def test_only_plain_tensors_on_a_gpu_are_taken() -> None:
     assert not fused_parts.applicable(torch.ones(2, 3, 4))
-    if WHY is None and DEVICE == "cuda":
+    if DEVICE == "cuda" and scalar_fused.why_not() is None:
         assert fused_parts.applicable(draw(2, 3, 4))
         assert not fused_parts.applicable(draw(2, 3, 4).double()) and not fused_parts.applicable(draw(2, 3, 4).mT)

@@ -1,83 +1,20 @@
-"""The Triton kernels of the scan against the definition in float64, and how they come and stay away.
-
-On a machine with a GPU the compiled kernels are tested; elsewhere the same kernels in triton's interpreter, where
-triton is installed and TRITON_INTERPRET=1 is set.
-"""
+"""The Triton kernels of the scan against the definition in float64, and how they come and stay away."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
+from scan_checks import DEVICE, NAMES, ScanChecks, draw, gradients, leaves_of, says_that_triton_is_absent, triton_only
 
-from ssmscope import ssm
+from ssmscope import scans
 from ssmscope.scans import diagonal, fused, native
-from ssmscope.ssm import Recurrence
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NAMES = ("x", "b", "c", "initial", "delta", "A")
-
-
-def draw(batch=2, length=37, heads=6, groups=1, state=4, *, seed=0) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=g).to(DEVICE)
-
-    return {
-        "x": normal(batch, length, heads, 1),
-        "b": normal(batch, length, groups, state),
-        "c": normal(batch, length, groups, state),
-        "initial": normal(batch, heads, 1, state),
-        "delta": 5 * torch.rand(batch, length, heads, generator=g).to(DEVICE) ** 3,
-        "A": -16 * torch.rand(heads, state, generator=g).to(DEVICE),
-    }
 
 
 def run(terms, *, expected=False, retention=False):
     return fused.scan(*(terms[n] for n in NAMES), expected=expected, retention=retention)
 
 
-def why_skipped() -> str | None:
-    if DEVICE == "cuda":
-        return fused.why_not()
-    library = fused.kernels.found()
-    if isinstance(library, str):
-        return library
-    if not library.INTERPRETED:
-        return "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
-    try:
-        run(draw(1, 1, 1))
-    except library.triton.runtime.errors.InterpreterError as error:  # that of triton 3.6.0 needs numpy below 2.4
-        return f"triton's interpreter does not work here: {error}"
-    return None
-
-
-WHY = why_skipped()
-needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
-
-
-def definition(terms, *, expected=False) -> ssm.Scan:
-    """In float64. `x` is what is written already, so log a is given whole: with `delta` it would be scaled again."""
-    t = {name: value.double() for name, value in terms.items()}
-    log_a = t["delta"][..., None] * t["A"]
-    if expected:
-        log_a = -torch.log1p(-log_a)
-    return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=log_a), t["initial"])
-
-
-def gradients(out, terms):
-    y, final = out[:2]
-    weights = torch.sin(torch.arange(y.numel(), dtype=torch.float64, device=DEVICE)).view(y.shape)
-    inputs = [terms[n] for n in NAMES]
-    return torch.autograd.grad((y * weights).sum() + (final**2).sum(), inputs, materialize_grads=True)
-
-
-def near(ours: torch.Tensor, exact: torch.Tensor, tolerance=1e-5) -> None:
-    assert ours.shape == exact.shape and ours.dtype == torch.float32
-    if exact.numel():
-        assert (ours - exact).abs().max() <= tolerance * exact.abs().max()
+needs_kernels = triton_only(fused, lambda: run(draw(1, 1, 1)))
 
 
 @pytest.fixture(autouse=True)
@@ -87,76 +24,34 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(fused, "FILL", 1)
 
 
-SHAPES = [
-    dict(batch=b, length=length, heads=heads, groups=groups, state=n)
-    for b, length, heads, groups, n in [
-        (1, 0, 5, 1, 4),
-        (1, 1, 3, 1, 16),
-        (1, 31, 5, 1, 16),
-        (1, 33, 14, 2, 5),
-        (3, 17, 2, 1, 1),
-        (1, 100, 2, 2, 2),
-        (2, 2 * fused.CHECK, 2, 1, 65),
-    ]
+SHAPES = [  # batch, length, heads, groups, state
+    (1, 0, 5, 1, 4),
+    (1, 1, 3, 1, 16),
+    (1, 31, 5, 1, 16),
+    (1, 33, 14, 2, 5),
+    (3, 17, 2, 1, 1),
+    (1, 100, 2, 2, 2),
+    (2, 2 * fused.CHECK, 2, 1, 65),
 ]
 
 
 @needs_kernels
-@pytest.mark.parametrize("expected", [False, True], ids=["exp", "expected"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients_are_those_of_the_definition(shape, expected):
-    terms = draw(**shape)
-    y, final, kept = run(terms, expected=expected, retention=True)
-    exact = definition(terms, expected=expected)
-    near(y, exact.y)
-    near(final, exact.state)
-    near(kept, exact.retention, 1e-6)
-    assert run(terms)[2] is None
+class TestScan(ScanChecks):
+    terms = dict(length=40, heads=10, state=8)
+    run = staticmethod(run)
 
-    leaves = {name: t.requires_grad_() for name, t in terms.items()}
-    y2, final2, kept2 = run(leaves, expected=expected, retention=True)
-    assert torch.equal(y, y2) and torch.equal(final, final2) and torch.equal(kept, kept2)
-    for name, ours, slow in zip(
-        NAMES, gradients((y2, final2), leaves), gradients(definition(leaves, expected=expected), leaves)
-    ):
-        assert torch.isfinite(ours).all(), name
-        near(ours, slow.double())
+    @pytest.mark.parametrize("expected", [False, True], ids=["exp", "expected"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_values_and_gradients(self, shape, expected):
+        self.are_those_of_the_definition(draw(*shape), expected)
 
-
-@needs_kernels
-def test_any_strides():
-    terms = draw(2, 20, 10, 1, 8)
-    plain = run(terms, retention=True)
-    strided = dict(terms)
-    for name in ("x", "delta"):  # channels first, as a convolution leaves them
-        strided[name] = terms[name].transpose(1, 2).contiguous().transpose(1, 2)
-    projected = torch.cat([terms["b"], terms["c"]], dim=-1)
-    strided["b"], strided["c"] = projected.split(8, dim=-1)
-    for name in ("A", "initial"):
-        strided[name] = terms[name].transpose(0, -1).contiguous().transpose(0, -1)
-    for a, b in zip(plain, run(strided, retention=True)):
-        assert torch.equal(a, b)
-    one_step = terms["delta"][:, :, :1]
-    spread = {**terms, "delta": one_step.expand(-1, -1, 10).requires_grad_()}
-    held = {**terms, "delta": one_step.repeat(1, 1, 10).requires_grad_()}
-    grads = [torch.autograd.grad(run(t)[0].sum(), t["delta"])[0] for t in (spread, held)]  # of a gradient of stride 0
-    assert torch.equal(*grads)
-
-
-@needs_kernels
-def test_extreme_decays():
-    terms = draw(1, 40, 6, 1, 5)
-    terms["delta"][:, ::3] = 0.0  # decay 1
-    terms["delta"][:, 1::3] = 1e6  # decay 0
-    terms["A"][:, 0] = 0.0
-    leaves = {name: t.requires_grad_() for name, t in terms.items()}
-    y, final, kept = run(leaves, retention=True)
-    exact = definition(leaves)
-    near(y, exact.y)
-    near(kept, exact.retention, 1e-6)
-    for name, ours, slow in zip(NAMES, gradients((y, final), leaves), gradients(exact, leaves)):
-        assert ours.isfinite().all(), name
-        near(ours, slow.double())
+    @pytest.mark.parametrize("expected", [False, True])
+    def test_it_is_what_ssm_scan_runs(self, expected, monkeypatch):
+        monkeypatch.setattr(diagonal, "_forward", lambda *_: pytest.fail("the torch path ran"))
+        if DEVICE == "cpu":
+            monkeypatch.setattr(native, "applicable", lambda *_: False)
+            monkeypatch.setattr(fused, "applicable", lambda *_: True)
+        self.is_what_ssm_scan_runs(draw(2, 20, 12, 2, 5), expected)
 
 
 @needs_kernels
@@ -190,26 +85,15 @@ def test_nan_shows(name):
 
 
 @needs_kernels
-def test_gradients_show_nan():
-    terms = {name: t.requires_grad_() for name, t in draw(1, 20, 6, 1, 5).items()}
-    y, _, _ = run(terms)
-    at = torch.zeros_like(y)
-    at[0, 10, 3] = torch.nan
-    grads = dict(zip(NAMES, torch.autograd.grad(y, [terms[n] for n in NAMES], at)))
-    assert grads["x"][0, :11, 3].isnan().all() and grads["x"][0, 11:, 3].isfinite().all()
-    assert grads["delta"][0, :, 2].isfinite().all() and grads["b"][0, :11].isnan().all()
-
-
-@needs_kernels
 def test_how_the_work_is_cut_changes_no_value(monkeypatch):
-    terms = {name: t.requires_grad_() for name, t in draw(1, 35, 6, 2, 4).items()}
+    terms = leaves_of(draw(1, 35, 6, 2, 4))
     whole = run(terms, retention=True)
-    grads = gradients(whole, terms)
+    grads = gradients(whole, terms.values())
     for tile, check in ((8, 16), (64, 7)):
         monkeypatch.setattr(fused, "TILE", tile)
         monkeypatch.setattr(fused, "CHECK", check)
         cut = run(terms, retention=True)
-        for a, b in zip((*whole, *grads), (*cut, *gradients(cut, terms))):
+        for a, b in zip((*whole, *grads), (*cut, *gradients(cut, terms.values()))):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     half = {n: t[:, :15] if n in ("x", "b", "c", "delta") else t for n, t in terms.items()}
     rest = {n: t[:, 15:] if n in ("x", "b", "c", "delta") else t for n, t in terms.items()}
@@ -221,28 +105,13 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
 
 @needs_kernels
 def test_two_runs_give_the_same_bits():
-    terms = {name: t.requires_grad_() for name, t in draw(2, 20, 12, 1, 8).items()}
+    terms = leaves_of(draw(2, 20, 12, 1, 8))
     runs = []
     for _ in range(2):
         out = run(terms, retention=True)
-        runs.append((*out, *gradients(out, terms)))
+        runs.append((*out, *gradients(out, terms.values())))
     for a, b in zip(*runs):
         assert torch.equal(a, b)
-
-
-@needs_kernels
-def test_it_is_what_ssm_scan_runs(monkeypatch):
-    monkeypatch.setattr(diagonal, "_forward", lambda *_: pytest.fail("the torch path ran"))
-    if DEVICE == "cpu":
-        monkeypatch.setattr(native, "applicable", lambda *_: False)
-        monkeypatch.setattr(fused, "applicable", lambda *_: True)
-    t = draw(2, 20, 12, 2, 5)
-    D = torch.ones(12, device=DEVICE)
-    for expected in (False, True):
-        r = Recurrence(x=t["x"], b=t["b"], c=t["c"], delta=t["delta"], A=t["A"], D=D, expected=expected)
-        ours, exact = ssm.scan(r, t["initial"], retention=True), ssm.scan_reference(r.to(torch.float64), t["initial"])
-        for a, b in zip(ours, exact):
-            near(a, b)
 
 
 @pytest.mark.parametrize("tile", [1, 64, 256])
@@ -278,10 +147,4 @@ def test_other_cases_stay_away(monkeypatch):
 
 
 def test_without_triton_it_says_so(monkeypatch):
-    from ssmscope import scans
-
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "ssmscope.scans.fused_kernels", raising=False)
-    monkeypatch.delattr(scans, "fused_kernels", raising=False)
-    why = fused.kernels.look()
-    assert isinstance(why, str) and why.startswith("triton cannot be imported")
+    says_that_triton_is_absent(monkeypatch, fused.kernels, scans)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts"}
+READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature"}
 """What a package says its analysis is with."""
@@ -47,13 +47,14 @@ MAY_IMPORT = {
     "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
     "states": {"trace"},
-    "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts"},
+    "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts", "recomputing"},
+    "recomputing": {"intercept", "mixers"},
     "attention_layers": {"intercept", "trace", "states", "mixers"},
     "edits": READ - {"fingerprint", "edits", "cuts"},
     "cuts": READ - {"fingerprint", "cuts"},
     "model": READ - {"cuts"} | {"encoding"},
     "intercept": {"errors"},
-    "fingerprint": {"errors"},
+    "fingerprint": {"errors", "scans"},
     "shipped": set(),
     "models": CORE - {"models"} | {"reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks"},

@@ -5,61 +5,24 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import pytest
+import scan_checks
 import torch
+from scan_checks import NAMES, ScanChecks, gradients, leaves_of
 from warm import TORCH
 
-from ssmscope import ssm
 from ssmscope.scans import building, diagonal, native
-from ssmscope.ssm import Recurrence
 
 needs_kernel = pytest.mark.skipif(not native.available(), reason=f"no C kernel here: {native.why_not()}")
-NAMES = ("x", "b", "c", "initial", "delta", "A")
-
-
-def draw(batch=2, length=37, heads=6, state=4, *, seed=0) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=g)
-
-    return {
-        "x": normal(batch, length, heads, 1),
-        "b": normal(batch, length, 1, state),
-        "c": normal(batch, length, 1, state),
-        "initial": normal(batch, heads, 1, state),
-        "delta": 5 * torch.rand(batch, length, heads, generator=g) ** 3,
-        "A": -16 * torch.rand(heads, state, generator=g),
-    }
+draw = partial(scan_checks.draw, device="cpu")
 
 
 def run(terms, *, expected=False, retention=False):
     return diagonal.scan(*(terms[n] for n in NAMES), None, expected=expected, retention=retention)
-
-
-def definition(terms, *, expected=False) -> ssm.Scan:
-    """In float64. `x` is what is written already, so log a is given whole: with `delta` it would be scaled again."""
-    t = {name: value.double() for name, value in terms.items()}
-    log_a = t["delta"][..., None] * t["A"]
-    if expected:
-        log_a = -torch.log1p(-log_a)
-    return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=log_a), t["initial"])
-
-
-def gradients(out, terms):
-    y, final = out[:2]
-    weights = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).view(y.shape)
-    inputs = [terms[n] for n in NAMES]
-    return torch.autograd.grad((y * weights).sum() + (final**2).sum(), inputs, materialize_grads=True)
-
-
-def near(ours: torch.Tensor, exact: torch.Tensor, tolerance=1e-5) -> None:
-    assert ours.shape == exact.shape and ours.dtype == torch.float32
-    if exact.numel():
-        assert (ours - exact).abs().max() <= tolerance * exact.abs().max()
 
 
 @pytest.fixture
@@ -68,75 +31,32 @@ def kernel_only(monkeypatch):
     monkeypatch.setattr(diagonal, "_forward", lambda *_: pytest.fail("the torch path ran"))
 
 
-SHAPES = [
-    dict(batch=b, length=length, heads=heads, state=n)
-    for b, length, heads, n in [
-        (1, 0, 5, 4),
-        (2, 1, 16, 16),
-        (1, 17, 64, 3),
-        (3, 100, 7, 16),
-        (1, 100, 150, 4),
-        (2, 33, 65, 33),
-        (1, 64, 1, 1),
-        (2, 100, 80, 1),
-        (1, 32, 48, 64),
-    ]
+SHAPES = [  # batch, length, heads, groups, state
+    (1, 0, 5, 1, 4),
+    (2, 1, 16, 1, 16),
+    (1, 17, 64, 1, 3),
+    (3, 100, 7, 1, 16),
+    (1, 100, 150, 1, 4),
+    (2, 33, 65, 1, 33),
+    (1, 64, 1, 1, 1),
+    (2, 100, 80, 1, 1),
+    (1, 32, 48, 1, 64),
 ]
 
 
 @needs_kernel
-@pytest.mark.parametrize("expected", [False, True], ids=["exp", "expected"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients_are_those_of_the_definition(shape, expected, kernel_only):
-    terms = draw(**shape)
-    y, final, kept = run(terms, expected=expected, retention=True)
-    exact = definition(terms, expected=expected)
-    near(y, exact.y)
-    near(final, exact.state)
-    near(kept, exact.retention, 1e-6)
+@pytest.mark.usefixtures("kernel_only")
+class TestScan(ScanChecks):
+    terms = dict(length=50, heads=70, state=16, device="cpu")
+    run = staticmethod(run)
 
-    leaves = {name: t.requires_grad_() for name, t in terms.items()}
-    y2, final2, kept2 = run(leaves, expected=expected, retention=True)
-    assert torch.equal(y, y2) and torch.equal(final, final2) and torch.equal(kept, kept2)
-    for name, ours, slow in zip(
-        NAMES, gradients((y2, final2), leaves), gradients(definition(leaves, expected=expected), leaves)
-    ):
-        assert torch.isfinite(ours).all(), name
-        near(ours, slow.double())
+    @pytest.mark.parametrize("expected", [False, True], ids=["exp", "expected"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_values_and_gradients(self, shape, expected):
+        self.are_those_of_the_definition(draw(*shape), expected)
 
-
-@needs_kernel
-def test_any_strides(kernel_only):
-    terms = draw(2, 50, 70, 16)
-    plain = run(terms, retention=True)
-    strided = dict(terms)
-    for name in ("x", "delta"):  # channels first, as a convolution leaves them
-        strided[name] = terms[name].transpose(1, 2).contiguous().transpose(1, 2)
-    projected = torch.cat([terms["b"], terms["c"]], dim=-1)
-    strided["b"], strided["c"] = projected.split(16, dim=-1)
-    for a, b in zip(plain, run(strided, retention=True)):
-        assert torch.equal(a, b)
-    one_step = terms["delta"][:, :, :1]
-    spread = {**terms, "delta": one_step.expand(-1, -1, 70).requires_grad_()}
-    held = {**terms, "delta": one_step.repeat(1, 1, 70).requires_grad_()}
-    grads = [torch.autograd.grad(run(t)[0].sum(), t["delta"])[0] for t in (spread, held)]
-    assert torch.equal(*grads)
-
-
-@needs_kernel
-def test_extreme_decays(kernel_only):
-    terms = draw(1, 64, 40, 16)
-    terms["delta"][:, ::3] = 0.0  # decay 1
-    terms["delta"][:, 1::3] = 1e6  # decay 0
-    terms["A"][:, 0] = 0.0
-    leaves = {name: t.requires_grad_() for name, t in terms.items()}
-    y, final, kept = run(leaves, retention=True)
-    exact = definition(leaves)
-    near(y, exact.y)
-    near(kept, exact.retention, 1e-6)
-    for name, ours, slow in zip(NAMES, gradients((y, final), leaves), gradients(exact, leaves)):
-        assert ours.isfinite().all(), name
-        near(ours, slow.double())
+    def test_it_is_what_ssm_scan_runs(self):
+        self.is_what_ssm_scan_runs(draw(2, 30, 12, 1, 16), False)
 
 
 @needs_kernel
@@ -171,7 +91,7 @@ def test_the_decay_is_exp(kernel_only):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_shows(name, value, kernel_only):
-    terms = draw(2, 40, 20, 16)
+    terms = draw(2, 40, 20, 1, 16)
     terms["b"], terms["c"] = terms["b"].abs() + 0.1, terms["c"].abs() + 0.1
     at = (0,) * (2 if name == "A" else 3)
     terms[name][at] = value
@@ -186,39 +106,19 @@ def test_what_is_not_finite_shows(name, value, kernel_only):
 
 
 @needs_kernel
-def test_gradients_show_nan(kernel_only):
-    terms = {name: t.requires_grad_() for name, t in draw(1, 40, 20, 16).items()}
-    y, _, _ = run(terms)
-    at = torch.zeros_like(y)
-    at[0, 20, 3] = torch.nan
-    grads = dict(zip(NAMES, torch.autograd.grad(y, [terms[n] for n in NAMES], at)))
-    assert grads["x"][0, :21, 3].isnan().all() and grads["x"][0, 21:, 3].isfinite().all()
-    assert grads["delta"][0, :, 2].isfinite().all() and grads["b"][0, :21].isnan().all()
-
-
-@needs_kernel
 def test_the_number_of_threads_changes_nothing(kernel_only):
-    terms = {name: t.requires_grad_() for name, t in draw(3, 100, 300, 16).items()}
+    terms = leaves_of(draw(3, 100, 300, 1, 16))
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             out = run(terms, retention=True)
-            results.append([*out, *gradients(out, terms)])
+            results.append([*out, *gradients(out, terms.values())])
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
         for a, b in zip(results[0], other):
             assert torch.equal(a, b)
-
-
-@needs_kernel
-def test_it_is_what_ssm_scan_runs(kernel_only):
-    t = draw(2, 30, 12, 16)
-    r = Recurrence(x=t["x"], b=t["b"], c=t["c"], delta=t["delta"], A=t["A"], D=torch.ones(12))
-    fast, exact = ssm.scan(r, t["initial"], retention=True), ssm.scan_reference(r.to(torch.float64), t["initial"])
-    for ours, slow in zip(fast, exact):
-        near(ours, slow)
 
 
 def test_other_cases_stay_with_torch(monkeypatch):

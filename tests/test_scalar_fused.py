@@ -1,19 +1,18 @@
-"""The Triton kernels of the scan with one decay per head against the definition in float64.
-
-On a machine with a GPU the compiled kernels are tested; elsewhere the same kernels in triton's interpreter, where
-triton is installed and TRITON_INTERPRET=1 is set.
-"""
+"""The Triton kernels of the scan with one decay per head against the definition in float64."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import scan_checks
 import torch
+from scan_checks import DEVICE, gradients, leaves_of, triton_only
 
 from ssmscope import ssm
 from ssmscope.scans import scalar, scalar_fused
 from ssmscope.ssm import Recurrence
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("log_a", "b", "c", "x", "initial")
 
 
@@ -36,23 +35,7 @@ def run(terms):
     return scalar_fused.scan(*(terms[name] for name in NAMES))
 
 
-def why_skipped() -> str | None:
-    if DEVICE == "cuda":
-        return scalar_fused.why_not()
-    library = scalar_fused.kernels.found()
-    if isinstance(library, str):
-        return library
-    if not library.INTERPRETED:
-        return "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
-    try:
-        run(draw(1, 1, 1))
-    except library.triton.runtime.errors.InterpreterError as error:  # that of triton 3.6.0 needs numpy below 2.4
-        return f"triton's interpreter does not work here: {error}"
-    return None
-
-
-WHY = why_skipped()
-needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
+needs_kernels = triton_only(scalar_fused, lambda: run(draw(1, 1, 1)))
 
 
 def definition(terms) -> ssm.Scan:
@@ -60,15 +43,7 @@ def definition(terms) -> ssm.Scan:
     return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=t["log_a"][..., None]), t["initial"])
 
 
-def gradients(out, terms):
-    y, final = out[:2]
-    weights = torch.sin(torch.arange(y.numel(), dtype=torch.float64, device=DEVICE)).view(y.shape)
-    return torch.autograd.grad((y * weights).sum() + (final**2).sum(), [terms[name] for name in NAMES])
-
-
-def near(ours: torch.Tensor, exact: torch.Tensor, tolerance=5e-6) -> None:
-    assert ours.shape == exact.shape and ours.dtype == torch.float32 and torch.isfinite(ours).all()
-    assert (ours - exact).abs().max() <= tolerance * exact.abs().max()
+near = partial(scan_checks.near, tolerance=5e-6)
 
 
 SHAPES = [
@@ -86,11 +61,11 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(shape, fill, monkeypatch):
     monkeypatch.setattr(scalar_fused, "FILL", fill)
-    terms = {name: t.requires_grad_() for name, t in draw(*shape).items()}
+    terms = leaves_of(draw(*shape))
     ours, exact = run(terms), definition(terms)
     near(ours[0], exact.y)
     near(ours[1], exact.state)
-    for a, b in zip(gradients(ours, terms), gradients(exact, terms), strict=True):
+    for a, b in zip(gradients(ours, terms.values()), gradients(exact, terms.values()), strict=True):
         near(a, b.double())
 
 
@@ -99,8 +74,8 @@ def test_a_gradient_through_a_closed_gate_has_its_digits_however_small():
     """A straight-through gate divides by its value, so an error of 1e-7 of anything else would be all that is seen."""
     terms = draw(1, 40, 2, 1, 3, 4, scale=0.1)
     terms["log_a"][:, [3, 17, 38]] = -30.0
-    terms = {name: t.requires_grad_() for name, t in terms.items()}
-    ours, exact = gradients(run(terms), terms)[0], gradients(definition(terms), terms)[0]
+    terms = leaves_of(terms)
+    ours, exact = (gradients(out, terms.values())[0] for out in (run(terms), definition(terms)))
     closed = terms["log_a"] == -30.0
     assert exact[closed].abs().max() < 1e-10
     assert ((ours - exact).abs()[closed] <= 1e-3 * exact.abs()[closed].max()).all()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from exhaustive import few
+from killed import killed_training
 from safetensors.torch import load_file
-from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -247,12 +245,6 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(trained, rev
 
 # ---- killed and started again
 
-SCRIPT = """
-import json, sys
-from ssmscope.training import train_model
-train_model(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))
-"""
-
 
 def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(reviews, tmp_path, capfd):
     options = {
@@ -266,35 +258,15 @@ def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(revie
     }
 
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
-    state = broken / "checkpoint" / "state.pt"
     arguments = ["baleen-b", str(reviews["train"])]
-    process = TRANSFORMERS.start(SCRIPT, json.dumps([*arguments, str(broken)]), json.dumps(options))
-    try:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if state.exists() and _progress_of(state)[0] >= 1 and _progress_of(state)[1] >= 3:
-                break
-            time.sleep(0.005)
-        assert process.poll() is None, "the run ended before it could be killed"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    epoch, step = _progress_of(state)
-    assert (epoch, step) != (0, 0)
-    assert not (broken / "training.json").exists()
-
+    said = killed_training(*arguments, broken, options)
     for out in (broken, unbroken):
         train_model(*arguments, out, **options)
-    assert capfd.readouterr().err.count(f"continuing in epoch {epoch + 1} after {step} steps") == 1
+    assert capfd.readouterr().err.count(said) == 1
     assert_same_weights(weights(broken), weights(unbroken))
     one, other = (json.loads((out / "training.json").read_text()) for out in (broken, unbroken))
     assert one["history"] == other["history"]
     assert not (broken / "checkpoint").exists()
-
-
-def _progress_of(state):
-    saved = torch.load(state, weights_only=True)
-    return saved["epoch"], saved["step"]
 
 
 def test_a_finished_run_is_left_as_it_is(trained, reviews, capsys):

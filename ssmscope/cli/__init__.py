@@ -49,9 +49,8 @@ def analyze(
 
 # The order of the verbs in --help is that of these lines.
 app.command()(declared(train, options_of(train_model, without=("command",))))
-app.command()(models)
-app.command()(declared(report))
-app.command()(declared(serve))
+for verb in (models, report, serve):
+    app.command()(declared(verb))
 add_to(app)
 
 COMPLETION = "_ANALYZE_COMPLETE"

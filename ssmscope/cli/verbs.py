@@ -39,7 +39,7 @@ PAIR = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL…",
-        help="demo/NAME, a directory, a file, or a hub id; with a second one both are shown, and the difference.",
+        help="demo/NAME, a directory, a file, or a hub id; of two (no more) both are shown, and the difference.",
         autocompletion=shipped,
     ),
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,17 @@ from ssmscope import batching
 from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.intercept import is_kept, is_own, taken_over, taker_of
 from ssmscope.interp.meter import Meter
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
 from ssmscope.progress import on_stderr
+from ssmscope.recomputing import recomputed
 
 NUMBERS_AT_ONCE = 2**29
-"""How many numbers a backward pass may keep: 2 GiB of float32."""
+"""How many numbers a backward pass may keep on a CPU: 2 GiB of float32."""
+SHARE = 0.6
+"""Of a GPU's free memory, what it may keep there."""
 KEPT = 40
 """How many numbers it keeps of each token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
 
@@ -38,12 +44,27 @@ def room(model: Model, *, gradients: bool = False, every_position: bool = False,
         every_position: whether the logits of every position are asked for.
         layers: through how many layers the gradients go; by default through all.
     """
-    most = batching.TOKENS_AT_ONCE
+    most = tokens_at_once(model.device) if gradients else batching.TOKENS_AT_ONCE
     if gradients:
-        most = min(most, NUMBERS_AT_ONCE // (KEPT * (model.num_layers if layers is None else layers) * model.width))
+        share = 1.0 if layers is None else layers / model.num_layers
+        most = min(most, int(memory_for(model) / (kept_of_each(model) * share)))
     if every_position:
         most = min(most, NUMBERS_AT_ONCE // (4 * model.vocabulary))
     return max(1, most)
+
+
+def memory_for(model: Model) -> int:
+    """How many bytes a backward pass may keep where a model is."""
+    device = model.device
+    if device.type != "cuda":
+        return 4 * NUMBERS_AT_ONCE
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(SHARE * (torch.cuda.mem_get_info(device)[0] + cached))
+
+
+def kept_of_each(model: Model) -> float:
+    """How many bytes a backward pass keeps of each token: on a GPU what was measured at the last gradient, if any."""
+    return model.__dict__.get("_kept_of_each", 4 * KEPT * model.num_layers * model.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +80,8 @@ class Objective:
         names: per text what f is of, in words.
         probability: f is the probability (of a class or token, or of the whole continuation) instead.
         meter: told by methods that take long what they cost; None where nobody wants to know.
+        recomputes: whether blocks are run again in the backward pass, which then belongs within `Model.running` and
+            whatever else changes the run.
     """
 
     model: Model
@@ -68,6 +91,7 @@ class Objective:
     names: tuple[str, ...]
     probability: bool = False
     meter: Meter | None = None
+    recomputes: bool = False
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -107,12 +131,13 @@ class Objective:
             mask = self.batch.mask[index][:, : embeddings.shape[1]]
         ids = [self.targets[text] for text in texts]
         if max(map(len, ids)) == 1:
-            with self.model.running(mask=mask):
+            asked = {id_ for each in ids for id_ in each} | set(self.contrasts or ())
+            with self._running(mask), _in_float32(self.model, sorted(asked)):
                 logits = _precise(self.model.forward_embeddings(embeddings, mask))
             return self._of_last(logits, texts)
         last = (mask.sum(1) - 1).tolist()
         embeddings, mask = self._continued(embeddings, mask, ids)
-        with self.model.running(mask=mask):
+        with self._running(mask):
             logits = self.model.forward_embeddings(embeddings, mask, last_only=False)
         return torch.stack([self._of_continuation(logits[run], last[run], text) for run, text in enumerate(texts)])
 
@@ -130,10 +155,21 @@ class Objective:
         self, embeddings: Float[Tensor, "runs length width"], texts: Sequence[int]
     ) -> Float[Tensor, "runs length width"]:
         """∂f/∂embeddings of every run."""
-        with weights_constant(self.model.module), torch.enable_grad():
+        model, tokens = self.model, embeddings.shape[0] * embeddings.shape[1]
+        fits = tokens * kept_of_each(model) <= memory_for(model)
+        before = _allocated(model.device)
+        with weights_constant(model.module), torch.enable_grad(), model.running():
             inputs = embeddings.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self(inputs, texts).sum(), inputs)
+            value = (self if fits else replace(self, recomputes=True))(inputs, texts).sum()
+            if fits and model.device.type == "cuda":
+                model.__dict__["_kept_of_each"] = max(1.0, (_allocated(model.device) - before) / tokens)
+            (found,) = torch.autograd.grad(value, inputs)
         return found
+
+    @contextmanager
+    def _running(self, mask: Tensor) -> Iterator[None]:
+        with self.model.running(mask=mask), recomputed(self.model.module) if self.recomputes else nullcontext():
+            yield
 
     def function(self, text: int = 0) -> nn.Module:
         """f of one text alone, as a function of (runs, length, width) embeddings that gives (runs,): captum's
@@ -198,6 +234,30 @@ class Objective:
         lengths = torch.tensor([len(row) for row in rows], device=embeddings.device)
         padded = pad_sequence(rows, batch_first=True)
         return padded, torch.arange(padded.shape[1], device=embeddings.device) < lengths.unsqueeze(1)
+
+
+@contextmanager
+def _in_float32(model: Model, ids: list[int]) -> Iterator[None]:
+    """Within the context the logits of these ids are products in float32 of what the head of a model in half precision
+    reads: rounded to 8 bits, f would be a staircase of steps of a 256th. A rule of lrp's for the head stays."""
+    head: Any = None if model.is_classifier else model.module.get_output_embeddings()
+    half = type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16) and not is_kept(head)
+    if not half or not is_own(head, head.forward):
+        yield
+        return
+
+    def exact(taker: Any, below: Any, x: Tensor) -> Tensor:
+        chosen = torch.tensor(ids, device=x.device)
+        bias = None if head.bias is None else head.bias[chosen].detach().float()
+        found = nn.functional.linear(x.float(), head.weight[chosen].detach().float(), bias)
+        return (below(x) if taker is None else taker(below, x)).float().index_copy(-1, chosen, found)
+
+    with taken_over([(head, partial(exact, taker_of(head)))]):
+        yield
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 class _Function(nn.Module):

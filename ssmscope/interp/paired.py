@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ssmscope.results import Result
 from ssmscope.show.pictures import sized
@@ -66,14 +66,15 @@ class Paired(Result, kind="pair"):
 
     def figure(self, *, start: int = 0, size: tuple[float, float] | None = None) -> Figure:
         """Every text in the colours of both models and of the difference; one figure holds 8 texts, from number `start`
-        on. Of results that show no tokens the first one's picture."""
+        on. Of results over a data set both in one picture, with what differs."""
+        from ssmscope.show.figure import title
         from ssmscope.show.token_figure import draw_rows
 
         shown = self.rows()
         if shown is None:
-            return self.results[0].figure(size=size)
-        before, model, after = self.headline.partition(self.model_name)
-        return sized(draw_rows(shown, (before, model, after), start=start), size)
+            drawn = self.results[0].draw_pair(self.results, self.names, title(self))  # type: ignore[attr-defined]
+            return sized(drawn, size)
+        return sized(draw_rows(shown, title(self), start=start), size)
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.paired_rows import differences
@@ -85,10 +86,13 @@ class Paired(Result, kind="pair"):
             yield Prose(f"{name}: {result.verdict()}.")
         shown = self.rows()
         if shown is None:
-            yield self.results[0].compare(self.results, [[name] for name in self.names])
+            first: Any = self.results[0]
+            yield Picture(self.figure, self.headline, vector=False)
+            yield first.differences(self.results, self.names)
+            yield first.compare(self.results, [[name] for name in self.names])
             for result in self.results:
                 yield Prose(result.headline, "heading")
-                yield from result.blocks()
+                yield from (each for each in result.blocks() if not (isinstance(each, Prose) and each.kind == "title"))
             return
         yield shown
         yield Picture(

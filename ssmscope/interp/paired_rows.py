@@ -12,6 +12,7 @@ from ssmscope.errors import InputError
 from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.show.numbers import number
 from ssmscope.show.table import Cell, Line, Table, table
+from ssmscope.show.token_rows import COLOURED_ROWS
 from ssmscope.show.tokens import named, written
 
 DIFFERENCE = "difference"
@@ -35,7 +36,7 @@ def beside(first: TokenRows, other: TokenRows, names: Sequence[str]) -> TokenRow
         name=f"difference: {names[0]} less {names[1]}; {first.name}",
         around=first.around if signed else ("less", "more"),
         marked=first.marked,
-        first=3,
+        first=COLOURED_ROWS if first.first is None else 3 * first.first,
         summed=first.summed,
     )
 
@@ -44,7 +45,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
     if first.tokens != other.tokens:
         first, other = _by_word(number, first, other, summed)
     found = []
-    for mine, theirs in _matched(first, other):
+    for mine, theirs in _matched(number, first, other):
         low = min(mine.ends[0], theirs.ends[0])
         high = max(mine.ends[1], theirs.ends[1])
         about = "\n" + mine.name.replace("\n", " · ")
@@ -57,12 +58,18 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
     return replace(first, rows=found, about=answer)
 
 
-def _matched(first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
-    """The rows of the same name, or of the same place where the first ones alone can be matched."""
+def _matched(number: int, first: TokenText, other: TokenText) -> list[tuple[TokenRow, TokenRow]]:
+    """The rows of the same name; without any, those of the same place that are not of the queries of two words.
+
+    Raises:
+        InputError: all of them are.
+    """
     theirs = {row.name: row for row in other.rows}
-    found = [(row, theirs[row.name]) for row in first.rows if row.name in theirs]
-    if not found and first.rows and other.rows:
-        found = [(first.rows[0], other.rows[0])]
+    named = [(row, theirs[row.name]) for row in first.rows if row.name in theirs]
+    placed = list(zip(first.rows, other.rows))
+    found = named or [(mine, row) for mine, row in placed if mine.query == row.query or None in (mine.query, row.query)]
+    if placed and not found:
+        raise InputError(f"text {number}: the chosen rows are of other words in the two models; give rows last")
     return found
 
 

@@ -48,17 +48,20 @@ def _table(tau: float) -> tuple[Tensor, Tensor]:
     """log E at ℓ = 0, −STEP, …, −LARGEST and its derivative by −ℓ, float64.
 
     E = ∫ σ((ℓ + z) / τ) f(z) dz, f the logistic density, by the trapezium rule, which converges exponentially for
-    analytic functions: their poles are π and πτ from the real line.
+    analytic functions: their poles are π and πτ from the real line. What lies further than `reach` below 0 and above −ℓ
+    is less than e^−60 of it.
     """
-    spacing = min(1.0, tau) / 4
-    reach = LARGEST + 60 * max(1.0, tau)
-    z = torch.arange(-reach, reach, spacing, dtype=torch.float64)
+    spacing, reach = min(1.0, tau) / 4, 60 * max(1.0, tau)
+    z = torch.arange(-reach, LARGEST + 1 + reach, spacing, dtype=torch.float64)
     log_density = logsigmoid(z) + logsigmoid(-z) + torch.tensor(spacing, dtype=torch.float64).log()
     values, slopes = [], []
     for size in torch.arange(0.0, LARGEST + 1.5 * STEP, STEP, dtype=torch.float64):
-        score = (z - size) / tau
-        value = torch.logsumexp(logsigmoid(score) + log_density, 0)
-        steep = torch.logsumexp(logsigmoid(score) + logsigmoid(-score) + log_density, 0)
+        near = slice(int((size + 2 * reach) / spacing))
+        score = (z[near] - size) / tau
+        opened = logsigmoid(score)
+        terms = opened + log_density[near]
+        value = torch.logsumexp(terms, 0)
+        steep = torch.logsumexp(terms + opened - score, 0)
         values.append(value)
         slopes.append(-(steep - value).exp() / tau)
     return torch.stack(values), torch.stack(slopes)

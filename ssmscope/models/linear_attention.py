@@ -26,11 +26,11 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.models.generation import MAMBA2_TIED, WholeSequences, language_output
+from ssmscope.models.generation import MAMBA2_TIED, HeadOnBackbone
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.models.parts import as_mask, at_least_float32, opened_by, projection, rms_factor
 from ssmscope.ssm import Recurrence, Scan
@@ -339,7 +339,7 @@ class RetNetModel(LinearAttentionModel):
     config_class = RetNetConfig
 
 
-class LinearAttentionForCausalLM(WholeSequences, _LinearAttentionPreTrainedModel, GenerationMixin):
+class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel, GenerationMixin):
     """The backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
@@ -350,35 +350,6 @@ class LinearAttentionForCausalLM(WholeSequences, _LinearAttentionPreTrainedModel
         self.backbone = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.backbone.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.backbone.embeddings = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        self.lm_head = value
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
-        """Logits (batch, length, vocabulary); with `labels` (batch, length), −100 where nothing is asked, the mean
-        cross-entropy of each next token."""
-        run = self.backbone(
-            input_ids, attention_mask, inputs_embeds, use_cache=use_cache, output_hidden_states=output_hidden_states
-        )
-        return language_output(self.lm_head(run.last_hidden_state), labels, run.hidden_states, return_dict)
 
 
 class GLAForCausalLM(LinearAttentionForCausalLM):

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def load(
     tokenizer: Any = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
 ) -> Model:
     """A trained state-space model, ready for analysis.
 
@@ -92,6 +94,9 @@ def load(
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
             GPU. A model in memory keeps its own unless one is given.
         device: `cpu`, `cuda`, …, or `auto`: a GPU where there is one; by default a CPU, or where a model in memory is.
+        device_map: in place of `device`, over which devices a directory in transformers' layout is split as it is read,
+            `auto` or a device for each part, as transformers reads it with accelerate. Weights that it leaves on a disk
+            or offloads are refused.
 
     Raises:
         InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
@@ -99,6 +104,7 @@ def load(
             read, or no head. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
+    _check_split(device_map, device, source)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike) and not callable(tokenizer):
         raise InputError(
             f"tokenizer is a {type(tokenizer).__name__}; give a tokenizer, or the directory or hub id of one"
@@ -114,23 +120,51 @@ def load(
         )
     name = os.fspath(source)
     where = locate(name)
-    if wanted is None and (place is None or place.type == "cpu"):
+    if wanted is None and device_map is None and (place is None or place.type == "cpu"):
         wanted = torch.float32
-    kept = _kept.get() if isinstance(tokenizer, str | os.PathLike | None) else None
+    kept = _kept.get() if isinstance(tokenizer, str | os.PathLike | None) and device_map is None else None
     key = (name, None if tokenizer is None else str(tokenizer), wanted, place or torch.device("cpu"))
     if kept is not None and (found := kept.recall(key)) is not None:
         return found
     with quiet():
         base = base_of(where, name, locate) if is_adapter(where) else where
-        module = _read(base, name if base is where else str(base))
+        module = _read(base, name if base is where else str(base), wanted, device_map)
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
     _try(model)
-    cast(module, wanted, place)
+    if device_map is None:
+        cast(module, wanted, place)
     if kept is not None:
         kept.models[key] = model
     return model
+
+
+SPLITS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""The ways in which accelerate finds a device for each part of a model."""
+
+
+def _check_split(device_map: Any, device: Any, source: Any) -> None:
+    """Refuse a device map beside a device, of a model in memory, and without accelerate.
+
+    Raises:
+        InputError: as said.
+    """
+    if device_map is None:
+        return
+    if device is not None:
+        raise InputError("device and device_map both say where the weights go: give one")
+    if not isinstance(source, str | os.PathLike):
+        raise InputError("device_map splits a directory as it is read; a model in memory stays where it is")
+    if isinstance(device_map, str) and device_map not in SPLITS:
+        raise InputError(
+            f"device_map {device_map!r} is unknown: choose one of {', '.join(SPLITS)}, or give a device for each part"
+            f"{did_you_mean(device_map, SPLITS)}"
+        )
+    if isinstance(device_map, Mapping) and {"disk", "meta"} & {str(device) for device in device_map.values()}:
+        raise InputError("device_map leaves weights that are then not in memory (disk, meta): give each part a device")
+    if find_spec("accelerate") is None:
+        raise InputError("device_map needs accelerate, which is not installed: pip install accelerate")
 
 
 def _try(model: Model) -> None:
@@ -256,9 +290,10 @@ def _short(name: str) -> str:
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}… ({len(name):,} characters)"
 
 
-def _read(where: Path, name: str) -> nn.Module:
+def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) -> nn.Module:
     if where.is_file():
         check_other_layouts(where, name)
+        _whole(device_map, name)
         if where.suffix == ".safetensors":
             raise InputError(f"{name} is a file of weights without a configuration: give the directory that holds both")
         return read_selective(where)
@@ -270,11 +305,18 @@ def _read(where: Path, name: str) -> nn.Module:
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
     if is_mamba_ssm(config):
+        _whole(device_map, name)
         return read_mamba_ssm(where, config)
     check_fields(config, name)
     if is_diff_mamba2(config, where):
+        _whole(device_map, name)
         return read_diff_mamba2(where, config)
-    return _read_transformers(where, name, config)
+    return _read_transformers(where, name, config, dtype, device_map)
+
+
+def _whole(device_map: Any, name: str) -> None:
+    if device_map is not None:
+        raise InputError(f"{name} is not in transformers' layout, and only that is split by device_map: give a device")
 
 
 UNUSED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
@@ -294,7 +336,9 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
     return found
 
 
-def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.Module:
+def _read_transformers(
+    where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any
+) -> nn.Module:
     kind = fields["model_type"]
     check_not_quantised(fields, name)
     check_other_layouts(where, name)
@@ -323,8 +367,15 @@ def _read_transformers(where: Path, name: str, fields: Mapping[str, Any]) -> nn.
     check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
+        placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
         module, info = auto.from_pretrained(
-            where, config=config, output_loading_info=True, local_files_only=True, trust_remote_code=False
+            where,
+            config=config,
+            dtype=dtype or "auto",
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            **placed,
         )
         if rescales:
             _rescales(module.config, asked=True)

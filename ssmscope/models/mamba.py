@@ -15,12 +15,13 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering
 from ssmscope.models.parts import (
+    activated_convolution,
     as_mask,
     at_least_float32,
-    causal_convolution,
     constant,
     convolution,
     convolved_entry,
+    gated,
     hide_padding,
     layer_state,
     opened_by,
@@ -43,8 +44,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    x = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
-    x = hide_padding(mixer.act(x), mask)
+    x = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
+    x = hide_padding(x, mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
     if isinstance(mixer, FalconMambaMixer):
@@ -68,7 +69,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """The mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act(layer.z))
+    return mixer.out_proj(gated(mixer.act, scanned.y.squeeze(-1), layer.z))
 
 
 def frozen(

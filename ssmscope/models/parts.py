@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, silu
 
-from ssmscope.affine import agrees_with_weight, depthwise, innermost, linear_map, norm_terms, offset
+from ssmscope.affine import agrees_with_weight, depthwise, innermost, is_plain, linear_map, norm_terms, offset
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.mixers import as_constant, reader_of
-from ssmscope.scans import fused_parts
+from ssmscope.scans import fused_parts, passes
 from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -81,6 +81,8 @@ def activated_convolution(
     tail: Float[Tensor, "batch before channels"] | None = None,
 ) -> Float[Tensor, "batch length channels"]:
     """act(`causal_convolution`), for SiLU in one pass where pieces are compiled, on a GPU by kernels of its own."""
+    if tail is None and type(act).__name__ in SILU and passes.applicable(x, weight, bias):
+        return passes.silu_convolution(x, weight[:, 0], bias)
     if compiling() and tail is None and bias is not None and type(act).__name__ in SILU:
         if fused_parts.applicable(x, weight, bias):
             return fused_parts.silu_convolution(x, weight[:, 0], bias)
@@ -97,11 +99,22 @@ def _fused_silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return silu(_shifted_sum(pad(x, (0, 0, weight.shape[1] - 1, 0)), weight) + bias)
 
 
+def gated(act: Callable[[Tensor], Tensor], y: Tensor, z: Tensor) -> Tensor:
+    """y ⊙ act(z) in z's type, for SiLU in one pass on a GPU."""
+    if type(act).__name__ in SILU and passes.applicable(y, z):
+        return passes.gated(y, z)
+    return y.to(z.dtype) * act(z)
+
+
 def gated_norm(norm: nn.Module, y: Tensor, z: Tensor) -> Tensor:
     """A gated root-mean-square norm's output, RMSNorm(y ⊙ SiLU(z)), in one pass where pieces are compiled, on a GPU by
     kernels of its own."""
-    one_group = getattr(norm, "group_size", y.shape[-1]) in (None, y.shape[-1])
-    if compiling() and one_group and type(norm).__name__ in GATED_NORMS:
+    size = getattr(norm, "group_size", None) or y.shape[-1]
+    if type(norm).__name__ not in GATED_NORMS or not is_plain(norm, type(norm)):
+        return norm(y, z)
+    if size <= passes.MOST and y.ndim == z.ndim == 3 and passes.applicable(y, z, norm.weight):
+        return passes.gated_norm(y, z, norm.weight, float(norm.variance_epsilon), size)
+    if compiling() and size == y.shape[-1]:
         if y.shape[-1] <= fused_parts.MOST and fused_parts.applicable(y, z, norm.weight):
             return fused_parts.gated_norm(y, z, norm.weight, float(norm.variance_epsilon))
         return _fused_gated_norm(y, z, norm.weight, float(norm.variance_epsilon))

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from torch.nn.utils import skip_init
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.classifier import last_real
-from ssmscope.models.generation import WholeSequences, language_output
+from ssmscope.models.generation import HeadOnBackbone
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -201,7 +201,7 @@ class SelectiveSSMForSequenceClassification(_EmbeddingAndSSM):
         return result if return_dict is not False else result.to_tuple()
 
 
-class SelectiveSSMForCausalLM(WholeSequences, _SelectiveSSMPreTrainedModel, GenerationMixin):
+class SelectiveSSMForCausalLM(HeadOnBackbone, _SelectiveSSMPreTrainedModel, GenerationMixin):
     """Embedding, one selective SSM, and a head without bias on y at every position."""
 
     def __init__(self, config: SelectiveSSMConfig):
@@ -209,32 +209,6 @@ class SelectiveSSMForCausalLM(WholeSequences, _SelectiveSSMPreTrainedModel, Gene
         self.backbone = SelectiveSSMModel(config)
         self.lm_head = self.make_head(config.vocab_size)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.backbone.embedding
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.backbone.embedding = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        self.lm_head = value
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
-        """Logits (batch, length, vocabulary); with `labels` (batch, length), −100 where nothing is asked, the mean
-        cross-entropy of each next token."""
-        logits = self.lm_head(self.backbone(input_ids, attention_mask, inputs_embeds).last_hidden_state)
-        return language_output(logits, labels, return_dict=return_dict)
 
 
 AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (

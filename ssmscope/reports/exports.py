@@ -23,8 +23,8 @@ import numpy as np
 from ssmscope.errors import InputError
 from ssmscope.reports.grouping import Found, Group, compared, groups, unique
 from ssmscope.reports.record import Report
+from ssmscope.show import pictures
 from ssmscope.show.markup import to_latex, to_markdown
-from ssmscope.show.pictures import drawn
 from ssmscope.writing import write_whole
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _files(report: Report) -> Iterator[tuple[str, bytes]]:
     for name, found in zip(unique([f"{found.entry.heading} {found.label}" for found in every]), every):
         figure = found.result.figure()
         for suffix in ("png", "svg", "pdf"):
-            yield f"figures/{name}.{suffix}", drawn(figure, suffix)
+            yield f"figures/{name}.{suffix}", pictures.drawn(figure, suffix)
 
 
 def _csv(group: Group, kind: str) -> bytes:

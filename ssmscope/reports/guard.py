@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-Argument = type[str] | tuple[str, ...] | None
-"""What a call may give: any text, one of these words, or nothing, where the server keeps the value itself."""
+Argument = type[str] | type[bool] | tuple[str, ...] | None
+"""What a call may give: a text, yes or no, one of these words, or nothing, where the server keeps the value itself."""
 
 ROUTES = re.compile(
     r"/|/theme\.css|/favicon\.ico|/robots\.txt|/manifest\.json|/(?:assets|static|svelte)/[\w.@/-]+"
@@ -200,7 +200,8 @@ def checked_call(body: bytes, calls: Mapping[int, Sequence[Argument]]) -> dict[s
         raise Refused(422, f"data is a list of {len(wanted)} values")
     for at, (value, argument) in enumerate(zip(data, wanted)):
         if not _fits(value, argument):
-            words = "null" if argument is None else "a text" if isinstance(argument, type) else ", ".join(argument)
+            kinds = {None: "null", str: "a text", bool: "true or false"}
+            words = ", ".join(argument) if isinstance(argument, tuple) else kinds[argument]
             raise Refused(422, f"data[{at}] is not {words}")
     trigger = call.get("trigger_id")
     known = {"data": data, "fn_index": number, "session_hash": session}
@@ -210,7 +211,9 @@ def checked_call(body: bytes, calls: Mapping[int, Sequence[Argument]]) -> dict[s
 def _fits(value: Any, argument: Argument) -> bool:
     if argument is None:
         return value is None
-    return isinstance(value, str) and (isinstance(argument, type) or value in argument)
+    if isinstance(argument, tuple):
+        return isinstance(value, str) and value in argument
+    return isinstance(value, argument)
 
 
 # ---- what is answered

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -25,9 +25,13 @@ from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap, views
 from ssmscope.interp.heatmap.result import SelectionHeatmap
+from ssmscope.reports import forms
+from ssmscope.results import TABLE_ROWS
 from ssmscope.show import numbers
+from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.html import fragment
 from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, levels, shades
+from ssmscope.show.table import table
 from ssmscope.show.tokens import ink, shorten, visible, written
 from ssmscope.show.worddiff import html_diff
 
@@ -92,43 +96,59 @@ class Live:
         self._lock = threading.RLock()
 
     def answer(
-        self, number: int, text: str, edited: str = "", *, score: str = "survival", layer: str = "mean"
+        self,
+        number: int,
+        text: str,
+        edited: str = "",
+        *,
+        layer: str = "mean",
+        heatmap: Mapping[str, Any] | None = None,
+        effect: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Everything about a text, and about its edited version where one is given, by the model of that number.
 
         Args:
-            score: "survival", "retention" or "write", of the heatmaps.
             layer: of the heatmaps: "mean", the average of all layers, or the number of one.
+            heatmap, effect: options of these analyses, as a form has them (`ssmscope.reports.forms`).
         """
         with self._lock:
             try:
                 given, other = self._both(number, text, edited)
-                return Answer(
-                    prediction=_prediction(self.models[number], given, other),
-                    given=_heatmap(given, score, layer),
-                    edited="" if other is None else _heatmap(other, score, layer),
-                    change="" if other is None else _change(self.models[number], text, edited),
-                )
+                prediction = _prediction(self.models[number], given, other)
             except InputError as error:
                 return Answer(refusal(error))
+            above, below = self.heatmaps(number, text, edited, layer=layer, **(heatmap or {}))
+            return Answer(prediction, above, below, self.change(number, text, edited, **(effect or {})))
 
-    def heatmaps(self, number: int, text: str, edited: str = "", *, score: str, layer: str) -> tuple[str, str]:
-        """The two heatmaps of an `answer` alone."""
+    def heatmaps(self, number: int, text: str, edited: str = "", *, layer: str, **options: Any) -> tuple[str, str]:
+        """The two heatmaps of an `answer` alone; `options` are those of its form."""
         with self._lock:
             try:
+                chosen = forms.chosen("heatmap", options)
                 given, other = self._both(number, text, edited)
-                return _heatmap(given, score, layer), "" if other is None else _heatmap(other, score, layer)
+                return _heatmap(given, layer, chosen), "" if other is None else _heatmap(other, layer, chosen)
             except InputError as error:
                 return refusal(error), ""
 
-    def row(self, number: int, text: str, position: str, *, layer: int, level: str) -> str:
+    def change(self, number: int, text: str, edited: str, **options: Any) -> str:
+        """What the edit changes; "" without one. `options` are those of the form of effect."""
+        if not edited.strip():
+            return ""
+        with self._lock:
+            try:
+                return _change(self.models[number], text, edited, forms.chosen("effect", options))
+            except InputError as error:
+                return refusal(error)
+
+    def row(self, number: int, text: str, position: str, *, layer: int, **options: Any) -> str:
         """What the token at a position takes from itself and those before it, by a layer's implicit attention; without
-        a position (""), how to choose one."""
+        a position (""), how to choose one. `options` are those of the form of attention."""
         if not position.strip():
             return _piece('<p class="soft">Click a token above to see what it attends to.</p>')
         with self._lock:
             try:
-                return _row(self.trace(number, text), position, layer, level)
+                chosen = forms.chosen("attention", options)
+                return _row(self.models[number], self.trace(number, text), position, layer, chosen)
             except InputError as error:
                 return refusal(error)
 
@@ -221,30 +241,38 @@ def _signed(change: float) -> str:
     return "0.000" if float(text) == 0 else text.replace("-", "−")
 
 
-def _heatmap(trace: Trace, score: Any, layer: str) -> str:
-    options: Any = {"score": score, "layers": [int(layer)] if layer.isdecimal() else layer}  # checked by the analysis
-    found = selection_heatmap(None, trace, **options)
+def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
+    lives = bool(options.get("half_lives"))  # of each layer
+    of: Any = [int(layer)] if layer.isdecimal() else "all" if lives else layer  # checked by the analysis
+    found = selection_heatmap(None, trace, layers=of, **options)
     assert isinstance(found, SelectionHeatmap)
-    return fragment([views.rows(found, every=False)])
+    shown: list[Block] = [views.rows(found, every=bool(found.heads))]
+    if found.heads or lives:
+        shown.append(table(("text", "of"), list(views.strongest(found)), most=TABLE_ROWS))
+    return fragment([*shown, *(Prose(line, "note") for line in views.notes(found))])
 
 
-def _change(model: Model, text: str, edited: str) -> str:
+def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:
     words = f'<p class="words">{html_diff(text, edited)}</p>'
-    effect = attack_effect(model, before=text, after=edited)._repr_html_()
+    effect = attack_effect(model, before=text, after=edited, **options)._repr_html_()
     return _piece(words) + effect
 
 
 # ---- the row of a token
 
 
-def _row(trace: Trace, position: str, layer: int, level: Any) -> str:
+def _row(model: Model, trace: Trace, position: str, layer: int, options: Mapping[str, Any]) -> str:
     length = len(trace.tokens[0])
     given = position.strip()
     if len(given) > 9 or not given.isdecimal() or int(given) >= length:
         raise InputError(f"there is no token {shorten(given, 20)!r}; the text has the tokens 0 to {length - 1}")
     at = int(given)
-    text = implicit_attention(None, trace, layers=[layer], level=level, rows=[at])[0]
-    (map_,) = text.maps
+    found = implicit_attention(model, trace, layers=[layer], rows=[at], **options)
+    return _piece("".join(_of_map(found[0], map_, at, found.level) for map_ in found[0].maps))
+
+
+def _of_map(text: AttendedText, map_: AttentionMap, at: int, level: str) -> str:
+    """The only row of a map, that of the token `at`: its scale, its tokens in its colours, and the strongest."""
     end = max(float(np.abs(map_.values[0]).max()), 0.0 if map_.sink is None else abs(float(map_.sink[0])))
     shade = levels(map_.values[0], end)
     tokens = written(text.tokens, text.words)
@@ -258,11 +286,13 @@ def _row(trace: Trace, position: str, layer: int, level: Any) -> str:
             pieces.append(
                 space + _token(token, f"position {key}", float(map_.values[0, key]), end, place, int(shade[key]))
             )
+    of = "".join(f", {each}" for each in (map_.part, f"head {map_.head}" * map_.head[:1].isdigit()) if each)
     told = (
-        f"query {at} “{escape(tokens[at][1])}” · layer {layer}, {level} level · strongest: {_named(map_, text, tokens)}"
+        f"query {at} “{escape(tokens[at][1])}” · layer {map_.layer}{escape(of)}, {level} level"
+        f" · strongest: {_named(map_, text, tokens)}"
     )
     scale = f'<p class="soft"><span class="scale">−{numbers.number(end)} <i></i> {numbers.number(end)}</span></p>'
-    return _piece(f'{scale}<p class="tokens">{"".join(pieces)}</p><p class="soft told">{told}</p>')
+    return f'{scale}<p class="tokens">{"".join(pieces)}</p><p class="soft told">{told}</p>'
 
 
 def _token(token: str, where: str, weight: float, end: float, name: str, shade: int | None = None) -> str:

@@ -10,19 +10,21 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ssmscope.errors import InputError, extra
 from ssmscope.register import analysis_of
+from ssmscope.reports import forms
 from ssmscope.reports.guard import LARGEST, Argument, OwnPage
 from ssmscope.reports.live import CHARACTERS
 from ssmscope.show.tokens import visible
 
 if TYPE_CHECKING:
     from ssmscope.reports.live import Live
+    from ssmscope.signature import Option
 
 SIDES = ("given", "edited")
 """The text, and the text after an edit, as the page's parts are called."""
@@ -137,7 +139,8 @@ def import_gradio() -> Any:
 
 def build(live: Live, gradio: Any) -> tuple[Any, dict[str, Any]]:
     """The application, and with what it is to be launched: Gradio 5 takes a theme with the one, 6 with the other."""
-    theme = {"theme": gradio.themes.Default(font=list(FONTS), font_mono=list(MONO))}
+    soft = {"block_info_text_color": "*neutral_600", "block_info_text_color_dark": "*neutral_300"}
+    theme = {"theme": gradio.themes.Default(font=list(FONTS), font_mono=list(MONO)).set(**soft)}
     early = "theme" in inspect.signature(gradio.Blocks.__init__).parameters
     models = " and ".join(model.name for model in live.models)
     with gradio.Blocks(
@@ -155,12 +158,9 @@ def _lay_out(live: Live, gradio: Any, page: Any) -> None:
         named: dict[str, Any] = {"lines": 3, "max_lines": 8, "placeholder": "Enter asks, Shift+Enter begins a line"}
         text = gradio.Textbox(begins, label="Text", elem_id="ssmscope-text", **named)
         edited = gradio.Textbox(label="Edited text (optional)", elem_id="ssmscope-edited", **named)
-    with gradio.Row():
-        named = {"label": "Score of the heatmap", "elem_id": "ssmscope-score", "scale": 1}
-        score = _choice(gradio.Radio, "heatmap", "score", **named)
-        named |= {"label": "Level of attention", "elem_id": "ssmscope-level"}
-        level = _choice(gradio.Radio, "attention", "level", **named)
-        button = gradio.Button("Analyze", variant="primary", elem_id="ssmscope-analyze", scale=1)
+    button = gradio.Button("Analyze", variant="primary", elem_id="ssmscope-analyze")
+    with gradio.Row(equal_height=False):
+        fields = {verb: _form(gradio, verb) for verb in forms.ELSEWHERE}
     # One event at a time: two threads that run a model would only wait for each other.
     quiet = _known(button.click, concurrency_id="models", api_visibility="private", show_progress="minimal")
     if "api_visibility" not in quiet:
@@ -169,12 +169,42 @@ def _lay_out(live: Live, gradio: Any, page: Any) -> None:
     with gradio.Row(equal_height=False):
         for number in range(len(live.models)):
             with gradio.Column(min_width=420):
-                typed = _column(live, gradio, number, asked, score, level, typed, quiet)
+                typed = _column(live, gradio, number, asked, fields, typed, quiet)
     page.load(None, js=SCRIPT)
 
 
+def _form(gradio: Any, verb: str) -> dict[str, Any]:
+    """The controls of an analysis' options, by name; those behind the first are folded."""
+    with gradio.Column(min_width=260):
+        gradio.HTML(f'<p class="ssmscope-side">{escape(analysis_of(verb).question)} <small>{verb}</small></p>')
+        (first, option), *others = forms.options(verb).items()
+        found = {first: _control(gradio, verb, option)}
+        with gradio.Accordion("More options", open=False, elem_id=f"ssmscope-{verb}-more"):
+            found |= {name: _control(gradio, verb, option) for name, option in others}
+    return found
+
+
+def _control(gradio: Any, verb: str, option: Option) -> Any:
+    """A control for an option, with its words, its help and its default."""
+    label = option.name.replace("_", " ")
+    named = {"label": label, "info": option.help, "elem_id": f"ssmscope-{verb}-{option.name}"}
+    value, words = forms.shown(option), forms.choices(option)
+    if option.is_flag:
+        return gradio.Checkbox(value, **named)
+    if words:
+        return gradio.Radio([(word or "none", word) for word in words], value=value, **named)
+    return gradio.Textbox(value, max_lines=1, placeholder=option.metavar, **named)
+
+
+def _changes(gradio: Any, fields: Mapping[str, Any]) -> list[Any]:
+    """The events that follow a choice, or a typed value when it is left or entered."""
+    texts = [each for each in fields.values() if isinstance(each, gradio.Textbox)]
+    others = [each.change for each in fields.values() if not isinstance(each, gradio.Textbox)]
+    return [*others, *(event for each in texts for event in (each.submit, each.blur))]
+
+
 def _column(
-    live: Live, gradio: Any, number: int, asked: Any, score: Any, level: Any, typed: Any, quiet: dict[str, Any]
+    live: Live, gradio: Any, number: int, asked: Any, fields: Mapping[str, Any], typed: Any, quiet: dict[str, Any]
 ) -> Any:
     """The parts of one model, and what happens there; returns the last event that follows a click on the button."""
     model = live.models[number]
@@ -201,40 +231,49 @@ def _column(
         tokens.append(token)
         rows.append(row)
         sides.append(shown)
-        for trigger in (token.change, of.change, level.change):
-            trigger(partial(_row, live, number, place), [asked, token, of, level], row, **quiet)
+        events = [token.change, of.change, *_changes(gradio, fields["attention"])]
+        inputs = [asked, token, of, *fields["attention"].values()]
+        gradio.on(events, partial(_row, live, number, place), inputs, row, **quiet)
     with gradio.Column(visible=False) as below:
         gradio.HTML('<p class="ssmscope-side">What the edit changes</p>')
         change = gradio.HTML(elem_id=f"ssmscope-change-{number}")
 
-    def analyze(texts: tuple[str, str] | None, score: str, layer: str, of: str, level: str) -> list[Any]:
+    def analyze(texts: tuple[str, str] | None, layer: str, *given: Any) -> list[Any]:
         texts = texts or ("", "")
-        answer = live.answer(number, *texts, score=score, layer=layer)
+        middle = len(fields["heatmap"])
+        heatmap, effect = _named("heatmap", given[:middle]), _named("effect", given[middle:])
+        answer = live.answer(number, *texts, layer=layer, heatmap=heatmap, effect=effect)
         unfold = gradio.update(visible=bool(answer.change))
-        hints = [live.row(number, text, "", layer=int(of), level=level) if answer.given else "" for text in texts]
+        hints = [live.row(number, text, "", layer=0) if answer.given else "" for text in texts]
         return [answer.prediction, answer.given, answer.edited, answer.change, "", "", *hints, unfold, unfold]
 
     shown = [prediction, *heatmaps, change, *tokens, *rows, sides[1], below]
-    after = typed.then(analyze, [asked, score, layer, of, level], shown, **quiet)
-    for trigger in (score.change, layer.change):
-        trigger(partial(_heatmaps, live, number), [asked, score, layer], heatmaps, **quiet)
+    of_heatmap, of_effect = ([*fields[verb].values()] for verb in ("heatmap", "effect"))
+    after = typed.then(analyze, [asked, layer, *of_heatmap, *of_effect], shown, **quiet)
+    events = [layer.change, *_changes(gradio, fields["heatmap"])]
+    gradio.on(events, partial(_heatmaps, live, number), [asked, layer, *of_heatmap], heatmaps, **quiet)
+    events = _changes(gradio, fields["effect"])
+    gradio.on(events, partial(_changed, live, number), [asked, *of_effect], change, **quiet)
     return after
 
 
-def _choice(control: Any, verb: str, name: str, **shown: Any) -> Any:
-    """A control for an option of an analysis, with its words and its default."""
-    option = analysis_of(verb).options[name]
-    return control([*option.words], value=option.default, **shown)
+def _named(verb: str, given: Sequence[Any]) -> dict[str, Any]:
+    """What a form gave, in the order of its controls, by the names of its options."""
+    return dict(zip(forms.options(verb), given, strict=True))
 
 
-def _row(live: Live, number: int, place: int, texts: Any, position: str, layer: str, level: str) -> str:
+def _row(live: Live, number: int, place: int, texts: Any, position: str, layer: str, *given: Any) -> str:
     if texts is None or not texts[place].strip():
         return ""
-    return live.row(number, texts[place], position, layer=int(layer), level=level)
+    return live.row(number, texts[place], position, layer=int(layer), **_named("attention", given))
 
 
-def _heatmaps(live: Live, number: int, texts: Any, score: str, layer: str) -> tuple[str, str]:
-    return ("", "") if texts is None else live.heatmaps(number, *texts, score=score, layer=layer)
+def _heatmaps(live: Live, number: int, texts: Any, layer: str, *given: Any) -> tuple[str, str]:
+    return ("", "") if texts is None else live.heatmaps(number, *texts, layer=layer, **_named("heatmap", given))
+
+
+def _changed(live: Live, number: int, texts: Any, *given: Any) -> str:
+    return "" if texts is None else live.change(number, *texts, **_named("effect", given))
 
 
 def _heading(model: Any) -> str:
@@ -252,6 +291,8 @@ def _calls(page: Any, gradio: Any) -> dict[int, list[Argument]]:
 def _argument(component: Any, gradio: Any) -> Argument:
     if isinstance(component, gradio.State):
         return None
+    if isinstance(component, gradio.Checkbox):
+        return bool
     choices = getattr(component, "choices", None)
     return str if choices is None else tuple(value for _, value in choices)
 
@@ -276,8 +317,9 @@ STYLE = """
 .ssmscope-model { font: 600 18px/1.4 system-ui, sans-serif; margin: 8px 0; overflow-wrap: anywhere; }
 .ssmscope-model small { font-weight: 400; font-size: 13px; opacity: 0.75; margin-left: 8px; }
 .ssmscope-side { font: 600 15px/1.4 system-ui, sans-serif; margin: 8px 0; }
-.prose :is(.ssmscope-live, .ssmscope-effect) :is(table, tbody, thead, tr) { border: 0; }
-.prose :is(.ssmscope-live, .ssmscope-effect) table :is(th, td) { border: 0 solid var(--line); border-width: 0 0 1px;
+.ssmscope-side small { font-weight: 400; opacity: 0.75; margin-left: 8px; }
+.prose :is(.ssmscope-live, .ssmscope) :is(table, tbody, thead, tr) { border: 0; }
+.prose :is(.ssmscope-live, .ssmscope) table :is(th, td) { border: 0 solid var(--line); border-width: 0 0 1px;
   padding: 3px 16px 3px 0; }
 .ssmscope-pick .tokens > span { cursor: pointer; }
 .ssmscope-pick .chosen { outline: 2px solid #d1540a; outline-offset: 1px; }

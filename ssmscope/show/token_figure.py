@@ -117,6 +117,8 @@ FONT_SIZE = 8.5
 CHARACTER = FONT_SIZE / 72 * 0.602
 PADDING, GAP, LINE, BOX = 0.035, 0.075, 9.0, 0.21
 LEFT, RIGHT, HEADING, FOOTER, BETWEEN = 1.3, 1.55, 0.32, 0.14, 0.06
+WIDEST_LEFT, LABEL = 3.2, 0.05
+"""How far names of rows may reach to the right of the paper's edge, and the width of a character of theirs."""
 STRIP, SIDE, ASIDE, CAPTION = 0.18, 1.5, 0.18, 0.62
 ACROSS = 5
 """How many pictures stand beside each other."""
@@ -202,13 +204,21 @@ class Panel(ABC):
     Attributes:
         width: of what it draws, in inches.
         height: the same, with its heading.
+        left: where its tokens begin, behind the names of rows; 0 of one that has no such names.
     """
 
     width: float
     height: float
+    left: float = 0.0
 
     def __init__(self, number: int, text: TokenText) -> None:
         self.number, self.text = number, text
+
+    def indent(self, left: float) -> None:
+        """Begin where the other panels of a figure do."""
+        if self.left:
+            self.width += left - self.left
+            self.left = left
 
     def draw(self, sheet: Sheet, top: float, line: float) -> None:
         """It at so many inches below the sheet's upper end, `line` being the widest panel's width."""
@@ -233,26 +243,37 @@ def panel(number: int, text: TokenText) -> Panel:
     return (_Rows if short else _Strips)(number, text)
 
 
-def _name(paper: Axes, y: float, row: TokenRow, *, lines: int = 2) -> None:
-    """What a row is of, at its left."""
+def _names(row: TokenRow, lines: int) -> list[str]:
+    """What a row is of, in so many lines."""
     parts = [visible(part) for part in row.name.splitlines()]
-    parts = [" · ".join(parts)] if lines == 1 else parts
+    return [" · ".join(parts)] if lines == 1 else parts
+
+
+def _left(rows: Sequence[TokenRow], lines: int) -> float:
+    """The room at the left that the names of rows need."""
+    longest = max((letters(drawable(part)) for row in rows for part in _names(row, lines)), default=0)
+    return min(max(LEFT, 0.12 + LABEL * longest), WIDEST_LEFT)
+
+
+def _name(paper: Axes, left: float, y: float, row: TokenRow, *, lines: int = 2) -> None:
+    """What a row is of, at its left."""
+    parts, room = _names(row, lines), round((left - 0.1) / LABEL)
     for at, part in enumerate(parts):
         style: dict[str, Any] = dict(size=7 if len(parts) == 1 and lines > 1 else 6, va="center", ha="right")
-        write(paper, LEFT - 0.07, y + 0.1 * (at - (len(parts) - 1) / 2), shorten(part, 24), **style)
+        write(paper, left - 0.07, y + 0.1 * (at - (len(parts) - 1) / 2), shorten(part, room), **style)
 
 
-def _extent(paper: Axes, y: float, line: float, row: TokenRow) -> None:
-    """A row's range at its right, what comes from the state, and what is to be said of it."""
-    write(paper, LEFT + line + 0.08, y, row.extent, size=6.5, color=SOFT, va="center")
+def _extent(paper: Axes, right: float, y: float, row: TokenRow) -> None:
+    """A row's range at the right end of its tokens, what comes from the state, and what is to be said of it."""
+    write(paper, right + 0.08, y, row.extent, size=6.5, color=SOFT, va="center")
     if row.remark:
-        write(paper, LEFT + line + 0.82, y, row.remark, size=6.5, color=MARK, va="center")
+        write(paper, right + 0.82, y, row.remark, size=6.5, color=MARK, va="center")
     if row.state is not None:
         colour = _state_colour(row)
-        place = Rectangle((LEFT + line + 0.8, y - 0.08), 0.72, 0.16, facecolor=colour, edgecolor=SOFT, linewidth=0.4)
+        place = Rectangle((right + 0.8, y - 0.08), 0.72, 0.16, facecolor=colour, edgecolor=SOFT, linewidth=0.4)
         paper.add_patch(place)
         style: dict[str, Any] = dict(size=6, color=ink(colour), ha="center", va="center")
-        write(paper, LEFT + line + 1.16, y, f"state {number(row.state)}", **style)
+        write(paper, right + 1.16, y, f"state {number(row.state)}", **style)
 
 
 def _state_colour(row: TokenRow) -> str:
@@ -267,7 +288,8 @@ class _Rows(Panel):
         super().__init__(number, text)
         self.lines = wrap(text.tokens, text.words)
         self.step = (BOX + BETWEEN) * len(text.rows) + (0.12 if len(text.rows) > 1 else 0.04)
-        self.width = LEFT + max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0) + RIGHT
+        self.left = _left(text.rows, 2)
+        self.width = self.left + max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0) + RIGHT
         self.height = HEADING + self.step * len(self.lines) + FOOTER
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
@@ -276,10 +298,10 @@ class _Rows(Panel):
                 y = top + at * self.step + index * (BOX + BETWEEN)
                 seen = [box for box in boxes if row.query is None or box.position <= row.query]
                 if seen:
-                    draw_boxes(sheet.paper, seen, LEFT, y, self.text, row)
-                    _name(sheet.paper, y + BOX / 2, row)
+                    draw_boxes(sheet.paper, seen, self.left, y, self.text, row)
+                    _name(sheet.paper, self.left, y + BOX / 2, row)
                 if at == 0:
-                    _extent(sheet.paper, y + BOX / 2, line - LEFT - RIGHT, row)
+                    _extent(sheet.paper, line - RIGHT, y + BOX / 2, row)
 
 
 class _Strips(Panel):
@@ -290,20 +312,21 @@ class _Strips(Panel):
         self.lines = wrap(text.tokens, text.words)
         self.cut = 0.16 if len(text.tokens) > BOX_TOKENS else 0.0
         self.tall = STRIP * len(text.rows)
-        self.width = LEFT + max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0) + RIGHT
+        self.left = _left(text.rows, 1)
+        self.width = self.left + max((boxes[-1].left + boxes[-1].width for boxes in self.lines), default=0) + RIGHT
         self.height = HEADING + (BOX + BETWEEN) * len(self.lines) + self.cut + FOOTER + self.tall + 0.5
 
     def draw_inner(self, sheet: Sheet, top: float, line: float) -> None:
-        text, wide = self.text, line - LEFT - RIGHT
-        _name(sheet.paper, top + BOX / 2, text.rows[0])
+        text, wide = self.text, line - self.left - RIGHT
+        _name(sheet.paper, self.left, top + BOX / 2, text.rows[0])
         for boxes in self.lines:
-            draw_boxes(sheet.paper, boxes, LEFT, top, text, text.rows[0])
+            draw_boxes(sheet.paper, boxes, self.left, top, text, text.rows[0])
             top += BOX + BETWEEN
         if self.cut:
             note = f"the first {BOX_TOKENS:,} of {len(text.tokens):,} tokens; below, all of them"
-            write(sheet.paper, LEFT, top, note, size=7, color=SOFT, va="top")
+            write(sheet.paper, self.left, top, note, size=7, color=SOFT, va="top")
         top += self.cut + 0.1
-        axes = sheet.panel(LEFT, top, wide, self.tall)
+        axes = sheet.panel(self.left, top, wide, self.tall)
         right, thick = len(text.tokens) - 0.5, max(1.0, 0.03 * len(text.tokens) / wide)
         for index, row in enumerate(text.rows):
             image = np.array([[to_rgb(colour) for colour in _colours(row)]])
@@ -313,8 +336,8 @@ class _Strips(Panel):
                     axes.add_patch(Rectangle((at - thick / 2, index + 0.79), thick, 0.13, color=colour, linewidth=0))
             if row.query is not None:
                 axes.plot([row.query], [index + 0.86], "^", color=INK, markersize=2.5, clip_on=False)
-            _name(sheet.paper, top + (index + 0.4) * STRIP, row, lines=1)
-            _extent(sheet.paper, top + (index + 0.4) * STRIP, wide, row)
+            _name(sheet.paper, self.left, top + (index + 0.4) * STRIP, row, lines=1)
+            _extent(sheet.paper, line - RIGHT, top + (index + 0.4) * STRIP, row)
         axes.set(xlim=(-0.5, right), ylim=(len(text.rows), 0), yticks=[])
         axes.grid(False)
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
@@ -379,6 +402,9 @@ def stack(
         below: two smaller lines under the title.
         rest: what is said under the panels of what is not drawn.
     """
+    left = max((one.left for one in panels), default=0.0)
+    for one in panels:
+        one.indent(left)
     aside = (BAR + 0.35) * len(bars)
     width = max([7.4, *(one.width for one in panels)]) + 2 * MARGIN
     height = Sheet.TOP + 0.1 + sum(one.height for one in panels) + (0.3 if rest else 0)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+
+from ssmscope.tasks.rows import Row
 
 FILLER = (
     *("the a of to in on at by with from for and or as so then there here one two some any each this that").split(),
@@ -30,9 +31,6 @@ SHORTEST, LONGEST = 12, 32
 PAIRS = 4
 SIZES = {"train": 16_000, "validation": 1_000, "test": 1_000}
 """The splits, each drawn on its own, and how many texts they have."""
-
-Row = dict[str, Any]
-"""A text, its label, and by word whether it is the reason."""
 
 
 def _filled(draw: random.Random, planted: list[tuple[list[str], bool]], after: list[tuple[str, bool]]) -> Row:

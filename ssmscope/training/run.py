@@ -110,8 +110,8 @@ def train_model(
     Args:
         architecture: `mamba`, `mamba2`, `baleen-b`, `baleen-e`, `diff-mamba`, `groupmamba`, `gfssm`, `gla`, `retnet`,
             `rwkv` or `selective`.
-        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`, `planted-xor`,
-            `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
+        data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`,
+            `planted-xor`, `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
             (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
             questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2`, `books`
@@ -345,7 +345,7 @@ def _measure(out: Path, objective: Objective, options: Mapping[str, Any], device
             found[name] = None
             continue
         watched = None if "selectivity" in found else Selectivity(model.module)
-        with fast_scan(model.module, visit=watched and watched.visit):
+        with fast_scan(model.module, visit=None if watched is None else watched.visit):
             score = objective.score(model.module, name)
         found[name] = score_record(score, getattr(part, "characters", None), seed=options["seed"])
         if watched is not None:

@@ -4,7 +4,6 @@ and views that stay readable and safe."""
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import re
@@ -15,7 +14,7 @@ import torch
 from examples import random_example
 from leaky import leaky
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from rich.console import Console
+from seen import render
 
 import ssmscope
 from ssmscope.attacks.effect import attack_effect
@@ -322,9 +321,8 @@ class TestResult:
         ):
             assert part in shown
         assert max(map(len, shown.splitlines())) <= 100
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, no_color=False)
-        console.print(result)
-        assert "\x1b[" in console.file.getvalue() and "highest retention" in console.file.getvalue()
+        shown = render(result, force_terminal=True, color_system="truecolor", no_color=False)
+        assert "\x1b[" in shown and "highest retention" in shown
 
     def test_page(self, result):
         page = result.to_html()

@@ -131,8 +131,8 @@ class TestMemory:
         seen = memory(model, Beginning.of(model, slot, (), 1), TRIGGERS[:1])
         shares = []
         for (recurrence,) in run(model, np.array([[*BEFORE, *TRIGGERS[0], *AFTER]]))[0]:
-            left = [survival.left_reference(recurrence, s).norm(dim=(2, 3)).sum() for s in range(10)]
-            shares.append(float(sum(left[:5]) / sum(left)))
+            left = survival.left_reference(recurrence).norm(dim=(3, 4)).sum((0, 2))
+            shares.append(float(left[:5].sum() / left.sum()))
         assert seen.survival[0] == pytest.approx(np.mean(shares), rel=1e-9)
 
     def test_detectors_by_hand(self):
@@ -165,10 +165,8 @@ class TestMemory:
         def share() -> float:
             found = []
             for recurrences in run(model, rows)[0]:
-                inside = torch.zeros(10, 1, 1, dtype=torch.float64)
-                inside[[0, 1, 3, 4]] = 1
-                parts = [sum(survival.left_reference(r, s) * float(inside[s]) for s in range(10)) for r in recurrences]
-                wholes = [sum(survival.left_reference(r, s) for s in range(10)) for r in recurrences]
+                left = [survival.left_reference(r) for r in recurrences]
+                parts, wholes = [each[:, [0, 1, 3, 4]].sum(1) for each in left], [each.sum(1) for each in left]
                 ours = sum(part.norm(dim=(2, 3)).sum() for part in parts)
                 others = sum((whole - part).norm(dim=(2, 3)).sum() for whole, part in zip(wholes, parts))
                 found.append(float(ours / (ours + others)))

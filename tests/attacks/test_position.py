@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from exhaustive import in_turns
 from loud import TrueFloat64, loud
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
@@ -151,8 +152,7 @@ class TestAgainstASlowReference:
         value = data.pixels.reshape(-1, data.channels).mean(0) / 255 if replacement == "mean" else np.zeros(2)
         return np.tile(value, (data.pixels.shape[1], 1))
 
-    @pytest.mark.parametrize("name", REFERENCE)
-    @pytest.mark.parametrize("replacement", ["noise", "zeros", "mean", "other"])
+    @pytest.mark.parametrize(("name", "replacement"), in_turns(REFERENCE, ["noise", "zeros", "mean", "other"]))
     def test_of_pixels(self, name, replacement):
         model, data, seed = deep(name), three_classes(), 5
         regions = [Region(0, 3), Region(7, 11), Region(3, 20), Region(19, 20), Region(7, 8), Region(0, 50, True)]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from bags import bag
 from bags import texts as toy
+from exhaustive import ALL
 from loud import TrueFloat64, loud
 from tokenizers import Tokenizer
 from tokenizers import models as token_models
@@ -117,7 +118,7 @@ class TestIsTextAttack:
                 random.setstate(state)
                 return logits.float()
 
-        data, options = reviews(), given(recipe, resources)
+        data, options = reviews(*() if ALL else (0, 2, 3, 6, 8, 10, 13, 14)), given(recipe, resources)
         limit = float("inf") if budget is None else budget
         scores = Evaluator.scores
 

@@ -30,9 +30,7 @@ def layers(model):
 
 def left_alone(recurrences, stop=LENGTH):
     """R_s of every position by the run that writes at s alone, (batch, stop, heads of all, width · state)."""
-    cut = [r.between(0, stop) for r in recurrences]
-    alone = [torch.stack([survival.left_reference(r, s) for s in range(stop)], dim=1) for r in cut]
-    return torch.cat([each.flatten(3) for each in alone], dim=2)
+    return torch.cat([survival.left_reference(r.between(0, stop)).flatten(3) for r in recurrences], dim=2)
 
 
 def test_survival_is_what_the_run_that_writes_at_one_token_alone_ends_with(layers):

@@ -18,7 +18,7 @@ from ssmscope.evaluation.forking import as_bytes
 from ssmscope.evaluation.store import Store
 
 SMALL = dict(words=MANY, tokens_at_once=45)
-MORE = [f"{start} {end}" for start in sentences(5, 9, 9, seed=1) for end in sentences(6, 1, 9, seed=2)]
+MORE = [f"{start} {end}" for start in sentences(4, 9, 9, seed=1) for end in sentences(3, 1, 9, seed=2)]
 WAVES = (MORE[::4], TEXTS + MORE, MORE + [" ".join(FILLING[at : at + 12]) for at in range(0, 40, 5)])
 """The second knows some rows from the first, the third from both."""
 HERE = Path(__file__).resolve().parent

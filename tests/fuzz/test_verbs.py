@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from exhaustive import ALL
 from fuzz.judged import TooLong, judge, shown, told
 from fuzz.lines import SHORT, lines, placed, verbs
 from fuzz.world import World, build
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 from ssmscope.reports import serving
 
-EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "4"))
+EXAMPLES = int(os.environ.get("SSMSCOPE_FUZZ", "4" if ALL else "2"))
 PARTS = int(os.environ.get("SSMSCOPE_FUZZ_PARTS", "1"))
 VERBS = verbs()
 FUZZED = settings(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-import io
 import itertools
 import json
 import math
 import re
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import drawn, outside, overlapping
 from exhaustive import few
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
-from rich.console import Console
+from seen import luminance, render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import page as attention_page
@@ -223,12 +221,6 @@ def test_shades_are_symmetric_around_zero():
             assert abs(negative - positive) < 0.13
 
 
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def test_which_keys_a_query_can_attend_to():
     assert (causal(make_text(6)) == np.tril(np.ones((6, 6), bool))).all()
     assert causal(make_text(6, rows=[0, 4])).sum(axis=1).tolist() == [1, 5]
@@ -236,12 +228,6 @@ def test_which_keys_a_query_can_attend_to():
 
 
 # The terminal
-
-
-def render(result, width=110, **options):
-    console = Console(file=io.StringIO(), width=width, force_jupyter=False, **options)
-    console.print(result)
-    return console.file.getvalue()
 
 
 def test_terminal_names_readouts_and_the_strongest_keys():
@@ -326,29 +312,13 @@ def test_the_row_that_tells_most():
 def test_terminal_shows_hostile_tokens_harmlessly():
     result = make(make_text(tokens=("<s>", *HOSTILE)), model="\x1b[31m")
     for options in ({"color_system": None}, {"force_terminal": True, "color_system": "truecolor", "no_color": False}):
-        shown = render(result, **options)
+        shown = render(result, width=110, **options)
         assert "\x1b[31m" not in shown and "\u202e" not in shown and "of ␛[31m: block" in shown
     assert "[bold]no" in shown and "⟨202E⟩evil" in shown  # the coloured text has every token
     assert "96–99 " in render(make(make_text(100, cells=8)), color_system=None)
 
 
 # The figure
-
-
-def drawn(result, **options):
-    """The figure, and its texts with the boxes that the Agg renderer gives them; any warning is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = result.figure(**options)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
-    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
-    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
-    return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
 
 
 LAYOUTS = {
@@ -380,12 +350,7 @@ LAYOUTS = {
 )
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
-    for (one, a), (other, b) in itertools.combinations(texts, 2):
-        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-        assert apart, (one, other)
-    for text, box in texts:
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
+    assert not overlapping(texts) and not outside(figure, texts)
 
 
 def pictures(figure):
@@ -538,7 +503,7 @@ def test_results_without_texts_maps_or_queries_still_show(tmp_path):
     bare = AttendedText(**{**vars(make_text(4)), "maps": ()})
     for result in (make(), make(bare), make(make_text(4, rows=[]))):
         drawn(result)
-        assert "Implicit attention" in render(result, color_system=None)
+        assert "Implicit attention" in render(result, width=110, color_system=None)
         assert Result.load(result.save(tmp_path, "attention")["json"]) == result
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import drawn, outside, overlapping
 from exhaustive import ALL
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
-from rich.console import Console
+from seen import render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.explain import views
@@ -124,12 +122,6 @@ def test_shades_are_around_zero_where_a_method_is_signed():
     assert shade([3, -3], words=(None, None)) == ([16, -16], "±3")
 
 
-def render(result, **options) -> str:
-    console = Console(file=io.StringIO(), width=100, force_jupyter=False, **options)
-    console.print(result)
-    return console.file.getvalue()
-
-
 def test_terminal():
     result = make((9,), ("ig", "gradcam"))
     plain, coloured = str(result), render(result, force_terminal=True, color_system="truecolor", no_color=False)
@@ -183,33 +175,12 @@ def test_signed_methods_name_the_strongest_against_too():
     assert all(part in render(result, color_system=None) for part in named.split(" · ")[0].split())
 
 
-def drawn(result, **options):
-    """The figure's texts with the boxes that the Agg renderer gives them; any warning is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = result.figure(**options)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
-    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
-    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
-    return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
-
-
 @pytest.mark.parametrize("length", [1, 2, 8, 60, 61, 300, 1200] if ALL else [1, 8, 61, 1200])
 @pytest.mark.parametrize("methods", [("ig",), ("gradcam",), SEVEN])
 def test_nothing_overlaps_in_the_figure(length, methods):
     long = {"answer": "w" * 60, "target": "t" * 90} if length == 8 else {}
     figure, texts = drawn(make((length, 3), methods, **long))
-    for (one, a), (other, b) in itertools.combinations(texts, 2):
-        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-        assert apart, (one, other)
-    for text, box in texts:
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
+    assert not overlapping(texts) and not outside(figure, texts)
     shown = " ".join(text for text, _ in texts)
     assert all(word.strip() in shown for word in sentence(min(length, 1000)))
     assert all(method in shown for method in methods) and (("misses 25.0%" in shown) == ("ig" in methods))
@@ -254,9 +225,7 @@ def test_images_have_a_map_per_method():
     shades = views._row(result[0].attributions[0], result[0], 3).shades(count=FINE)
     expected = [ramp(signed.SIGNED, FINE)[shade] for shade in shades[:12]]
     assert [to_hex(colour) for colour in images[1].reshape(12, 3)] == expected
-    for (one, a), (other, b) in itertools.combinations(texts, 2):
-        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-        assert apart, (one, other)
+    assert not overlapping(texts)
     assert "data:image/png;base64" in result.to_html() and result.of_images
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from itertools import groupby
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from bags import tokenizer
 from examples import random_example
-from rich.console import Console
+from seen import render
 
 from ssmscope import cli
 from ssmscope.errors import InputError
@@ -144,9 +143,7 @@ def test_a_limit_draws_by_the_seed(model):
 def test_its_views(result, tmp_path):
     paths = result.save(tmp_path, "heatmap-data")
     assert Result.load(paths["json"]) == result and isinstance(result, DataHeatmap)
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(result)
-    shown = console.file.getvalue()
+    shown = render(result, width=120, color_system=None)
     assert len(shown.splitlines()) < 54 and "times an even share" in shown and "Texts at the extremes" in shown
     page = paths["html"].read_text()
     assert "answered" not in page and "class positive" in page and len(page) < 500_000

@@ -281,3 +281,15 @@ def test_explain_says_it_on_stderr(demo, monkeypatch, capsys):
     explain(demo, TEXTS[:2], methods=["ig"])
     answer = capsys.readouterr()
     assert "ig: 2 texts take 72 to 3,000 gradients, about" in answer.err and not answer.out
+
+
+def test_in_half_precision_it_stops_where_rounding_is_what_is_left():
+    errors, scores = [], []
+    for dtype in ("float32", "bfloat16"):
+        model = ssmscope.load("demo/sst2-mamba", dtype=dtype)
+        result = ig(objective(model, model.encode(TEXTS[:1]), target=1), tolerance=1e-4)
+        errors.append(float(result.error[0]))
+        scores.append(result.scores[0].double())
+        assert bool(result.converged[0]) == (dtype == "float32") and int(result.steps[0]) < 500
+    apart = (scores[1] - scores[0]).abs().max() / scores[0].abs().max()
+    assert errors[0] < 1e-4 < errors[1] < 0.02 and apart < errors[1]

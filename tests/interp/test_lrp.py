@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import FEW, TEXTS, random_example, relative
+from examples import FEW, HALVES, TEXTS, random_example, relative
+from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
@@ -44,11 +45,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-READ = list(FEW)
-
-
-@pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("name", [*READ, "minimax", "xlstm"])
+@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "minimax", "xlstm"], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)
@@ -61,7 +58,7 @@ def test_a_capped_head_is_refused():
         lrp(of)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", HALVES[0])
 def test_the_value_is_the_models_own(name):
     with exact(name, target=3 if "selective" not in name else 1) as of, torch.no_grad():
         own = values(of)
@@ -79,7 +76,7 @@ def test_padding_on_the_left_is_hidden_too(name):
             assert relative(model.forward_embeddings(embeddings, mask, last_only=False)[:, -1], own) < 1e-11
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", HALVES[1])
 def test_what_frozen_layers_say_of_gates_and_of_what_is_beside_them(name):
     model = example(name)
     torch.manual_seed(1)
@@ -304,7 +301,7 @@ def test_of_a_continuation_it_is_that_of_its_tokens_log_probabilities(name):
 # ---- batches, padding, precision
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", HALVES[0])
 def test_texts_do_not_see_each_other_nor_padding(name):
     with exact(name) as of:
         together, constants = lrp(of).scores, bias_relevance(of)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from examples import TEXTS, random_example
-from exhaustive import few
+from exhaustive import few, in_turns
 from loud import loud
 from torch import Tensor, nn
 from warm import PLAIN
@@ -354,8 +354,7 @@ def test_random_scores_are_of_the_text_and_the_seed(mamba):
 # ---- all methods
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("which", list(METHODS))
+@pytest.mark.parametrize(("which", "name"), in_turns(METHODS, ARCHITECTURES, 3))
 def test_scores_do_not_depend_on_the_batch(name, which):
     model = example(name)
     together = run(which, objective(model, model.encode(ids=TEXTS), target=[3, 50, 7]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from loud import loud
 import ssmscope
 from ssmscope import batching
 from ssmscope.errors import InputError
+from ssmscope.intercept import watched
 from ssmscope.interp import objective as module
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.objective import last_logits, objective
@@ -277,3 +280,17 @@ def test_a_target_that_is_read_as_other_tokens_is_said_once(capsys):
     assert not objective(books, batch, target=" good", contrast=" bad").continues
     assert objective(books, batch, target=[books.tokenizer("good")["input_ids"]] * 2).continues
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("contrast", [None, 9])
+def test_the_logit_of_a_model_in_half_precision_is_a_product_in_float32(model, contrast):
+    half = Model(copy.deepcopy(model.module).bfloat16())
+    found = objective(half, half.encode(ids=TEXTS[:1]), target=3, contrast=contrast)
+    read = []
+    head = half.module.get_output_embeddings()
+    with watched(before=[(head, lambda module, args, kwargs: read.append(args[0]))]):
+        value = found.values()[0]
+    row = head.weight[3].float() - (0 if contrast is None else head.weight[contrast].float())
+    torch.testing.assert_close(value, read[0][0, -1].float() @ row, rtol=1e-5, atol=1e-6)
+    own = last_logits(half, found.batch)[0]
+    assert value != own[3] - (0 if contrast is None else own[9])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
 import pytest
 from bags import tokenizer
 from examples import random_example
-from rich.console import Console
+from matplotlib.text import Text
+from seen import render
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import ssmscope
 from ssmscope import cli
 from ssmscope.errors import InputError
+from ssmscope.interp.heatmap.data_pair import shared_words
 from ssmscope.interp.paired import Paired
 from ssmscope.interp.paired_rows import DIFFERENCE, SEEN
 from ssmscope.interp.pairing import pair
@@ -78,6 +79,24 @@ def test_the_difference_is_that_of_both_results(models, analysis):
             assert all(difference.scores[at] > 0 for at in difference.marked)
 
 
+def test_chosen_queries_are_compared(models, spelled):
+    found = ssmscope.implicit_attention(models, TEXT, rows=[2, 5])
+    (text,) = found.rows().texts
+    assert [row.query for row in text.rows] == [2] * 3 + [5] * 3
+    whole = [ssmscope.implicit_attention(model, TEXT)[0].maps for model in models]
+    for row, query in zip(text.rows[2::3], (2, 5)):
+        mine, theirs = (np.mean([np.abs(each.values[query]) for each in maps], axis=0) for maps in whole)
+        np.testing.assert_allclose(row.scores, mine - theirs, atol=1e-6)
+    assert "each chosen query" in found.rows().name and "query 2" in str(found) and "query 5" in str(found)
+    drawn = {each.get_text() for each in found.figure().findobj(Text)}
+    assert "mean of |weight| over 2 maps · query 5 “good”" in drawn  # whole, however long
+    both = [models[0], spelled]
+    text = ssmscope.implicit_attention(both, "A dull", rows=[0]).rows().texts[0]  # of both it is the first word
+    assert [row.query for row in text.rows] == [0] * 3
+    with pytest.raises(InputError, match="text 0: the chosen rows are of other words"):
+        ssmscope.implicit_attention(both, TEXT, rows=[3])
+
+
 def test_words_of_other_tokens_are_laid_beside(models, spelled):
     found = ssmscope.selection_heatmap([models[0], spelled], TEXT)
     (first,), (other,) = found.results
@@ -111,9 +130,7 @@ def test_its_views_and_files(models, tmp_path):
     paths = found.save(tmp_path, "pair")
     assert Result.load(paths["json"]) == found
     assert json.loads(paths["json"].read_text())["provenance"]["model"] == "demo/mamba2 and demo/mamba"
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(found)
-    assert "more in demo/mamba2" in console.file.getvalue()
+    assert "more in demo/mamba2" in render(found, width=120, color_system=None)
     assert "difference" in paths["html"].read_text() and found.headline.startswith(
         "Memory of demo/mamba2 and demo/mamba:"
     )
@@ -125,6 +142,18 @@ def test_over_a_data_set_tables_stand_side_by_side(models):
     found = ssmscope.selection_heatmap(models, data)
     assert found.rows() is None and set(found.to_frame()["model"]) == {"demo/mamba2", "demo/mamba"}
     assert "class positive" in str(found)
+    words = shared_words(found.results)
+    kept = [{each.word: each.kept for each in result.words} for result in found.results]
+    assert {each.word for each in words} == set(kept[0]) & set(kept[1]) and len(words) > 3
+    for each in words:
+        first, other = (named[each.word] for named in kept)
+        assert each.difference == first.value - other.value
+        assert (each.gap > 0) == (min(first.high, other.high) < max(first.low, other.low))
+    assert [each.difference for each in words] == sorted((each.difference for each in words), reverse=True)
+    few = shared_words(found.results, 2)  # those that lie furthest apart
+    assert min(each.gap for each in few) >= max(each.gap for each in words if each not in few)
+    drawn = {each.get_text() for each in found.figure(size=(6, 4)).findobj(Text)}
+    assert {each.word for each in words} <= drawn and {"demo/mamba2", "demo/mamba", "difference"} <= drawn
 
 
 def test_one_in_a_list_is_one_and_three_are_refused(models):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from examples import random_example
+from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from planned import tiny_model
 
@@ -22,6 +23,7 @@ from ssmscope.states import mapped, tensors
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
 FIRST, LAST = 2, 7
 NAMES = ("mamba", "mamba2", "diff-mamba", "groupmamba", "gfssm", "rwkv", "retnet", "gated-deltanet", "bamba")
+SOME = ("mamba2", "diff-mamba", "rwkv", "bamba")
 ASKED = dict(answer=3, contrast=8)
 
 
@@ -35,8 +37,7 @@ def difference(model, ids, edits=()) -> float:
     return float(logits[3] - logits[8])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize(("name", "direction"), in_turns(NAMES, ["denoise", "noise"]))
 def test_states(models, name, direction):
     model = models[name]
     result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, direction=direction, **ASKED)
@@ -63,8 +64,7 @@ def test_states(models, name, direction):
     assert Result.from_dict(result.to_dict()) == result
 
 
-@pytest.mark.parametrize("site", ["output", "residual", "convolution", "head"])
-@pytest.mark.parametrize("name", ["mamba2", "diff-mamba", "rwkv", "bamba"])
+@pytest.mark.parametrize(("site", "name"), in_turns(["output", "residual", "convolution", "head"], SOME))
 def test_other_sites(models, name, site):
     model = models[name]
     result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, **ASKED)
@@ -126,26 +126,26 @@ def test_the_verb(tmp_path):
         assert shown.figure() is not None
 
 
-@pytest.mark.parametrize("site", ["state", "output", "residual", "convolution", "head"])
-@pytest.mark.parametrize("name", ["mamba2", "diff-mamba", "rwkv", "bamba"])
+@pytest.mark.parametrize(("site", "name"), in_turns(["state", "output", "residual", "convolution", "head"], SOME))
 def test_attribution_is_the_first_step_towards_the_other_run(models, name, site):
     """Of a source that is the base and a thousandth of what it is apart, patching is its own gradient."""
     model = models[name]
     with TrueFloat64():
         model = Model(doubled(copy.deepcopy(model.module)), name=name)
         result = ssmscope.patch(model, clean=CLEAN, corrupted=CORRUPTED, site=site, method="gradient", **ASKED)
-        assert not result.is_exact and result.figure() is not None
-        place, step = {"head": "scans"}.get(site, site), 1e-5
-        for layer in range(model.num_layers):
-            for column in (1, 3):
-                at = FIRST + column
-                runs = []
-                for ids in (CLEAN, CORRUPTED):
-                    kept = {}
-                    keep = new_state(at, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
-                    model.run(model.encode(ids=ids), edits=keep if site == "state" else recorded(place, kept))
-                    runs.append(kept)
-                source, base = runs
+        assert not result.is_exact and (name != NAMES[1] or result.figure() is not None)
+        place, step, plain = {"head": "scans"}.get(site, site), 1e-5, difference(model, CORRUPTED)
+        size = np.abs(result.attributed).max()
+        for column in (1, 3):
+            at = FIRST + column
+            runs = []
+            for ids in (CLEAN, CORRUPTED):
+                kept = {}
+                keep = new_state(at, lambda state, site, kept=kept: kept.setdefault(site.layer, state))
+                model.run(model.encode(ids=ids), edits=keep if site == "state" else recorded(place, kept))
+                runs.append(kept)
+            source, base = runs
+            for layer in range(model.num_layers):
                 if site == "state":
 
                     def near(state, site, other=source):
@@ -158,9 +158,8 @@ def test_attribution_is_the_first_step_towards_the_other_run(models, name, site)
                     mixed = {key: base[key] + step * (source[key] - base[key]) for key in base}
                     more = {"heads": [column]} if site == "head" else {}
                     put = replaced(place, mixed, range(FIRST, 8) if more else [at], layers=[layer], **more)
-                slope = (difference(model, CORRUPTED, put) - difference(model, CORRUPTED)) / step
+                slope = (difference(model, CORRUPTED, put) - plain) / step
                 cell = column if site == "head" else at
-                size = np.abs(result.attributed).max()
                 assert result.attributed[layer, cell] == pytest.approx(slope, rel=1e-2, abs=1e-3 * size)
 
 

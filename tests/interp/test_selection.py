@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import re
-import warnings
 
 import numpy as np
 import pytest
 import torch
+from drawn import drawn, outside, overlapping
 from examples import random_example
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from rich.console import Console
+from seen import luminance, render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
@@ -412,12 +410,6 @@ def test_html_is_escaped_self_contained_and_complete():
     assert "prefers-color-scheme: dark" in page
 
 
-def render(result, **options):
-    console = Console(file=io.StringIO(), width=100, force_jupyter=False, **options)
-    console.print(result)
-    return console.file.getvalue()
-
-
 def test_terminal_is_coloured_where_there_is_colour(model):
     result = selection_heatmap(model, model.encode(ids=IDS), top=2, half_lives=True)
     coloured = render(result, force_terminal=True, color_system="truecolor", no_color=False)
@@ -436,32 +428,11 @@ def test_terminal_shows_hostile_tokens_harmlessly():
     assert "␛[31m" in shown and "[bold]no" in shown
 
 
-def drawn(result, **options):
-    """The figure's texts with the boxes that the Agg renderer gives them; any warning is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = result.figure(**options)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    texts = [text for axes in figure.axes for text in axes.texts]
-    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
-    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
-    return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
-
-
 @pytest.mark.parametrize(("length", "layers"), [(1, 1), (5, 4), (61, 48), (400, 4)])
 def test_nothing_overlaps_in_the_figure(length, layers):
     result = eq_10(make_trace([sentence(length), sentence(3)], layers=layers))
     figure, texts = drawn(result)
-    for (one, a), (other, b) in itertools.combinations(texts, 2):
-        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
-        assert apart, (one, other)
-    for text, box in texts:
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
+    assert not overlapping(texts) and not outside(figure, texts)
     shown = " ".join(text for text, _ in texts)
     assert all(word.strip() in shown for word in sentence(min(length, 1000)))
 
@@ -509,11 +480,6 @@ def test_ranges_tell_their_ends_apart():
 
 @pytest.mark.parametrize("stops", [BLUES, BLUES_ON_DARK, CIVIDIS])
 def test_ink_reads_well_on_every_shade(stops):
-    def luminance(colour):
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
     shades = ramp(stops)
     assert shades[0] == stops[0] and shades[-1] == stops[-1]
     for shade in shades:

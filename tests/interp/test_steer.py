@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from examples import random_example, relative
+from exhaustive import in_turns
 from loud import loud
 from planned import tiny_model
 
@@ -48,8 +49,7 @@ def by_hand(model, site, layer):
     return means[0] - means[1]
 
 
-@pytest.mark.parametrize("site", ["residual", "state"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "site"), in_turns(NAMES, ["residual", "state"]))
 def test_the_direction_and_its_doses(models, name, site):
     model = models[name]
     options = dict(toward=TOWARD, away=AWAY, site=site, layer=1, answer=3, random=2)

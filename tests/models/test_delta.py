@@ -6,15 +6,12 @@ import pytest
 import torch
 from loud import TrueFloat64, loud
 from torch.nn.functional import silu, softplus
-from transformers import AutoModel, AutoModelForCausalLM
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan, mixers, reader_of
+from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import delta
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.load import load
 from ssmscope.scans import delta as scans
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)
@@ -259,17 +256,6 @@ def test_padding_writes_nothing_and_holds(kind):
     assert relative(padded[1, 4:], own(mixer, u[1:, 4:])[0]) < 1e-10
 
 
-@EACH
-def test_a_padded_run_continues_each_row_from_its_own_end(kind):
-    model = Model(made(kind))
-    texts, cuts = [[5, 17, 3, 9, 22, 1, 4], [7, 8, 9, 2], [11, 1, 2, 3, 4, 5]], (5, 1, 3)
-    first = model.run(model.encode(ids=[text[:cut] for text, cut in zip(texts, cuts)]))
-    second = model.run(model.encode(ids=[text[cut:] for text, cut in zip(texts, cuts)]), first.states)
-    for row, (text, cut) in enumerate(zip(texts, cuts)):
-        whole = model.run(model.encode(ids=[text])).logits[0, cut:]
-        assert relative(second.logits[row, : len(text) - cut], whole) < 1e-5
-
-
 # ---- the models
 
 
@@ -291,39 +277,6 @@ def test_sizes_and_beginnings_are_as_documented():
 
 
 @EACH
-def test_fast_scan_changes_nothing(kind):
-    model = made(kind)
-    ids = torch.tensor([[3, 9, 17, 4, 4, 21]])
-    with torch.no_grad():
-        plain = model(ids).logits
-        with fast_scan(model):
-            assert torch.equal(model(ids).logits, plain)
-
-
-@EACH
-def test_save_load_and_auto_classes(kind, tmp_path):
-    model = made(kind)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(again) is delta.DeltaNetForCausalLM and again.config.gated == KINDS[kind]
-    assert all(torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items())
-    assert type(AutoModel.from_pretrained(tmp_path)) is delta.DeltaNetModel
-    assert load(tmp_path).fingerprint == Model(model).fingerprint
-
-
-@EACH
-def test_a_classifier_reads_padding_on_either_side(kind):
-    torch.manual_seed(0)
-    config = SSMClassifierConfig(backbone=made(kind).config.to_dict(), num_labels=3)
-    model = loud(SSMForSequenceClassification(config))
-    assert type(model.backbone) is delta.DeltaNetModel
-    ids, mask = torch.tensor([[0, 0, 5, 6, 7], [5, 6, 7, 0, 0]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
-    with torch.no_grad():
-        left, right = model(ids, attention_mask=mask).logits
-    torch.testing.assert_close(left, right)
-
-
-@EACH
 def test_training_learns_to_overwrite(kind):
     """Keys 2 and 3 are each given one of the values 8 to 11, key 2 then another one: which one holds?"""
     model = made(kind, vocab_size=16, num_hidden_layers=1, intermediate_size=0, hidden_size=24, value_size=24).train()
@@ -340,19 +293,6 @@ def test_training_learns_to_overwrite(kind):
         adam.step()
         losses.append(loss.item())
     assert losses[0] > 1.2 and sum(losses[-5:]) / 5 < 0.5  # guessing among four: log 4 = 1.39
-
-
-@EACH
-def test_half_precision_stays_near(kind):
-    model = made(kind)
-    ids = torch.tensor([[3, 9, 17, 4]])
-    with torch.no_grad():
-        whole = model(ids).logits
-        with torch.autocast("cpu", torch.bfloat16):
-            mixed = model(ids).logits
-        half = model.bfloat16()(ids).logits
-    assert half.dtype == torch.bfloat16
-    assert relative(half.float(), whole) < 0.1 and relative(mixed.float(), whole) < 0.1
 
 
 @pytest.mark.parametrize(

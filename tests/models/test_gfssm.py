@@ -10,14 +10,13 @@ import pytest
 import torch
 from loud import TrueFloat64, loud
 from torch import nn
-from transformers import AutoModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import gfssm, mamba, mamba2
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=3)
 ONE = dict(**SMALL, time_step_rank=2)
@@ -328,28 +327,6 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
     for mixer in mixers(grouped):
         assert mixer.grouping.fir.tolist() == [[1, 0, 0, 0]] and not mixer.grouping.prompt.any()
     assert type(reader_of(mixers(grouped)[0])) is type(gfssm)
-
-
-@BASES
-def test_a_backbone_of_a_classifier(base, tmp_path):
-    torch.manual_seed(0)
-    backbone = GROUPED[base](state_groups=3).config.to_dict()
-    classifier = SSMForSequenceClassification(SSMClassifierConfig(backbone=backbone, num_labels=3))
-    assert classifier.backbone.config.state_groups == 3
-    classifier.save_pretrained(tmp_path)
-    again = SSMForSequenceClassification.from_pretrained(tmp_path)
-    model = Model(again.eval())
-    assert type(again.backbone) is type(AutoModel.from_config(again.config.backbone))
-    assert torch.equal(model.logits(model.encode(ids=[1, 2, 3])), Model(classifier).logits(model.encode(ids=[1, 2, 3])))
-
-
-def test_generation_runs_the_whole_sequence():
-    torch.manual_seed(0)
-    model = noisy(GROUPED["mamba2"]())
-    ids = torch.tensor([[3, 9, 17]])
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    for n in range(3, made.shape[1]):
-        assert model(made[:, :n]).logits[0, -1].argmax() == made[0, n]
 
 
 @pytest.mark.parametrize("options", [{"state_groups": 0}, {"fir_taps": 0}, {"state_groups": 1.5}, {"fir_taps": True}])

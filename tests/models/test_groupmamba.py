@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exhaustive import in_turns
 from loud import TrueFloat64, loud
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import groupmamba, mamba, mamba2
-from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 
 SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=4, expand=2, conv_kernel=3, state_size=3)
 ONE = dict(**SMALL, time_step_rank=2)
@@ -134,8 +134,7 @@ def test_the_model_is_its_definition(base, k, monkeypatch):
             assert relative(model.backbone(ids).last_hidden_state, expected) < 1e-11
 
 
-@BASES
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize(("mistake", "base"), in_turns(WRONG, GROUPED))
 def test_a_wrong_definition_is_seen(base, mistake):
     model, ids = double_model(base, k=2)
     with torch.no_grad(), TrueFloat64():
@@ -385,40 +384,6 @@ def test_a_base_models_weights_can_be_loaded(base, tmp_path):
         assert torch.equal(mixer.attention.W_V, torch.eye(3)) and type(reader_of(mixer)) is type(groupmamba)
         assert mixer.attention.W_Q is None or 0.1 < mixer.attention.W_Q.std() < 2
     assert len(mixers(grouped)[3].before) == 3
-
-
-@BASES
-def test_a_saved_model_opens_as_transformers_do(base, tmp_path):
-    model, ids = double_model(base, k=3)
-    model.float().save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert type(again) is type(model) and again.config.k == 3
-    with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-
-
-@BASES
-def test_a_backbone_of_a_classifier(base, tmp_path):
-    torch.manual_seed(0)
-    backbone = GROUPED[base](k=3).config.to_dict()
-    classifier = SSMForSequenceClassification(SSMClassifierConfig(backbone=backbone, num_labels=3))
-    assert classifier.backbone.config.k == 3
-    classifier.save_pretrained(tmp_path)
-    again = SSMForSequenceClassification.from_pretrained(tmp_path)
-    assert type(again.backbone) is type(AutoModel.from_config(again.config.backbone))
-    model, batch = Model(again.eval()), Model(classifier).encode(ids=IDS)
-    assert torch.equal(model.logits(batch), Model(classifier).logits(batch))
-    assert model.trace(batch).retention.shape == (4, 3, 9)
-
-
-@BASES
-def test_generation_runs_the_whole_sequence(base):
-    torch.manual_seed(0)
-    model = noisy(GROUPED[base]())
-    ids = torch.tensor([[3, 9, 17]])
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    for n in range(3, made.shape[1]):
-        assert model(made[:, :n]).logits[0, -1].argmax() == made[0, n]
 
 
 @pytest.mark.parametrize("k", [0, -1, 5, 1.5, True, "2"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from examples import EXAMPLES, random_example
 from loud import loud
-from warm import PLAIN
+from warm import TORCH
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -81,6 +81,6 @@ small = JambaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden
     attn_layer_offset=1, num_experts=1, num_attention_heads=2, num_key_value_heads=2, use_mamba_kernels=False)
 print(len(mixers(JambaForCausalLM(small))), sorted(n for n in sys.modules if n.startswith("ssmscope.models.jam")))
 """
-    done = PLAIN.run(code, cwd="/")
+    done = TORCH.run(code, cwd="/")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[]", "1 ['ssmscope.models.jamba']"]

@@ -320,6 +320,50 @@ def test_dtype_and_device():
         ssmscope.load(small(), device="warp")
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device_map": "auto", "device": "cpu"}, "device and device_map both say"),
+        ({"device_map": "automatic"}, "device_map 'automatic' is unknown.*did you mean 'auto'"),
+        ({"device_map": {"": "disk"}}, "not in memory"),
+    ],
+)
+def test_a_device_map_that_is_refused(given, words, tmp_path):
+    pytest.importorskip("accelerate")
+    small().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=words) as caught:
+        ssmscope.load(tmp_path, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_map_is_of_directories_in_transformers_layout(oracle):
+    pytest.importorskip("accelerate")
+    with pytest.raises(InputError, match="a model in memory stays where it is"):
+        ssmscope.load(small(), device_map="auto")
+    with pytest.raises(InputError, match="not in transformers' layout"):
+        ssmscope.load(oracle("majority_T25_seed1.pth"), device_map="auto")
+
+
+def test_a_device_map_without_accelerate_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ssmscope.models.load.find_spec", lambda name: None)
+    small().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="device_map needs accelerate"):
+        ssmscope.load(tmp_path, device_map="auto")
+
+
+def test_a_split_model_gives_the_numbers_of_a_whole_one(tmp_path):
+    pytest.importorskip("accelerate")
+    small().save_pretrained(tmp_path)
+    whole = ssmscope.load(tmp_path)
+    parts = {name: "cpu" for name, _ in whole.module.backbone.named_children()}
+    split = ssmscope.load(
+        tmp_path, device_map={f"backbone.{name}": at for name, at in parts.items()} | {"lm_head": "cpu"}
+    )
+    expected, found = whole.trace(ids=IDS), split.trace(ids=IDS)
+    assert torch.equal(found.logits, expected.logits) and split.fingerprint == whole.fingerprint
+    torch.testing.assert_close(found.survival(), expected.survival(), equal_nan=True)
+
+
 def test_half_precision_on_disk_is_float32_in_memory(tmp_path):
     module = small().to(torch.bfloat16)
     module.save_pretrained(tmp_path)

@@ -178,16 +178,6 @@ def test_padding_writes_nothing_and_holds():
         assert relative(padded[1, 4:], by_hand(block, u[1:, 4:])[0]) < 1e-10
 
 
-def test_a_padded_run_continues_each_row_from_its_own_end():
-    model = Model(made())
-    texts, cuts = [[5, 17, 3, 9, 22, 1, 4], [7, 8, 9, 2], [11, 1, 2, 3, 4, 5]], (5, 1, 3)
-    first = model.run(model.encode(ids=[text[:cut] for text, cut in zip(texts, cuts)]))
-    second = model.run(model.encode(ids=[text[cut:] for text, cut in zip(texts, cuts)]), first.states)
-    for row, (text, cut) in enumerate(zip(texts, cuts)):
-        whole = model.run(model.encode(ids=[text])).logits[0, cut:]
-        assert relative(second.logits[row, : len(text) - cut], whole) < 1e-5
-
-
 # ---- the models
 
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from examples import FEW, TEXTS, random_example, relative
+from examples import HALVES, TEXTS, random_example, relative
 from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
@@ -81,7 +81,7 @@ def hooks(module: torch.nn.Module) -> int:
 
 
 class TestUnembedding:
-    @pytest.mark.parametrize("name", FEW)
+    @pytest.mark.parametrize("name", HALVES[1])
     def test_of_the_last_stream_is_the_models_own_logits(self, name):
         model = example(name)
         batch = model.encode(ids=TEXTS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM
-from warm import TRANSFORMERS
 
 pytest.importorskip("tuned_lens")
+from killed import killed
 
 import ssmscope  # noqa: E402
 import ssmscope.probes.lens.lenses as lenses  # noqa: E402
@@ -336,18 +334,7 @@ class TestContinuing:
         broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
         state = broken / "checkpoint" / "state.pt"
         arguments = [str(tmp_path / "model"), json.dumps(data), str(broken), json.dumps(given)]
-        process = TRANSFORMERS.start(SCRIPT, *arguments)
-        try:
-            deadline = time.monotonic() + 120
-            while process.poll() is None and time.monotonic() < deadline:
-                if state.exists() and torch.load(state, weights_only=True)["step"] >= 25:
-                    break
-                time.sleep(0.02)
-            assert process.poll() is None, "the fit ended before it could be killed"
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        step = torch.load(state, weights_only=True)["step"]
+        step = killed(SCRIPT, arguments, state, lambda saved: saved["step"] >= 25)["step"]
         assert 25 <= step < 60 and not (broken / "lens.json").exists()
 
         model = ssmscope.load(tmp_path / "model")

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from examples import FEW, random_example
+from examples import HALVES, random_example
 from loud import loud
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
@@ -59,7 +59,7 @@ class Attends(nn.Module):
 
 
 class TestLosses:
-    LANGUAGE = [name for name in FEW if name not in ("selective-ssm", "selective-ssm-classes")]
+    LANGUAGE = [name for name in HALVES[1] if name not in ("selective-ssm", "selective-ssm-classes")]
 
     @pytest.mark.parametrize("name", LANGUAGE)
     def test_pieces_are_a_plain_forward_pass(self, name, monkeypatch):

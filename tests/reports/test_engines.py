@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planned import TEXT, jobs_of, numbers, run, tiny_model
+from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 
 import ssmscope.models.load
 from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
 from ssmscope.reports.engines import ray_engine
-from ssmscope.results import Result
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -43,7 +42,7 @@ class TestAWorker:
     @pytest.fixture(autouse=True)
     def own_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "_kept", None)
-        monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+        unpainted(monkeypatch)
 
     def test_sends_what_it_wrote_and_loads_a_model_once(self, models, monkeypatch) -> None:
         read: list[str] = []
@@ -117,11 +116,11 @@ def cluster() -> Iterator[Any]:
 
 
 def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_process(
-    models, tmp_path, cluster
+    models, tmp_path, cluster, monkeypatch
 ) -> None:
     import ray
 
-    first = cluster.add_node(**SMALL)
+    first, _ = cluster.add_node(**SMALL), cluster.add_node(**SMALL)
     document = plan(
         models, {"heatmap": {"ids": "99"}, "models": models[:1]}, {"stability": {}, "resources": {"gpus": 1}}
     )
@@ -130,9 +129,8 @@ def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_
     def engine(jobs: Any, store: Any) -> Iterator[Any]:
         for job, outcome in ray_engine(cluster.address)(jobs, store):
             ended.append(job.key)
-            if len(ended) == 3:  # the two that no node can run, and the first that ran: another is at work
+            if len(ended) == 3:  # the two that no node can run, and the first that ran: both nodes are at work again
                 cluster.remove_node(first, allow_graceful=False)
-                cluster.add_node(**SMALL)
             yield job, outcome
 
     report = run(document, tmp_path / "ray", engine=engine)
@@ -140,6 +138,7 @@ def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_
     assert [entry.state for entry in report.entries] == ["done"] * 6 + ["failed"] * 3
     assert "99" in str(report.entries[6].error) and "1 GPUs" in str(report.entries[7].error)
     assert len(ended) == 9 and len(set(ended)) == 9
+    unpainted(monkeypatch)
     run(plan(models), tmp_path / "local")
     assert numbers(tmp_path / "ray") == numbers(tmp_path / "local")
     for path in (tmp_path / "local").glob("results/*/*.csv"):

@@ -134,6 +134,7 @@ class TestFiles:
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["all.parquet"]
         assert (tmp_path / "all.parquet").read_bytes() == before
 
+    @pytest.mark.usefixtures("painted")
     def test_a_figure_is_the_same_bytes_every_time_and_undated(self):
         result = reported.heatmap([["a", "b"]])
         for suffix in ("png", "svg", "pdf"):
@@ -141,6 +142,7 @@ class TestFiles:
         root = xml.etree.ElementTree.fromstring(drawn(result.figure(), "svg"))
         assert not [one for one in root.iter() if one.tag.endswith("}date")]
 
+    @pytest.mark.usefixtures("painted")
     def test_a_large_figure_is_a_png_in_the_page(self, monkeypatch):
         figure = reported.heatmap([["a"]]).figure
         assert data_uri(figure()).startswith("data:image/svg+xml;base64,")

@@ -20,8 +20,9 @@ from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.models.load import load
+from ssmscope.register import analysis_of
+from ssmscope.reports import forms, serving
 from ssmscope.reports import live as module
-from ssmscope.reports import serving
 from ssmscope.reports.guard import POLICY, OwnPage
 from ssmscope.reports.live import KEPT, LIKELIEST, Live, predictions
 from ssmscope.reports.serving import _heading, _is_loopback
@@ -284,6 +285,42 @@ def test_one_call_at_a_time(models, monkeypatch):
     for thread in threads:
         thread.join()
     assert most == [1] * 4
+
+
+class TestForms:
+    def test_options_are_declared_and_read_nothing_on_the_server(self):
+        every = {verb: forms.options(verb) for verb in forms.ELSEWHERE}
+        assert set(every["effect"]) == {"layers", "top"} and "contrast" not in every["heatmap"]
+        for verb, options in every.items():
+            declared = analysis_of(verb).options
+            for name, option in options.items():
+                assert option is declared[name] and option.reads is None and not option.no_effect
+                left = forms.chosen(verb, {name: forms.shown(option)})
+                assert option.is_default(left.get(name))
+            assert set(forms.ELSEWHERE[verb]) <= set(declared)  # none that is gone
+
+    def test_what_is_left_empty_is_left_out(self):
+        assert forms.chosen("heatmap", {"at": " ", "heads": "", "top": "3 "}) == {"top": 3}
+
+    def test_what_an_option_does_not_take_is_refused(self, live):
+        for options, line in (
+            ({"top": "0"}, "top is 0; allowed is a whole number from 1 on"),
+            ({"top": "\ud83d"}, "top has half of a character"),
+            ({"at": "99"}, "there is no token 99 in every text"),
+            ({"through": True, "half_lives": True}, "half_lives are of what each layer writes itself"),
+            ({"contrast": "sst2"}, "heatmap has no option 'contrast' here"),
+        ):
+            assert told(live.heatmaps(CLASSIFIER, TEXT, layer="mean", **options)[0]).startswith(line), options
+        assert told(live.change(CLASSIFIER, TEXT, EDITED, top="none")).startswith("top is 'none'")
+
+    def test_heads_half_lives_and_parts_are_shown(self, live, models):
+        rows = live.heatmaps(CLASSIFIER, TEXT, layer="0", heads="all")[0]
+        (found,) = selection_heatmap(models[CLASSIFIER], TEXT, layers=[0], heads="all")
+        assert rows.count('<p class="tokens">') == 1 + len(found.heads)
+        assert "half-life in tokens" in live.heatmaps(CLASSIFIER, TEXT, layer="mean", half_lives=True)[0]
+        heads = live.row(CLASSIFIER, TEXT, "3", layer=0, heads="all")
+        maps = implicit_attention(models[CLASSIFIER], TEXT, layers=[0], heads="all", rows=[3])[0].maps
+        assert re.findall(r"layer 0, head (\d+)", heads) == [each.head for each in maps] and len(maps) > 1
 
 
 class TestVerb:

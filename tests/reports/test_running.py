@@ -10,13 +10,12 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from planned import TEXT, jobs_of, numbers, run, tables, tiny_model
+from planned import TEXT, jobs_of, numbers, run, tables, tiny_model, unpainted
 
 import ssmscope
 import ssmscope.models.load
@@ -24,10 +23,10 @@ from ssmscope import cli
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import scored
 from ssmscope.models.load import Kept, kept_loaded, load
-from ssmscope.reports import code, exports, running
+from ssmscope.reports import code, page_items, running
 from ssmscope.reports.kinds import kind_of
 from ssmscope.reports.store import Store
-from ssmscope.results import Result
+from ssmscope.show import pictures
 from ssmscope.writing import held
 
 
@@ -41,16 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of jobs alone: pages and pictures take longer than such jobs."""
     monkeypatch.setattr(running, "_write", lambda report, root: None)
-    monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
-
-
-@contextmanager
-def unpainted() -> Iterator[None]:
-    """For tests of the tables that are written with a page: its pictures and those beside it take much longer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exports, "drawn", lambda figure, suffix: b"a picture")
-        patch.setattr("ssmscope.show.html.data_uri", lambda figure, **_: "data:,")
-        yield
+    unpainted(monkeypatch)
 
 
 @pytest.fixture
@@ -446,14 +436,15 @@ class TestKilled:
 
     def test_nothing_is_lost(self, models, tmp_path, ran, monkeypatch) -> None:
         root, again = tmp_path / "unbroken", tmp_path / "killed"
-        monkeypatch.setattr(Result, "_png", lambda self: b"a picture")
+        unpainted(monkeypatch)  # nor are pictures looked at that stand in the page and beside it
+        monkeypatch.setattr(pictures, "drawn", lambda figure, suffix: b"a picture")
+        monkeypatch.setattr(page_items, "image_html", lambda picture: "")
         started = time.perf_counter()
         with monkeypatch.context() as patch:
             patch.setattr(running, "_write", lambda report, root: None)
             run(plan(models), root)
         took = time.perf_counter() - started
-        with unpainted():
-            run(plan(models), root)
+        run(plan(models), root)
         draw, ends = random.Random(), []
         for _ in range(3):
             ends.append(self.killed(lambda: run(plan(models), again), draw.uniform(0.1, 0.6) * took))
@@ -462,8 +453,7 @@ class TestKilled:
         assert ends[0] == -signal.SIGKILL
         kept = {path.name: path.stat().st_mtime_ns for path in again.glob("results/*")}
         ran.clear()
-        with unpainted():
-            report = run(plan(models), again)
+        report = run(plan(models), again)
         assert states(report) == ["done"] * 6 and len(ran) == 6 - len(kept)
         assert {name: (again / "results" / name).stat().st_mtime_ns for name in kept} == kept
         assert numbers(again) == numbers(root)

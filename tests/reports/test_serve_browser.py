@@ -16,11 +16,13 @@ import pytest
 
 from ssmscope.errors import InputError
 from ssmscope.models.load import load
+from ssmscope.reports import forms
 from ssmscope.reports.live import Live, predictions
 from ssmscope.reports.serving import EXAMPLE, start
 
 sync = pytest.importorskip("playwright.sync_api", reason="install playwright to test the served page in a browser")
 pytest.importorskip("gradio", reason="install the extra serve to test the served page", exc_type=ImportError)
+sync.expect.set_options(timeout=20_000)
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("install chromium to test the served page in a browser", allow_module_level=True)
@@ -151,7 +153,7 @@ def test_layer_and_score_are_switched(opened, live):
     page = opened()
     analyze(page, TEXT)
     wait_for_heatmap(page, 1, shown_like(live.answer(1, TEXT).given))
-    page.locator("#ssmscope-score").get_by_text("write", exact=True).click()
+    page.locator("#ssmscope-heatmap-score").get_by_text("write", exact=True).click()
     for number in (0, 1):
         wait_for_heatmap(page, number, shown_like(live.heatmaps(number, TEXT, score="write", layer="mean")[0]))
     choose(page, "ssmscope-layer-1", "1")
@@ -170,7 +172,7 @@ def test_a_clicked_token_shows_its_row(opened, live):
     )
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="block")))
     sync.expect(field).to_have_value("4")
-    page.locator("#ssmscope-level").get_by_text("ssm", exact=True).click()
+    page.locator("#ssmscope-attention-level").get_by_text("ssm", exact=True).click()
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=0, level="ssm")))
     choose(page, "ssmscope-attention-0", "1")
     sync.expect(row).to_have_text(told(live.row(0, TEXT, "4", layer=1, level="ssm")))
@@ -181,6 +183,47 @@ def test_a_clicked_token_shows_its_row(opened, live):
         f"there is no token '99'; the text has the tokens 0 to {tokens(page, 0).count() - 1}"
     )
     sync.expect(page.locator("#ssmscope-given-1-row")).to_contain_text("Click a token")
+
+
+def test_options_are_those_that_the_analyses_declare(opened, live):
+    page = opened()
+    analyze(page, TEXT, EDITED)
+    for number in (0, 1):
+        wait_for_heatmap(page, number, shown_like(live.answer(number, TEXT).given))
+    for verb in forms.ELSEWHERE:
+        page.locator(f"#ssmscope-{verb}-more button").first.click()
+        for name, option in forms.options(verb).items():
+            control = page.locator(f"#ssmscope-{verb}-{name}")
+            sync.expect(control).to_contain_text(option.help)
+            for word in forms.choices(option):
+                assert control.get_by_text(word or "none", exact=True).count() == 1
+    page.locator("#ssmscope-heatmap-punctuation input").check()
+    page.locator("#ssmscope-heatmap-heads").get_by_text("top", exact=True).click()
+    field = page.locator("#ssmscope-heatmap-at :is(input, textarea)")
+    field.fill("3")
+    field.press("Enter")
+    options = {"punctuation": True, "heads": "top", "at": "3", "score": "survival"}
+    for number in (0, 1):
+        wanted = live.heatmaps(number, TEXT, layer="mean", **options)[0]
+        wait_for_heatmap(page, number, shown_like(wanted))
+        heads = page.locator(f"#ssmscope-given-{number} p.tokens")
+        sync.expect(heads).to_have_count(wanted.count('<p class="tokens">'))
+    field.fill("three")
+    field.blur()
+    sync.expect(page.locator("#ssmscope-given-0 .refusal")).to_have_text(
+        "at is 'three'; allowed is a whole number from 0 on"
+    )
+    field.fill("")
+    field.blur()
+    tokens(page, 0).nth(4).click()
+    page.locator("#ssmscope-attention-gradient input").check()
+    wanted = live.row(0, TEXT, "4", layer=0, gradient=True)
+    sync.expect(page.locator("#ssmscope-given-0-row .told")).to_have_text(told(wanted))
+    before = page.locator("#ssmscope-change-0 table").first.inner_text()
+    field = page.locator("#ssmscope-effect-top :is(input, textarea)")
+    field.fill("2")
+    field.press("Enter")
+    sync.expect(page.locator("#ssmscope-change-0 table").first).not_to_have_text(before)
 
 
 def test_what_is_typed_is_not_yet_asked(opened, live):
@@ -249,6 +292,7 @@ def test_light_dark_and_narrow(opened):
         assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
         for place in ("#ssmscope-given-0-row .told", "#ssmscope-prediction-0 th", "#ssmscope-given-0-row .after"):
             assert contrast(page.locator(place).first) >= 4.5
+        assert contrast(page.get_by_text(forms.options("attention")["level"].help)) >= 4.5
         for token in tokens(page, 0).all() + page.locator("#ssmscope-given-0-row [data-l]").all():
             assert contrast(token) >= 4.5
 

@@ -1,101 +1,21 @@
-"""What a report says of every kind of result, number by number: the line of the summary, and the table beside others.
-
-The results are stand-ins whose numbers can be checked by eye; a stand-in holds nothing that the kind's class lacks.
-"""
+"""What a report says of every kind of result, number by number: a line of the summary, and a table beside others."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
-import reported
+from stand_ins import INTERVALS, NAN, Stand, beside, e, found, said, shown
 
 from ssmscope import load, patch, register
-from ssmscope.bootstrap import Estimate
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
-from ssmscope.reports.grouping import VERDICT, Found, Group, compared, verdict
-from ssmscope.reports.page_items import _origin, flat, shortened, took
-from ssmscope.results import Result
-from ssmscope.show.markup import to_latex, to_markdown
-from ssmscope.show.table import ROWS, Cell, Table, folded, in_percent
-from ssmscope.show.table import written as as_text
+from ssmscope.reports.grouping import verdict
+from ssmscope.show.table import ROWS
 
-NAN = math.nan
-
-
-def e(value: float, low: float = NAN, high: float = NAN) -> Estimate:
-    return Estimate(value, low, high)
-
-
-class Stand:
-    """Stands for a result of a kind, with some of what its class has."""
-
-    def __init__(self, kind: str, items: tuple = (), *, model: str = "own", headline: str | None = None, **values):
-        importlib.import_module(register.home_of(kind) or "")
-        real = Result._kinds[kind]
-        self.real = real
-        known = {field.name for field in dataclasses.fields(real)} | set(dir(real))
-        assert set(values) <= known, f"{real.__name__} has no {sorted(set(values) - known)}"
-        assert not items or hasattr(real, "__getitem__") or hasattr(real, "__iter__")
-        self.kind, self.items = kind, items
-        self.provenance = {"model": model, "fingerprint": "f"}
-        self.headline = headline or f"Something of {model}: its own words"
-        vars(self).update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        """What is not given is the class's own: its verdict, its properties."""
-        if name == "real" or not hasattr(self.real, name):
-            raise AttributeError(name)
-        own = inspect.getattr_static(self.real, name)
-        return own.__get__(self, type(self.real))
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self):
-        return iter(self.items)
-
-    def __getitem__(self, at: int) -> Any:
-        return self.items[at]
-
-
-def found(result: Any, models: tuple[str, ...] = ("m",), **options: Any) -> Found:
-    entry = reported.entry(result.kind, result, models=models, options=options)
-    return Found(", ".join(models), entry, result)
-
-
-def said(result: Any, model: str = "m", models: tuple[str, ...] = ("m",)) -> str:
-    return verdict(found(result, models), model)
-
-
-def beside(*results: Any, models: tuple[str, ...] | None = None, kind: str | None = None) -> Table:
-    """The table of results of the models a, b, …, or of models that are taken together."""
-    entries = tuple(
-        reported.entry("verb", result, models=models or ("abcdef"[at],), options={})
-        for at, result in enumerate(results)
-    )
-    return compared(Group("group", "Group", "verb", entries), kind or results[0].kind)
-
-
-def shown(table: Table) -> list[tuple[str, ...]]:
-    """Every row as it is read: labels, then cells with their marks and intervals."""
-    rows = []
-    for labels, cells in table.rows:
-        texts = [
-            " ".join(filter(None, (cell.value, "*" * cell.best, "!" * cell.worst, cell.interval))) for cell in cells
-        ]
-        rows.append((*labels, *texts))
-    return rows
-
-
-INTERVALS = "In brackets: the 95 % interval."
 BEST = "★ and bold: the best mean of those compared."
 WORST = "▼ and underlined: the worst of its row."
 
@@ -896,111 +816,3 @@ def test_every_kind_has_its_test_here() -> None:
     }  # fmt: skip
     assert tested <= set(globals())
     assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested
-
-
-class TestVerdicts:
-    def test_a_line_is_no_longer_than_it_may_be_and_shows_no_control_character(self) -> None:
-        long = Stand("influence", verdict=lambda at: "x" * 500)
-        assert len(said(long)) == VERDICT and "…" in said(long)
-        assert "\x1b" not in said(Stand("influence", verdict=lambda at: "a\x1b[31mb"))
-
-    def test_a_headline_loses_the_model_alone(self) -> None:
-        for headline, line in (
-            ("Bound of own: none", "none"),
-            ("Bound on own: a: b", "a: b"),
-            ("Bound of another: none", "Bound of another: none"),
-        ):
-            assert said(Stand("bound", headline=headline)) == line
-
-    def test_numbers_that_are_not_defined(self) -> None:
-        assert in_percent(e(NAN)) == "not defined" and as_text(e(NAN)) == "not defined"
-
-
-class TestTablesOfAnyKind:
-    FRAME = pd.DataFrame(
-        {
-            "name": ["a", "b"], "count": [3, 12_000], "share": [0.123456, NAN], "share_low": [0.1, NAN],
-            "share_high": [0.2, NAN], "value": [1.0, -math.inf], "low": [0.5, NAN], "high": [1.5, NAN],
-            "right": [True, False],
-        }
-    )  # fmt: skip
-
-    def test_folded(self) -> None:
-        table = folded(self.FRAME, heads=["name"])
-        assert (table.heads, table.columns) == (("name",), ("count", "share", "value", "right"))
-        assert shown(table) == [
-            ("a", "3", "0.1235 [0.1, 0.2]", "1 [0.5, 1.5]", "yes"),
-            ("b", "12000", "–", "−∞", "no"),
-        ]
-        assert table.numbers == (True, True, True, False) and table.note == INTERVALS
-        cut = folded(self.FRAME, limit=1)
-        assert len(cut.rows) == 1 and cut.remarks == f"1 of 2 rows. {INTERVALS}"
-
-    def test_several_frames_stand_below_each_other_and_share_the_rows(self) -> None:
-        def result(rows: int, value: float) -> Stand:
-            return Stand("trajectory", to_frame=lambda: pd.DataFrame({"kl": [value] * rows}))
-
-        table = beside(result(2, 0.5), result(1, 0.25))
-        assert (table.heads, shown(table)) == (("model",), [("a", "0.5"), ("a", "0.5"), ("b", "0.25")])
-        many = beside(result(ROWS, 0.5), result(3, 0.25))
-        assert len(many.rows) == ROWS // 2 + 3 and many.remarks == f"{ROWS // 2 + 3} of {ROWS + 3} rows."
-
-    @pytest.mark.parametrize(
-        ("cell", "value", "interval"),
-        [
-            (Cell(e(0.12345, 0.1, 0.2)), "0.123", "[0.100, 0.200]"),
-            (Cell(e(0.12345), digits=1), "0.1", ""),
-            (Cell(e(123456.7), digits=None), "1.235e+05", ""),
-            (Cell(e(-0.0001)), "0.000", ""),
-            (Cell(e(-0.5, -1.0, 0.0)), "−0.500", "[−1.000, 0.000]"),
-            (Cell(e(NAN, 0.1, 0.2)), "–", "[0.100, 0.200]"),
-            (Cell(e(math.inf)), "∞", ""),
-            (Cell(e(0.1, 0.0, NAN)), "0.100", ""),
-            (Cell(text="words"), "words", ""),
-        ],
-    )
-    def test_cells(self, cell: Cell, value: str, interval: str) -> None:
-        assert (cell.value, cell.interval) == (value, interval)
-
-    def test_written(self) -> None:
-        cells = (Cell(e(0.5, 0.4, 0.6), best=True), Cell(e(0.25), worst=True), Cell(text="a_b"))
-        table = Table(("model",), ("x ↑", "y", "z"), ((("m|1",), cells),), "A note.")
-        assert to_markdown(table) == (
-            "| model | x ↑ | y | z |\n| --- | ---: | ---: | --- |\n"
-            "| m\\|1 | **0.500** [0.400, 0.600] | 0.250 ▼ | a\\_b |\n\nA note.\n"
-        )
-        assert (
-            "m\\textbar{}1 & \\textbf{0.500} {\\scriptsize [0.400, 0.600]} & \\underline{0.250} & a\\_b \\\\\n"
-        ) in to_latex(table)
-        assert "\\begin{tabular}{lrrl}\n" in to_latex(table) and "% A note.\n" in to_latex(table)
-
-
-class TestItems:
-    def test_where_numbers_come_from(self) -> None:
-        result = TestWords().result(0.4)
-        entry = dataclasses.replace(
-            reported.entry("words", result, options={"limit": 4, "beam": None, "merge": False, "layers": [0, 3]}),
-            key="0123456789abcdef",
-            seconds=119.96,
-        )
-        assert _origin(entry) == [
-            ("key", "0123456789abcdef"), ("took", "120.0 s"), ("option limit", "4"), ("option beam", "none"),
-            ("option merge", "no"), ("option layers", "0, 3"), ("model", "own"), ("fingerprint", "f"),
-            ("queries", "1,234 texts and 4 gradients"),
-        ]  # fmt: skip
-        both = dataclasses.replace(entry, results=(result, Stand("heatmap")), seconds=None)
-        names = [name for name, _ in _origin(both)]
-        assert names[5:] == [
-            "words model", "words fingerprint", "words queries", "heatmap model", "heatmap fingerprint",
-        ]  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("seconds", "words"),
-        [(0.04, "0.0 s"), (119.9, "119.9 s"), (120, "2 min 0 s"), (3_725.4, "62 min 5 s"), (7_260, "2 h 1 min")],
-    )
-    def test_durations(self, seconds: float, words: str) -> None:
-        assert took(seconds) == words
-
-    def test_values_are_cut(self) -> None:
-        assert flat({"a": {"b": "x" * 301}})[0][0] == "a b"
-        assert shortened("x" * 300) == "x" * 300 and shortened("x" * 301).endswith("(301 characters)")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from killed import killed_training
 from mixture import SIZES, write_mixture
 from safetensors.torch import load_file
-from warm import TRANSFORMERS
 
 import ssmscope
 from ssmscope import cli
@@ -359,38 +356,13 @@ def test_another_seed_trains_on_other_prompts(parts) -> None:
     assert {row for batch in one for row in batch} != {row for batch in other for row in batch}
 
 
-SCRIPT = """
-import json, sys
-from ssmscope.training import train_model
-train_model(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))
-"""
-
-
-def reached(state: Path) -> tuple[int, int]:
-    saved = torch.load(state, weights_only=True)
-    return saved["epoch"], saved["step"]
-
-
 def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, capfd) -> None:
     given = {**TINY, "mixture": "wnli", "epochs": 2, "batch_size": 2, "checkpoint_minutes": 0.0, "progress": True}
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
-    state = broken / "checkpoint" / "state.pt"
-    process = TRANSFORMERS.start(SCRIPT, json.dumps(["mamba2", "instruct", str(broken)]), json.dumps(given))
-    try:
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            if state.exists() and reached(state) >= (1, 3):
-                break
-            time.sleep(0.005)
-        assert process.poll() is None, "the run ended before it could be killed"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    epoch, step = reached(state)
-    assert not (broken / "training.json").exists()
+    said = killed_training("mamba2", "instruct", broken, given)
     for out in (broken, unbroken):
         train_model("mamba2", "instruct", out, **given)
-    assert capfd.readouterr().err.count(f"continuing in epoch {epoch + 1} after {step} steps") == 1
+    assert capfd.readouterr().err.count(said) == 1
     one, other = (load_file(out / "model.safetensors") for out in (broken, unbroken))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     one, other = (json.loads((out / "training.json").read_text()) for out in (broken, unbroken))

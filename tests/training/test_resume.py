@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from killed import killed_training
 from safetensors.torch import load_file
-from warm import TRANSFORMERS
 
 from ssmscope.training import train_model
 
-SCRIPT = """
-import json, sys
-from ssmscope.training import train_model
-train_model(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))
-"""
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "state": 4, "head_width": 8, "epochs": 3, "learning_rate": 1e-2}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("mamba2", {**TINY, "batch_size": 32, "dropout": 0.1, "share": 0.15}),
@@ -30,36 +22,17 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def reached(state: Path) -> tuple[int, int]:
-    saved = torch.load(state, weights_only=True)
-    return saved["epoch"], saved["step"]
-
-
 @pytest.mark.parametrize("data", RUNS)
 def test_a_killed_run_ends_as_an_unbroken_one(data, tmp_path, capfd) -> None:
     if data == "digits":
         pytest.importorskip("sklearn")
     architecture, options = RUNS[data]
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
-    state = broken / "checkpoint" / "state.pt"
     given = {**options, "checkpoint_minutes": 0.0}
-    process = TRANSFORMERS.start(SCRIPT, json.dumps([architecture, data, str(broken)]), json.dumps(given))
-    try:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if state.exists() and reached(state) >= (1, 3):
-                break
-            time.sleep(0.005)
-        assert process.poll() is None, "the run ended before it could be killed"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    epoch, step = reached(state)
-    assert not (broken / "training.json").exists()
-
+    said = killed_training(architecture, data, broken, given)
     for out in (broken, unbroken):
         train_model(architecture, data, out, **given)
-    assert capfd.readouterr().err.count(f"continuing in epoch {epoch + 1} after {step} steps") == 1
+    assert capfd.readouterr().err.count(said) == 1
     files = ["model.safetensors", *(["decoder.safetensors"] if data == "compression" else [])]
     for file in files:
         one, other = (load_file(out / file) for out in (broken, unbroken))

@@ -18,7 +18,7 @@ from ssmscope.analysis import analysis
 from ssmscope.attacks.checks import check_asked
 from ssmscope.errors import InputError
 from ssmscope.reads import TEXT_MODELS, Data
-from ssmscope.signature import Cache, InHand, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
+from ssmscope.signature import Cache, LabelWords, Limit, Metavar, Progress, Range, Reads, Seed, Template
 
 if TYPE_CHECKING:
     from ssmscope.attacks.poisoning.result import StatePoisoning
@@ -77,11 +77,10 @@ def state_poisoning(
     ] = 10.0,
     alarms: Annotated[float, "False positives at the detectors' thresholds.", Range(0, 1, strict=True)] = 0.05,
     transfer: Annotated[
-        Sequence[str] | None,
+        Sequence[str | Model] | None,
         "Models of the same tokenizer that the triggers are tried on, too.",
         Reads("model"),
         Metavar("MODEL,…"),
-        InHand(("model:Model",)),
     ] = None,
     template: Template = None,
     words: LabelWords = None,

@@ -30,7 +30,7 @@ from ssmscope.interp.attention.maps import (
     telling,
     title,
 )
-from ssmscope.interp.attention.views import STRONGEST, last_rows
+from ssmscope.interp.attention.views import STRONGEST, query_rows
 from ssmscope.show import token_rows
 from ssmscope.show.blocks import Block, Picture, TokenMaps
 from ssmscope.show.signed import SIGNED, SIGNED_ON_DARK, STEPS, shades
@@ -50,7 +50,7 @@ NAMED = 12
 def blocks(result: ImplicitAttention) -> Iterator[Block]:
     """What is pointed at, and the picture, which is folded away where that has every text."""
     yield TokenMaps(
-        lambda colours: token_rows.terminal(last_rows(result), colours),
+        lambda colours: token_rows.terminal(query_rows(result), colours),
         lambda: fragment(result),
         token_rows.style() + _file("page.css"),
         _file("page.js"),

@@ -123,10 +123,10 @@ class ImplicitAttention(Result, kind="attention"):
         return self.texts[index]
 
     def token_rows(self) -> TokenRows:
-        """The last query of every text, in the colours of what it takes from each token."""
-        from ssmscope.interp.attention.views import last_rows
+        """The chosen queries of every text, of whole maps the last one: in colours, what they take from each token."""
+        from ssmscope.interp.attention.views import query_rows
 
-        return last_rows(self)
+        return query_rows(self)
 
     @property
     def model(self) -> str:

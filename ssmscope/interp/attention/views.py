@@ -38,15 +38,20 @@ STRONGEST = 5
 """How many keys of a query are named."""
 
 
-def last_rows(result: ImplicitAttention) -> TokenRows:
-    """What the last query of each text takes from each token: of several maps the mean |weight|."""
-    texts = []
+def query_rows(result: ImplicitAttention) -> TokenRows:
+    """What the chosen queries of each text take from each token, of whole maps the last one: of several maps the mean
+    |weight|."""
+    texts, alone = [], True
     for text in result:
         shown = averaged(text) or next(iter(text.maps), None)
-        rows = [_row(shown, -1, text)] if shown is not None and len(text.queries) else []
-        about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if rows else "", span_name(text))))
+        chosen = [-1] if text.whole or text.edges is not None else range(len(text.queries))
+        rows = [_row(shown, at, text) for at in chosen] if shown is not None and len(text.queries) else []
+        last = len(rows) == 1 and int(text.queries[-1]) == len(text) - 1
+        alone &= last or not rows
+        about = "; ".join(filter(None, (f"last query: {query_name(text, -1)}" if last else "", span_name(text))))
         texts.append(_text(text, rows, about))
-    name, marked = "what the last query takes from each token", f"its {STRONGEST} strongest keys"
+    name = "what the last query takes from each token" if alone else "what each chosen query takes from each token"
+    marked = f"its {STRONGEST} strongest keys"
     return TokenRows(tuple(texts), "map", "weight", name, marked, ("negative", "positive"))
 
 

@@ -433,6 +433,20 @@ class DataHeatmap(Result, kind="heatmap-data"):
                 lines.append(Line((label, group.name), cells))
         return table(("model", "texts"), lines, most=ROWS)
 
+    @classmethod
+    def draw_pair(cls, results: Sequence[DataHeatmap], names: Sequence[str], title: tuple[str, str, str]) -> Figure:
+        """Two models in one picture: the words of which one keeps more, the parts of a text, half-lives of layers."""
+        from ssmscope.interp.heatmap.data_pair import draw
+
+        return draw(results, names, title)
+
+    @classmethod
+    def differences(cls, results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
+        """A row per word that both models' results name."""
+        from ssmscope.interp.heatmap.data_pair import differences
+
+        return differences(results, names)
+
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The highest and the lowest words with their intervals, the parts of a text, and half-lives of heads."""
         from ssmscope.interp.heatmap.data_views import draw

@@ -6,6 +6,7 @@ import math
 import string
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal
 
@@ -39,8 +40,17 @@ def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
 
 def together(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
     """Scores (…, tokens) of words, (…, groups): the sum of their tokens' where scores are shares, else the mean."""
-    of = np.sum if summed else np.mean
-    return np.stack([of(scores[..., group], axis=-1) for group in groups], axis=-1) if groups else scores
+    return _put_together(scores, *_places(groups), summed) if groups else scores
+
+
+def _places(groups: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of all words, one word after the other, and how many each has."""
+    return np.array([at for group in groups for at in group]), np.array([len(group) for group in groups])
+
+
+def _put_together(scores: np.ndarray, positions: np.ndarray, sizes: np.ndarray, summed: bool) -> np.ndarray:
+    found = np.add.reduceat(scores[..., positions], np.cumsum(sizes) - sizes, axis=-1)
+    return found if summed else found / sizes.astype(found.dtype)
 
 
 def is_punctuation(word: str) -> bool:
@@ -79,19 +89,29 @@ def standing_out(
         kind: whether scores add up over the tokens of a word ("share"), or are averaged ("mean"; "z" of z-scores).
         punctuation: whether punctuation is named too.
     """
-    groups = [group for group in grouped(words) if words[group[0]] is not None]
-    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
-    if not allowed:
+    groups, positions, sizes, allowed = _words(tuple(tokens), tuple(words), punctuation)
+    if not len(allowed):
         return ()
-    found = together(scores.astype(np.float64), groups, summed=kind == "share")
+    found = _put_together(scores.astype(np.float64), positions, sizes, kind == "share")
     limit = APART
     if kind == "share":
         limit = EVEN * float(found.sum()) / len(groups)
     elif kind == "mean":
         limit = float(found[allowed].mean() + APART * found[allowed].std())
-    high = sorted((at for at in allowed if found[at] > 0 and found[at] >= limit), key=lambda at: (-found[at], at))
+    high = allowed[(found[allowed] > 0) & (found[allowed] >= limit)]
+    high = high[np.argsort(-found[high], kind="stable")]
     most = min(top, len(allowed) // SHARE)
     return tuple(tuple(groups[at]) for at in high[: max(most, 1)])
+
+
+@lru_cache(maxsize=4)
+def _words(
+    tokens: tuple[str, ...], words: tuple[int | None, ...], punctuation: bool
+) -> tuple[list[list[int]], np.ndarray, np.ndarray, np.ndarray]:
+    """The positions of each word, these as `_places`, and which words may be named: asked for once a layer."""
+    groups = [group for group in grouped(words) if words[group[0]] is not None]
+    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
+    return groups, *_places(groups), np.array(allowed, dtype=np.int64)
 
 
 def half_life(found: np.ndarray, length: int) -> str:

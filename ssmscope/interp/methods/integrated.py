@@ -43,7 +43,9 @@ def ig(
         max_t Σ_pieces |whole_t − halves_t| ≤ tolerance · max_t |score_t|   and
         Σ_pieces |Σ_t halves_t − (f(end) − f(beginning))| ≤ tolerance · max_t |score_t|,
 
-    or until the cap is reached. The scores are those of the halves.
+    or until the cap is reached. The scores are those of the halves. Gradients of a model in half precision are rounded,
+    which puts a floor under the errors. There a text is left where halving has twice raised their sum, or not lowered
+    those of most pieces, alike in both halves; the scores are those with the smallest errors.
 
     Args:
         baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
@@ -149,14 +151,17 @@ class _Sum:
 def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int) -> tuple[list[_Sum], list[int]]:
     """Every text's sum and how many gradients it took."""
     pieces: dict[int, list[_Halved]] = defaultdict(list)
-    used = [3 * steps] * len(once)
+    used, stuck = [3 * steps] * len(once), [0] * len(once)
+    rounded = path.end.dtype in (torch.float16, torch.bfloat16)
     for halved in path.halved(once):
         pieces[halved.whole.text].append(halved)
+    least = {text: (_error(each), each) for text, each in pieces.items()}
     open_texts = list(pieces)
     while True:
         split: list[_Halved] = []
         for text in list(open_texts):
-            worst = _worst(pieces[text], tolerance)[: (cap - used[text]) // (4 * steps)]
+            worst = [] if stuck[text] == TWICE else _worst(pieces[text], tolerance)
+            worst = worst[: (cap - used[text]) // (4 * steps)]
             if not worst:
                 open_texts.remove(text)
             used[text] += 4 * steps * len(worst)
@@ -167,14 +172,35 @@ def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap:
         gone = set(map(id, split))
         for text in open_texts:
             pieces[text] = [each for each in pieces[text] if id(each) not in gone]
-        for halved in path.halved([half for each in split for half in each.halves]):
+        halves = path.halved([half for each in split for half in each.halves])
+        for halved in halves:
             pieces[halved.whole.text].append(halved)
+        alike: dict[int, list[bool]] = defaultdict(list)
+        for before, *two in zip(split, halves[::2], halves[1::2], strict=True):
+            alike[before.whole.text].append(_no_better(before, *two))
+        for text in open_texts:
+            error = _error(pieces[text])
+            if rounded:
+                rises = error > 1.1 * least[text][0]
+                stuck[text] = stuck[text] + 1 if rises or 2 * sum(alike[text]) > len(alike[text]) else 0
+            if error <= least[text][0] or not rounded:
+                least[text] = error, pieces[text]
     found = []
     for text, whole_path in enumerate(once):
-        each = pieces[text]
+        error, each = least[text]
         scores = torch.stack([piece.scores for piece in each]).sum(0)
-        found.append(_Sum.of(scores, _error(each), whole_path.before, whole_path.after))
+        found.append(_Sum.of(scores, error, whole_path.before, whole_path.after))
     return found, used
+
+
+TWICE = 2
+
+
+def _no_better(before: _Halved, first: _Halved, second: _Halved) -> bool:
+    """Whether a piece's error is that of rounding: its halves' are together as large, and alike. That of a bend is in
+    one of them."""
+    low, high = sorted((first.worst, second.worst))
+    return low + high > 0.7 * before.worst and low > high / 4
 
 
 def _error(pieces: Sequence[_Halved]) -> float:

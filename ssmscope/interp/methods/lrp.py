@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,13 +42,15 @@ from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.lrp_blocks import caps_frozen, frozen_parts, halved, is_family_norm, of_families
-from ssmscope.interp.objective import Objective
+from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
 
 TOLERANCE = 1e-4  # of `Scores.delta`
+MOST = 2**33
+"""Bytes that a backward pass keeps before blocks are run again instead."""
 
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
 BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block)
@@ -108,13 +111,21 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
         one = wide.new_ones(len(texts)).requires_grad_()
         module = objective.model.module
         with torch.enable_grad(), evaluating(module), relevance_rules(module, one, half=half):
-            total = objective(x, texts).sum()
-        by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # a network may have no constants
+            total = replace(objective, recomputes=not _fits(objective, x))(x, texts).sum()
+            by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # a network may have no constants
         if by_x is not None:
             scores[texts, :longest] = at_least_float32(by_x * x.detach()).sum(-1)
         if by_one is not None:
             constants[texts] = by_one
     return scores.masked_fill(~objective.batch.mask, 0), constants
+
+
+def _fits(objective: Objective, x: Tensor) -> bool:
+    """Whether there is room for what the backward pass keeps: what each layer does with the tokens, and copies of the
+    weights that are not in float32."""
+    weights, tokens = objective.model.module.parameters(), x.shape[0] * x.shape[1]
+    copies = sum(weight.numel() for weight in weights if at_least_float32(weight[:0]).dtype != weight.dtype)
+    return tokens * kept_of_each(objective.model) + 4 * copies <= min(memory_for(objective.model), MOST)
 
 
 # ---- the rules

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL
-from ssmscope.signature import InHand, Metavar
+from ssmscope.signature import Metavar
 
 if TYPE_CHECKING:
     from ssmscope.interp.patch.result import Patching
@@ -35,11 +35,10 @@ def patch(
     model: Model,
     *,
     clean: Annotated[
-        str,
+        str | list[int],
         "The text with the answer; token ids for a model without a tokenizer.",
-        InHand((list, tuple)),
     ],
-    corrupted: Annotated[str, "One of as many tokens that has another answer.", InHand((list, tuple))],
+    corrupted: Annotated[str | list[int], "One of as many tokens that has another answer."],
     site: Annotated[
         Literal["state", "output", "residual", "convolution", "head"],
         "What is patched: the memory behind a token, a mixer's output, the residual stream that a block reads, what a "

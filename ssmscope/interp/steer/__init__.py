@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.reads import LANGUAGE_MODEL, TEXT_CLASSIFIER, TOKEN_CLASSIFIER, TOKEN_MODEL, Texts
-from ssmscope.signature import REPEATED, InHand, Limit, Metavar, Range, Reads, Seed
+from ssmscope.signature import REPEATED, Limit, Metavar, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.interp.steer.result import Steering
     from ssmscope.model import Model, TextsLike
-    from ssmscope.reads import ExampleData
+    from ssmscope.tasks.pixels import PixelData
+    from ssmscope.tasks.sequences import SequenceData
+    from ssmscope.tasks.text import TextData
+    from ssmscope.tasks.tokens import TokenData
 
 
 def check_strengths(*, strengths: Sequence[float], **_: object) -> None:
@@ -39,12 +42,11 @@ def steer(
     texts: TextsLike,
     *,
     toward: Annotated[
-        Sequence[str],
+        Sequence[str | Sequence[int]],
         "A text of what is steered to; may be repeated. Token ids for a model without a tokenizer.",
         REPEATED,
-        InHand((list, tuple)),
     ],
-    away: Annotated[Sequence[str], "A text of what is steered from; may be repeated.", REPEATED, InHand((list, tuple))],
+    away: Annotated[Sequence[str | Sequence[int]], "A text of what is steered from; may be repeated.", REPEATED],
     site: Annotated[
         Literal["residual", "state"],
         "What the direction is added to: the residual stream that a block reads, at every token, or the layer's memory "
@@ -58,11 +60,10 @@ def steer(
         int | str | None, "The class or next token that is asked after; else what is predicted.", Metavar("NAME")
     ] = None,
     data: Annotated[
-        str | None,
+        str | TextData | PixelData | SequenceData | TokenData | None,
         "Held-out examples or text, for what it costs; else what MODEL learnt from.",
         Reads("data"),
         Metavar("DATA"),
-        InHand(("tasks.arrays:ArrayData", "tasks.text:TextData")),
     ] = None,
     split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
     length: Annotated[int, "Tokens of a row, of a language model's text.", Range(2, 2**17)] = 128,
@@ -93,7 +94,6 @@ def steer(
     from ssmscope.interp.steer.measure import steered
     from ssmscope.model import as_batch
 
-    held_out: str | ExampleData | None = data
     return steered(
         model,
         as_batch(model, texts),
@@ -103,7 +103,7 @@ def steer(
         layer=layer,
         strengths=tuple(map(float, strengths)),
         answer=answer,
-        data=held_out,
+        data=data,
         split=split,
         length=length,
         limit=limit,

@@ -15,11 +15,12 @@ from ssmscope.errors import InputError
 from ssmscope.limits import refuse_reading
 from ssmscope.probes.lens.reads import FitData
 from ssmscope.reads import Texts
-from ssmscope.signature import NO_EFFECT, InHand, Metavar, Progress, Range, Reads, Seed
+from ssmscope.signature import NO_EFFECT, Metavar, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
     from ssmscope.probes.lens.data import LensData
+    from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.lens.result import LensFit, Trajectory
 
 
@@ -130,11 +131,10 @@ def trajectory(
     texts: TextsLike,
     *,
     lens: Annotated[
-        str | Path | None,
+        str | Path | Lens | None,
         "The directory of a tuned lens; else the logit lens.",
         Reads("folder"),
         Metavar("LENS"),
-        InHand(("probes.lens.lenses:Lens",)),
     ] = None,
     positions: Annotated[Literal["every", "last"] | None, "By default where the lens was fitted."] = None,
     statistic: Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import InHand, Metavar, Piece, Progress, Range, Reads, Seed
+from ssmscope.signature import Metavar, Piece, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -42,10 +42,9 @@ def token_loss(
     models: Model | Sequence[Model],
     *,
     data: Annotated[
-        str,
+        str | Path | list[str],
         "wikitext2, books, a .txt file (one long document), or a file with a column text, a document each row.",
         Reads("lines"),
-        InHand((Path, list, tuple)),
         Metavar("DATA"),
     ] = "wikitext2",
     split: Annotated[str | None, "Of a known text; by default the one to test on.", Metavar("NAME")] = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import InHand, Metavar, OneOf, Piece, Progress, Range, Reads, Seed
+from ssmscope.signature import Metavar, OneOf, Piece, Progress, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -41,10 +41,9 @@ def retrieval(
     ] = (0, 1000, 2000, 4000, 8000, 16000),
     examples: Annotated[int, "Questions of each task and length.", Range(1)] = 100,
     filler: Annotated[
-        str,
+        str | Path | list[str],
         "generated, wikitext2, or a file of text.",
         Reads("lines", ("generated",)),
-        InHand((Path, list, tuple)),
         Metavar("NAME"),
     ] = "generated",
     template: Annotated[str, "A prompt with {context} and {question} in it."] = "{context} {question}",
@@ -94,8 +93,10 @@ def retrieval(
     reading = len(every) * len(chosen) * sum(steps) * examples
     refuse_reading(reading, f"{examples:,} questions of each task and length", "ask for fewer or shorter ones")
     refuse_contexts(steps[-1], examples)  # before the shorter ones are asked
-    named = isinstance(filler, str | Path)
-    hay = load_filler(str(filler), split) if named else tuple(filler)
+    if isinstance(filler, str | Path):
+        hay, name = load_filler(str(filler), split), str(filler)
+    else:
+        hay, name = tuple(filler), "given sentences"
     count = token_counter(every[0].tokenizer)
     for task in chosen:  # what cannot be asked is refused before anything is
         first = questions(task, length=0, examples=1, split=split, seed=seed, spaced=spaced)
@@ -126,7 +127,7 @@ def retrieval(
     cells, ratios = compared(right, among, log_probability, tokens, seed)
     options: dict[str, Any] = {
         **{"tasks": list(chosen), "lengths": list(steps), "examples": examples},
-        **{"filler": str(filler) if named else "given sentences"},
+        **{"filler": name},
         **{"template": template, "spaced": spaced, "split": split, "piece": piece},
     }
     return Retrieval(

@@ -17,12 +17,14 @@ from ssmscope.analysis import analysis
 from ssmscope.errors import InputError
 from ssmscope.limits import HELD, ROW
 from ssmscope.reads import LANGUAGE_MODEL
-from ssmscope.signature import REPEATED, InHand, Metavar, Range, Reads, Seed
+from ssmscope.signature import REPEATED, Metavar, Range, Reads, Seed
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
+    from ssmscope.probes.lens.lenses import Lens
     from ssmscope.probes.snr.reading import Needles
     from ssmscope.probes.snr.result import NeedleSNR
+    from ssmscope.tasks.babi import QuestionData
 
 NO_LENS = "logit"
 """What stands for the logit lens among several lenses; None does too."""
@@ -57,12 +59,11 @@ def needle_snr(
     models: Model | Sequence[Model],
     *,
     lens: Annotated[
-        Sequence[Literal["logit"] | str | Path] | None,
+        Sequence[Literal["logit"] | str | Path | Lens | None] | None,
         "The tuned lens of each MODEL, in their order (logit: none); repeatable.",
         REPEATED,
         Reads("folder", (NO_LENS,)),
         Metavar("LENS"),
-        InHand(("probes.lens.lenses:Lens", type(None))),
     ] = None,
     names: Annotated[
         Sequence[str] | None, "What the models are called; by default what they were loaded as.", Metavar("A,B,…")
@@ -78,19 +79,17 @@ def needle_snr(
         int | None, "Of each task, by default 200; of your own questions, by default all.", Range(1, HELD)
     ] = None,
     filler: Annotated[
-        str | None,
+        str | Path | list[str] | None,
         "Between the facts: generated, wikitext2, or a file of text; by default generated.",
         Reads("data", ("generated",)),
         Metavar("NAME"),
-        InHand((Path, list, tuple)),
     ] = None,
     questions: Annotated[
-        Sequence[str | Path] | None,
+        Sequence[str | Path | QuestionData] | None,
         "Your own: columns context, question, answer and, if need be, distractors; repeatable.",
         REPEATED,
         Reads("file"),
         Metavar("FILE"),
-        InHand(("tasks.babi:QuestionData",)),
     ] = None,
     template: Annotated[str, "A prompt with {context} and {question} in it."] = "{context} {question}",
     spaced: Annotated[bool, "A space before the full stops of generated facts."] = True,

@@ -1,0 +1,66 @@
+"""What a visitor of the live page may set: the options that its analyses declare, with their words, ranges and help.
+
+Left out are options that name what is read on the server, those that change no number, and what the page asks for in
+another way or has no room for (`ELSEWHERE`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ssmscope.errors import InputError
+from ssmscope.reading import SURROGATE
+from ssmscope.register import analysis_of
+from ssmscope.signature import Option
+
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "heatmap": ("layers", "merge", "limit", "seed"),
+    "attention": ("layers", "rows", "pool", "rollout", "residual", "span", "top"),
+    "effect": ("before", "after"),
+}
+"""The analyses of the page, and their options that are no part of its forms: a layer and a token are chosen beside what
+is shown, single tokens are clicked, and whole maps, products of layers and data sets are not shown."""
+
+
+def options(verb: str) -> dict[str, Option]:
+    """The options of an analysis that a visitor may set, by name."""
+    known = analysis_of(verb).options.items()
+    return {
+        name: option
+        for name, option in known
+        if name not in ELSEWHERE[verb] and option.reads is None and not option.no_effect
+    }
+
+
+def choices(option: Option) -> tuple[str, ...]:
+    """The words that an option takes, "" where it may be left out; none where it takes other values too."""
+    if option.kind is not None or option.several:
+        return ()
+    return option.words if option.default is not None else ("", *option.words)
+
+
+def shown(option: Option) -> Any:
+    """The default, as a form shows it: a bool, or a text."""
+    if option.is_flag:
+        return bool(option.default)
+    return "" if option.default is None else option.typed(option.default)[1]
+
+
+def chosen(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a form gave, as the analysis takes it; what was left empty is left out.
+
+    Raises:
+        InputError: no option of the form, or a value that it does not take.
+    """
+    known, found = options(verb), {}
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(f"{verb} has no option {name!r:.80} here; there are {', '.join(known)}")
+        if isinstance(value, str):
+            if SURROGATE.search(value):
+                raise InputError(f"{name} has half of a character (a lone surrogate): remove it")
+            value = value.strip()
+        if value != "":
+            found[name] = known[name].read(value)
+    return found

@@ -1,0 +1,106 @@
+"""Passes over a layer's terms that no gradient flows through, by Triton kernels (`passes_kernels`) on a GPU; optional.
+
+Each reads its inputs once, whatever their floating type, where torch writes what it makes on the way. Without triton,
+and where gradients are asked for, torch does it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ssmscope.scans.exponents import smallest_exponent
+from ssmscope.scans.launching import Kernels, on
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+STEPS = 32  # of a convolution that a program takes
+CHANNELS = 64  # of them, at most
+KEYS = 64  # positions whose keys a program decays
+TILE = 1024  # states of a program's channels
+MOST = 2**14  # channels of a norm
+NARROW = 64  # states of a channel, at most
+
+
+def applicable(*tensors: Tensor | None) -> bool:
+    """Whether the kernels take these: of a floating type, on one GPU, channels side by side, without gradients."""
+    given = [t for t in tensors if t is not None]
+    first = given[0]
+    if first.device.type != "cuda" or torch.is_grad_enabled() or not first.numel() or torch.compiler.is_compiling():
+        return False
+    return all(t.device == first.device and _plain(t) and t.stride(-1) == 1 for t in given) and available(first.device)
+
+
+def _plain(t: Tensor) -> bool:
+    """Whether a tensor is what its memory says; see `native.is_plain`."""
+    plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.dtype in DTYPES
+    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return False
+    return not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+
+
+def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
+    batch, length, channels = x.shape
+    bias = x.new_zeros(channels) if bias is None else bias
+    y, width = x.new_empty(x.shape), min(_power(channels, 16), CHANNELS)
+    sizes = {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": width, "num_warps": 4}
+    with on(x):
+        kernels.loaded().convolve[(batch, -(-length // STEPS), -(-channels // width))](
+            *(x, weight.contiguous(), bias, y, length, *x.stride()[:2]), **sizes
+        )
+    return y
+
+
+def gated(y: Tensor, z: Tensor) -> Tensor:
+    """y ⊙ SiLU(z) of (batch, length, channels), in z's type."""
+    batch, length, channels = z.shape
+    out, width = z.new_empty(z.shape), min(_power(channels, 16), 1024)
+    with on(z):
+        kernels.loaded().gate[(batch, length, -(-channels // width))](
+            *(y, z, out, length, *y.stride()[:2], *z.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        )
+    return out
+
+
+def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
+    """weight · RMSNorm(y ⊙ SiLU(z)) of (batch, length, channels) over each `size` neighbours, in z's type."""
+    batch, length, channels = z.shape
+    out, width = z.new_empty(z.shape), _power(size, 16)
+    sizes = {"CHANNELS": channels, "SIZE": size, "WIDTH": width, "num_warps": 8 if width > 2048 else 4}
+    with on(z):
+        kernels.loaded().norm[(batch, length, channels // size)](
+            *(y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]), **sizes
+        )
+    return out
+
+
+def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tensor:
+    """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
+    length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; float32."""
+    (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
+    chunks, states = -(-length // KEYS), _power(state)
+    totals = torch.nn.functional.pad(delta, (0, 0, 0, chunks * KEYS - length)).unflatten(1, (chunks, KEYS))
+    totals = totals.sum(2, dtype=torch.float64)
+    after = torch.zeros_like(totals)
+    after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
+    share = channels // groups
+    block = min(max(1, TILE // states), _power(share))
+    programs = groups * -(-share // block)
+    out = x.new_empty((batch, length, channels) if each else (programs, batch, length))
+    with on(x):
+        kernels.loaded().left[(batch, chunks, programs)](
+            *(x, delta, A.contiguous(), b, after, out, length, channels, groups),
+            *(*x.stride()[:3], *delta.stride(), *b.stride()),
+            **{"N": state, "STATES": states, "BLOCK": block, "STEPS": KEYS, "EACH": each, "num_warps": 4},
+            FLOOR=smallest_exponent(torch.float32),
+        )
+    return out if each else out.sum(0)
+
+
+def _power(size: int, least: int = 1) -> int:
+    return max(least, 1 << max(size - 1, 0).bit_length())
+
+
+kernels = Kernels("ssmscope.scans.passes_kernels", "the Triton passes", lambda one: gated(one[0], one[0]))
+available, why_not = kernels.available, kernels.why_not

@@ -1,0 +1,44 @@
+"""Where the texts of a figure stand: laid out as matplotlib draws it, but nothing is painted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from ssmscope.results import Result
+
+
+def drawn(result: Result, **options: Any) -> tuple[Figure, list[tuple[str, Bbox]]]:
+    """The figure, and its texts with the boxes that the Agg renderer gives them; any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = result.figure(**options)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw_without_rendering()
+    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
+    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+        texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
+    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
+    return figure, [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+
+
+def overlapping(texts: Sequence[tuple[str, Bbox]]) -> list[tuple[str, str]]:
+    """The pairs of texts that overlap by more than a pixel."""
+    x0, y0, x1, y1 = np.array([box.extents for _, box in texts]).T
+    apart = (x1[:, None] <= x0 + 1) | (y1[:, None] <= y0 + 1)
+    rows, columns = np.nonzero(np.triu(~(apart | apart.T), 1))
+    return [(texts[i][0], texts[j][0]) for i, j in zip(rows, columns)]
+
+
+def outside(figure: Figure, texts: Sequence[tuple[str, Bbox]]) -> list[str]:
+    """The texts that are cut off at an edge of the figure."""
+    x0, y0, x1, y1 = figure.bbox.extents
+    return [text for text, box in texts if not (x0 <= box.x0 and box.x1 <= x1 and y0 <= box.y0 and box.y1 <= y1)]

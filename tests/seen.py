@@ -1,0 +1,22 @@
+"""How results look on a terminal, and how bright colours are."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+
+def render(result: Any, width: int = 100, **options: Any) -> str:
+    """What a terminal shows of a result."""
+    console = Console(file=io.StringIO(), width=width, force_jupyter=False, **options)
+    console.print(result)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def luminance(colour: str) -> float:
+    """WCAG's relative luminance of "#rrggbb"."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,114 @@
+"""The Triton kernels of passes without gradients, and of the hash of weights, against plain torch in float64.
+
+On a machine with a GPU the compiled kernels are tested; elsewhere the same kernels in triton's interpreter, where
+triton is installed and TRITON_INTERPRET=1 is set.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, pad, silu
+
+from ssmscope import fingerprint, survival
+from ssmscope.fingerprint import hashes, versions
+from ssmscope.scans import passes, word_sums
+from ssmscope.ssm import Recurrence
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def why_skipped() -> str | None:
+    if DEVICE == "cuda":
+        return passes.why_not()
+    library = passes.kernels.found()
+    if isinstance(library, str):
+        return library
+    return None if library.INTERPRETED else "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
+
+
+WHY = why_skipped()
+needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def near(ours: Tensor, exact: Tensor, tolerance: float = 1e-6) -> None:
+    assert ours.shape == exact.shape
+    assert (ours.double() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("length", "channels", "taps"), [(1, 1, 1), (33, 20, 4), (70, 130, 3)])
+def test_convolution(length, channels, taps):
+    x, weight, bias = drawn(2, length, 2 * channels)[..., channels:], drawn(channels, taps), drawn(channels, seed=1)
+    exact = conv1d(pad(x.double().mT, (taps - 1, 0)), weight.double().unsqueeze(1), bias.double(), groups=channels).mT
+    near(passes.silu_convolution(x, weight, bias), silu(exact))
+    near(passes.silu_convolution(x, weight, None), silu(exact - bias.double()))
+
+
+@needs_kernels
+@pytest.mark.parametrize(("length", "channels", "size"), [(1, 3, 3), (9, 40, 40), (5, 40, 10)])
+def test_gates_and_norms(length, channels, size):
+    y, z, weight = drawn(2, length, channels), drawn(2, length, 2 * channels, seed=1)[..., :channels], drawn(channels)
+    exact = y.double() * silu(z.double())
+    near(passes.gated(y, z), exact)
+    groups = exact.unflatten(-1, (-1, size))
+    normed = (groups / (groups.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(-2)
+    near(passes.gated_norm(y, z, weight, 1e-5, size), normed * weight.double())
+
+
+@needs_kernels
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("length", [1, passes.KEYS, 2 * passes.KEYS + 7])
+@pytest.mark.parametrize("strength", [0.01, 1.0, 300.0])  # hardly any decay, some, and below the smallest float
+def test_what_is_left(length, groups, strength):
+    r = Recurrence(
+        x=drawn(2, length, 6, 1),
+        b=drawn(2, length, groups, 5, seed=1),
+        c=drawn(2, length, groups, 5, seed=2),
+        delta=drawn(2, length, 6, seed=3).abs(),
+        A=-strength * drawn(6, 5, seed=4).abs(),
+    )
+    exact = survival.left_norms(r.to(torch.float64))
+    near(passes.left(r.x, r.delta, r.A, r.b, each=True), exact, 1e-5)
+    near(passes.left(r.x, r.delta, r.A, r.b, each=False), exact.sum(2), 1e-5)
+
+
+def weights(device: str) -> dict[str, Tensor]:
+    made = {f"{size}": drawn(size, seed=size).to(device) for size in (1, 5, fingerprint.ROW, 3 * fingerprint.ROW + 1)}
+    return made | {"half": drawn(7).bfloat16().to(device), "bytes": torch.arange(5, dtype=torch.uint8, device=device)}
+
+
+@needs_kernels
+def test_one_launch_gives_the_hash(monkeypatch):
+    flat = [value.view(torch.int32) for value in weights(DEVICE).values() if value.element_size() == 4]
+    factors = fingerprint._factors(torch.device(DEVICE))
+    alone = torch.stack([fingerprint._sum_of_words(words, *factors) for words in flat])
+    assert torch.equal(word_sums.sums(flat, *factors), alone)
+
+
+def test_a_hash_is_its_definition(monkeypatch):
+    rows, columns = (t.tolist() for t in fingerprint._factors(torch.device("cpu")))
+    value = weights("cpu")[f"{3 * fingerprint.ROW + 1}"]
+    words = value.view(torch.int32).tolist()
+    expected = sum(w * rows[i // fingerprint.ROW] * columns[i % fingerprint.ROW] for i, w in enumerate(words))
+    assert hashes({"w": value})["w"] % 2**64 == expected % 2**64
+    monkeypatch.setattr(fingerprint, "AT_ONCE", fingerprint.ROW)
+    assert hashes({"w": value})["w"] % 2**64 == expected % 2**64
+
+
+def test_a_hash_sees_every_change():
+    before = hashes(weights("cpu"))
+    for name, value in weights("cpu").items():
+        for changed in (value.flip(0), -value if value.is_floating_point() else value + 1):
+            if not torch.equal(changed, value):
+                assert hashes({name: changed})[name] != before[name], name
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+def test_a_fingerprint_is_the_same_on_a_gpu():
+    assert hashes(weights("cuda")) == hashes(weights("cpu")) == versions(weights("cuda"))
