@@ -168,10 +168,11 @@ class DeltaRecurrence(Recurrence):
     by the share β_t where b_t has length 1.
 
     Its retention is the mean eigenvalue of the transition, a_t (1 − β_t ‖b_t‖² / state): one of the state's directions
-    is exchanged, the others decay.
+    is exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
+    H_t = (I − β_t b_t b_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
-    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1), `beta` (batch, length, heads). `delta`, `A` and
-    `expected` stay unset.
+    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads). `delta`, `A`
+    and `expected` stay unset.
 
     Raises:
         ValueError: when shapes disagree, the write strength is absent, or the decay is not given as `log_a`.
@@ -184,8 +185,8 @@ class DeltaRecurrence(Recurrence):
         super().__post_init__()
         if self.beta is None or self.beta.shape != self.x.shape[:3]:
             raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
-        if self.log_a is None or self.log_a.shape[-1] != 1 or self.delta is not None:
-            raise ValueError("a delta rule's decay is given as log_a, one per head, without delta")
+        if self.log_a is None or self.delta is not None:
+            raise ValueError("a delta rule's decay is given as log_a, without delta")
 
     @property
     def written(self) -> Tensor:
@@ -205,13 +206,13 @@ class DeltaRecurrence(Recurrence):
 
     def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
         """The mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
-        return self._decay(start, stop) * (1 - self._exchanged(start, stop))
+        assert self.log_a is not None
+        return self.log_a[:, start:stop].exp().mean(-1) - self._exchanged(start, stop)
 
     def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
         """1 − `kept`, computed without cancellation."""
-        a = self._decay(start, stop)
         assert self.log_a is not None
-        return -torch.expm1(self.log_a[:, start:stop].squeeze(-1)) + a * self._exchanged(start, stop)
+        return -torch.expm1(self.log_a[:, start:stop]).mean(-1) + self._exchanged(start, stop)
 
     def by_head(self) -> tuple[Tensor, Tensor]:
         """`b` and `c` of every head, (batch, length, heads, state)."""
@@ -219,15 +220,12 @@ class DeltaRecurrence(Recurrence):
         b, c = (t.repeat_interleave(share, dim=2) if share > 1 else t for t in (self.b, self.c))
         return b, c
 
-    def _decay(self, start: int, stop: int | None) -> Tensor:
-        assert self.log_a is not None
-        return self.log_a[:, start:stop].squeeze(-1).exp()
-
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
-        assert self.beta is not None
+        """β_t b_tᵀ Diag(a_t) b_t / state."""
+        assert self.beta is not None and self.log_a is not None
         share = self.x.shape[2] // self.b.shape[2]
-        squared = self.b[:, start:stop].square().mean(-1).repeat_interleave(share, dim=2)
-        return self.beta[:, start:stop] * squared
+        squared = self.b[:, start:stop].square().repeat_interleave(share, dim=2)
+        return self.beta[:, start:stop] * (self.log_a[:, start:stop].exp() * squared).mean(-1)
 
 
 class Scan(NamedTuple):
@@ -302,7 +300,7 @@ def scan(
         initial = recurrence.x.new_zeros(batch, heads, width, state)
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        terms = (recurrence.log_a.squeeze(-1), recurrence.beta, *recurrence.by_head(), recurrence.x)
+        terms = (recurrence.log_a, recurrence.beta, *recurrence.by_head(), recurrence.x)
         y, final = delta.scan(*terms, initial)
         kept = recurrence.kept().detach().mean(-1) if retention else None
     elif recurrence.one_decay_per_head:

@@ -196,7 +196,8 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
         return keys * recurrence.log_decay(lag).exp()
     assert recurrence.log_a is not None and recurrence.beta is not None
     b, beta = recurrence.by_head()[0][:, lag:], recurrence.beta[:, lag:, :, None]
-    return recurrence.log_a[:, lag:].exp() * (keys - beta * (keys * b).sum(-1, keepdim=True) * b)
+    keys = recurrence.log_a[:, lag:].exp() * keys
+    return keys - beta * (keys * b).sum(-1, keepdim=True) * b
 
 
 def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
@@ -316,7 +317,7 @@ def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         b = recurrence.by_head()[0]
-        yield from delta_rule.keys_left(recurrence.log_a.squeeze(-1), recurrence.beta, b)
+        yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, b)
         return
     floor = smallest_exponent(recurrence.x.dtype)
     for part, exponents in _exponents_left(recurrence):

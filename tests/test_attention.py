@@ -24,6 +24,7 @@ KINDS = {
     "linear attention": (6, 1, 6, 1),
     "gla": (4, 3, 4, 5),
     "delta": (4, 3, 2, 5),
+    "delta, a decay per state": (4, 3, 2, 5),
 }
 AROUND = ("nothing", "left", "taps", "both")
 
@@ -43,9 +44,11 @@ def draw(kind: str, length: int, *, batch: int = 2, seed: int = 0, dtype=torch.f
     D = normal(heads) if kind.startswith("mamba,") else normal(heads, width)
     if kind == "gla":
         return Recurrence(x, b, c, log_a=-uniform(batch, length, heads, state), D=D)
-    if kind == "delta":
+    if kind.startswith("delta"):
         b, beta = torch.nn.functional.normalize(b, dim=-1), uniform(batch, length, heads)
-        return DeltaRecurrence(x, b, c, log_a=-uniform(batch, length, heads, 1), beta=beta, D=D)
+        return DeltaRecurrence(
+            x, b, c, log_a=-uniform(batch, length, heads, 1 if kind == "delta" else state), beta=beta, D=D
+        )
     A = -uniform(heads, 1 if kind == "mamba-2" else state)
     return Recurrence(x, b, c, delta=uniform(batch, length, heads), A=A, D=D)
 
@@ -125,7 +128,7 @@ def test_no_steps():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_matrix_times_the_input_is_the_output_of_the_scan(kind):
     r = draw(kind, 29)
-    if kind == "delta" or r.shape[3] > 1:
+    if kind.startswith("delta") or r.shape[3] > 1:
         r = replace(r, D=r.D[:, :1].expand(-1, r.shape[3]))  # as one matrix serves a head's whole width
     matrix = ssm.attention(r, groups=r.shape[2], skip=True)
     near(torch.einsum("bhts,bshp->bthp", matrix, r.x), ssm.scan(r).y)

@@ -9,8 +9,11 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssmscope.matrices import triangle
+from ssmscope.scans import wide
+from ssmscope.scans.exponents import smallest_exponent
 
 
 def matrices(r: Any) -> Float[Tensor, "batch heads t s"]:
@@ -21,12 +24,22 @@ def matrices(r: Any) -> Float[Tensor, "batch heads t s"]:
     """
     b, c = (rearrange(t, "b t h n -> b h t n") for t in r.by_head())
     beta = rearrange(r.beta, "b t h -> b h t")
-    gamma = _products(rearrange(r.log_a, "b t h 1 -> b h t"))
-    system = torch.tril(beta.unsqueeze(-1) * (b @ b.mT) * gamma, -1)
-    system = system + torch.eye(b.shape[2], dtype=b.dtype, device=b.device)
-    reads = c @ b.mT * gamma
+    if r.log_a.shape[-1] > 1:
+        among, reads = (_decayed(rearrange(r.log_a, "b t h n -> b h t n"), b, t) for t in (b, c))
+    else:
+        gamma = _products(rearrange(r.log_a, "b t h 1 -> b h t"))
+        among, reads = b @ b.mT * gamma, c @ b.mT * gamma
+    system = torch.tril(beta.unsqueeze(-1) * among, -1) + torch.eye(b.shape[2], dtype=b.dtype, device=b.device)
     solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
     return solved.tril() * beta.unsqueeze(-2)
+
+
+def _decayed(log_a: Tensor, b: Tensor, c: Tensor) -> Float[Tensor, "batch heads t s"]:
+    """Σ_n c_t[n] b_s[n] ∏_{s<r≤t} a_r[n], as one chunk of `wide.within`."""
+    length = b.shape[2]
+    missing = (1 << max(length - 1, 0).bit_length()) - length
+    log_a, b, c = (pad(t, (0, 0, 0, missing)) for t in (log_a, b, c))
+    return wide.within(log_a, b, c, smallest_exponent(b.dtype))[0][..., :length, :length]
 
 
 def _products(log_a: Float[Tensor, "batch heads length"]) -> Float[Tensor, "batch heads t s"]:

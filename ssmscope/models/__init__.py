@@ -28,6 +28,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "qwen3_5_moe": ("qwen3_5_moe_text",),
     "qwen3_next": ("qwen3_next",),
     "recurrent_gemma": ("recurrent_gemma",),
+    "xlstm": ("xlstm",),
     "zamba": ("zamba",),
     "zamba2": ("zamba2",),
 }

@@ -7,7 +7,8 @@ u_t therefore solve a triangular system, g_t being the sum of log a up to t,
     u_t + Σ_{s<t} β_t e^{g_t − g_s} (b_tᵀ b_s) u_s = β_t x_t − β_t e^{g_t} H_0 b_t,
 
 whose two right sides are solved for all chunks at once (the WY representation of the products of the transitions);
-a pass over the chunks then carries H.
+a pass over the chunks then carries H. With a decay per state (Kimi Linear, Zhang et al. 2025, section 3), a_t scales
+the columns of H_{t-1}, and e^{g_t − g_s} stands within the products over states, see `ssmscope.scans.wide`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ssmscope.scans import wide
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.scalar import SEGMENT, segment_sums
 
@@ -27,7 +29,7 @@ CHUNK = 32  # steps of one triangular system
 
 
 def scan(
-    log_a: Float[Tensor, "batch length heads"],
+    log_a: Float[Tensor, "batch length heads #state"],
     beta: Float[Tensor, "batch length heads"],
     b: Float[Tensor, "batch length heads state"],
     c: Float[Tensor, "batch length heads state"],
@@ -49,24 +51,19 @@ def _segment(
     log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     length, width, state = x.shape[1], x.shape[-1], b.shape[-1]
-    chunk = min(chunk, length)
+    chunk = min(chunk, 1 << (length - 1).bit_length())
     missing = -length % chunk  # steps that hold the state
-    log_a, beta = (pad(t, (0, 0, 0, missing)) for t in (log_a, beta))
-    b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (b, c, x))
-    log_a, beta = (rearrange(t, "b (k q) h -> b k h q", q=chunk) for t in (log_a, beta))
-    b, c, x = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in (b, c, x))
+    log_a, b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (log_a, b, c, x))
+    beta = rearrange(pad(beta, (0, 0, 0, missing)), "b (k q) h -> b k h q 1", q=chunk)
+    log_a, b, c, x = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in (log_a, b, c, x))
 
-    floor = smallest_exponent(x.dtype)
-    decay = segment_sums(log_a).clamp(min=floor).exp().tril()
-    from_start = log_a.cumsum(-1).clamp(min=floor).exp().unsqueeze(-1)
-    beta = beta.unsqueeze(-1)
-    overlap = beta * decay * (b @ b.mT)  # read below the diagonal only
+    (among, inner), from_start, to_end = _decayed(log_a, b, b, c)
+    overlap = beta * among  # read below the diagonal only
     sides = torch.cat([beta * x, beta * from_start * b], dim=-1)
     solved = torch.linalg.solve_triangular(overlap, sides, upper=False, unitriangular=True)
     written, erased = solved.split([width, state], dim=-1)
 
-    inner, read = decay * (c @ b.mT), from_start * c
-    kept, to_end = from_start[..., -1:, :], decay[..., -1, :, None] * b
+    read, kept, to_end = from_start * c, from_start[..., -1:, :], to_end * b
     outputs = []
     for k in range(x.shape[1]):
         u = written[:, k] - erased[:, k] @ H.mT
@@ -76,8 +73,22 @@ def _segment(
     return y[:, :length], H
 
 
+def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Of chunks (…, chunk, state): c_tᵀ Γ b_s with Γ = ∏_{s<r≤t} a_r for each of the readers c, (…, chunk, chunk), zero
+    for s > t; and the decays from the chunk's start through t and from t, exclusive, to its end, (…, chunk, state or
+    1)."""
+    floor = smallest_exponent(b.dtype)
+    if log_a.shape[-1] > 1:
+        each = [wide.within(log_a, b, c, floor) for c in readers]
+        _, from_start, to_end = each[0]
+        return [S for S, *_ in each], from_start.clamp(min=floor).exp(), to_end.clamp(min=floor).exp()
+    decay = segment_sums(log_a.squeeze(-1)).clamp(min=floor).exp().tril()
+    from_start = log_a.cumsum(-2).clamp(min=floor).exp()
+    return [decay * (c @ b.mT) for c in readers], from_start, decay[..., -1, :, None]
+
+
 def keys_left(
-    log_a: Float[Tensor, "batch length heads"],
+    log_a: Float[Tensor, "batch length heads #state"],
     beta: Float[Tensor, "batch length heads"],
     b: Float[Tensor, "batch length heads state"],
     chunk: int = CHUNK,
@@ -86,21 +97,19 @@ def keys_left(
     written at s has become by the end.
 
     With P_s the product of the transitions after s, P_{s−1} = a_s (P_s − β_s b_s k_sᵀ). Within a chunk that ends with P
-    the keys therefore solve a triangular system, g the sums of log a,
+    the keys therefore solve a triangular system, Γ the decays,
 
-        k_s + Σ_{r>s} β_r e^{g_r − g_s} (b_sᵀ b_r) k_r = e^{g_end − g_s} Pᵀ b_s.
+        k_s + Σ_{r>s} β_r (b_sᵀ Γ_{s<…≤r} b_r) k_r = (Γ_{s<…≤end} P)ᵀ b_s.
     """
-    floor = smallest_exponent(b.dtype)
     P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)
     with torch.autocast(b.device.type, enabled=False):
         for stop in range(b.shape[1], 0, -chunk):
             part = slice(max(stop - chunk, 0), stop)
-            a, keys = rearrange(log_a[:, part], "b q h -> b h q"), rearrange(b[:, part], "b q h n -> b h q n")
-            strength = rearrange(beta[:, part], "b q h -> b h 1 q")
-            # from before the chunk on: row 0 is the chunk's start, row s + 1 what is after s
-            decay = segment_sums(pad(a, (1, 0))).clamp(min=floor).exp().tril().mT
-            overlap = strength * decay[..., 1:, 1:] * (keys @ keys.mT)  # read above the diagonal only
-            sides = decay[..., 1:, -1:] * keys @ P
-            left = torch.linalg.solve_triangular(overlap, sides, upper=True, unitriangular=True)
-            P = decay[..., :1, -1:] * P - (decay[..., :1, 1:] * strength * keys.mT) @ left
-            yield part, rearrange(left, "b h q n -> b q h n")
+            before = (1 << (stop - part.start - 1).bit_length()) - (stop - part.start)  # steps that change nothing
+            a, keys = (pad(rearrange(t[:, part], "b q h n -> b h q n"), (0, 0, before, 0)) for t in (log_a, b))
+            strength = pad(rearrange(beta[:, part], "b q h -> b h q 1"), (0, 0, before, 0))
+            (among,), from_start, to_end = _decayed(a, keys, keys)
+            overlap = (strength * among).mT  # read above the diagonal only
+            left = torch.linalg.solve_triangular(overlap, (to_end * keys) @ P, upper=True, unitriangular=True)
+            P = from_start[..., -1, :, None] * P - (from_start * strength * keys).mT @ left
+            yield part, rearrange(left[..., before:, :], "b h q n -> b q h n")

@@ -50,7 +50,7 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     log_a, x = (rearrange(t, "b (k q) (g h) n -> b g h k q n", q=chunk, g=groups) for t in (log_a, x))
     floor = smallest_exponent(x.dtype)
 
-    S, from_start, to_end = _within(log_a, b, c, floor)
+    S, from_start, to_end = within(log_a, b, c, floor)
     added = x.mT @ (b * to_end.clamp(min=floor).exp())  # what each chunk writes, decayed to its end
     total = from_start[..., -1:, :].clamp(min=floor).exp()
     H = rearrange(H, "b (g h) p n -> b g h p n", g=groups)
@@ -62,7 +62,7 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
     return rearrange(y, "b g h k q p -> b (k q) (g h) p")[:, :length], rearrange(H, "b g h p n -> b (g h) p n")
 
 
-def _within(log_a: Tensor, b: Tensor, c: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
+def within(log_a: Tensor, b: Tensor, c: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
     """S (…, chunk, chunk) of every chunk, and the sums of log-decays from the chunk's start through t and from t,
     exclusive, to its end, (…, chunk, state). `log_a`, `b`, `c` are (…, chunk, state)."""
 

@@ -107,8 +107,8 @@ def long_recurrence(kind: str, length: int) -> ssm.Recurrence:
     g = torch.Generator().manual_seed(3)
     b, c = (torch.randn(2, length, 2, 5, generator=g, dtype=torch.float64) for _ in range(2))
     x = torch.randn(2, length, 4, 1 if kind == "state" else 3, generator=g, dtype=torch.float64)
-    rate = torch.rand(2, length, 4, 5 if kind == "state" else 1, generator=g, dtype=torch.float64)
-    if kind == "delta":
+    rate = torch.rand(2, length, 4, 5 if kind.endswith("state") else 1, generator=g, dtype=torch.float64)
+    if kind.startswith("delta"):
         b = b / b.norm(dim=-1, keepdim=True)
         return ssm.DeltaRecurrence(x, b, c, log_a=-0.05 * rate, beta=rate[..., 0])
     if kind == "step":
@@ -116,7 +116,7 @@ def long_recurrence(kind: str, length: int) -> ssm.Recurrence:
     return ssm.Recurrence(x, b, c, log_a=-0.1 * rate)
 
 
-@pytest.mark.parametrize("kind", ["head", "state", "step", "delta"])
+@pytest.mark.parametrize("kind", ["head", "state", "step", "delta", "delta by state"])
 def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
     r = long_recurrence(kind, 90)  # several chunks of the delta rule
     alone = left_alone([r], 90)
@@ -136,9 +136,10 @@ def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 200])
-def test_the_keys_of_a_delta_rule_do_not_depend_on_its_chunks(chunk):
-    r = long_recurrence("delta", 40)
-    terms = (r.log_a.squeeze(-1), r.beta, r.by_head()[0])
+@pytest.mark.parametrize("kind", ["delta", "delta by state"])
+def test_the_keys_of_a_delta_rule_do_not_depend_on_its_chunks(kind, chunk):
+    r = long_recurrence(kind, 40)
+    terms = (r.log_a, r.beta, r.by_head()[0])
     found, whole = (torch.cat([k for _, k in reversed([*delta.keys_left(*terms, n)])], 1) for n in (chunk, 40))
     torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-12)
 

@@ -45,7 +45,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "minimax"], [True, False]))
+@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "minimax", "xlstm"], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)

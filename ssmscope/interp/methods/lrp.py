@@ -11,8 +11,8 @@ it is linear in its input and in its constants:
 [·] being frozen: MambaLRP's three rules, and that of the norms (Ali et al., XAI for Transformers, 2022). The half rule
 is for gates that are a product with z, of mixers and of SwiGLU feed-forward blocks. RWKV's receptances σ(z), a
 DeltaNet's β and GLA's and Baleen's gates of the memory are none and are frozen, as are a GroupMamba's attention weights
-and all that makes queries and keys. `lrp_blocks` has what stands beside the mixers of hybrids. With biases, learnt
-initial states and the like as the constants,
+and all that makes queries and keys. An mLSTM's normaliser is frozen as the denominator of a softmax is. `lrp_blocks`
+has what stands beside the mixers of hybrids. With biases, learnt initial states and the like as the constants,
 
     f(x) = Σ_t relevance_t + the relevance of the constants.
 """
@@ -41,7 +41,7 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.lrp_blocks import frozen_parts, halved, is_family_norm, of_families
+from ssmscope.interp.methods.lrp_blocks import caps_frozen, frozen_parts, halved, is_family_norm, of_families
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
@@ -238,6 +238,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
         around.enter_context(unhooked(part for part, _ in rules if not isinstance(part, FeedForward)))  # in the rules
+        around.enter_context(caps_frozen(module))
         around.enter_context(taken_over(handlers, kept=True))  # `fast_scan` within leaves the mixers alone
         yield
 

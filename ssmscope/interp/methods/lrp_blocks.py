@@ -2,7 +2,8 @@
 
     attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022),
     feed-forward: W₃ (act(g) ⊙ h) has the half rule of output gates, W₂ act(h) is W₂ (h [act(h) / h]),
-    experts: which of them run, and by what each is weighted, is frozen.
+    experts: which of them run, and by what each is weighted, is frozen,
+    soft caps of logits: cap tanh(l / cap) is l [cap tanh(l / cap) / l], as an activation.
 
 Nothing of it is written out: outputs of the projections of q and k and of routers are constants, an activation is its
 factor, and the gradient of a gated part is halved, as both of its factors carry all of it.
@@ -11,22 +12,25 @@ factor, and the gradient of a gated part is halved, as both of its factors carry
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import as_diagonal
+from ssmscope.intercept import taken_over, watched
 from ssmscope.models import LATER
 
 Handler = Callable[..., Any]
 
 FAMILIES = tuple(f"transformers.models.{name}." for name in LATER)
 ADDING = re.compile(
-    r"(Layer|Block|MLP|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|ForCausalLM|"
-    r"ForSequenceClassification)$"
+    r"(Layer|Block|MLP|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
+    r"ForCausalLM|ForSequenceClassification)$"
 )
 """Classes of these families that are linear in what passes them once the rules for their parts hold."""
 CONSTANT = ("q_proj", "k_proj", "router", "gate", "shared_expert_gate")
@@ -34,8 +38,8 @@ CONSTANT = ("q_proj", "k_proj", "router", "gate", "shared_expert_gate")
 ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 """Lists of parts that add to q and k (Zamba2)."""
 ACTIVATIONS = ("act_fn", "activation")
-GATED = ("gate_proj", "gate_up_proj", "input_linear", "w1")
-OUT = ("down_proj", "output_linear", "w2")
+GATED = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
+OUT = ("down_proj", "output_linear", "w2", "proj_down")
 
 
 def of_families(module: nn.Module) -> bool:
@@ -71,6 +75,25 @@ def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler
             )
         found.append((module, halved))
     return found
+
+
+@contextmanager
+def caps_frozen(module: Any) -> Iterator[None]:
+    """Within, logits behind a soft cap (xLSTM) are those of the head times what the cap makes of each, frozen."""
+    if not getattr(module.config, "output_logit_soft_cap", None):
+        yield
+        return
+    seen: list[Tensor] = []
+
+    def capped(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = below(*args, **kwargs)
+        logits = seen.pop().to(output.logits)
+        factor = torch.where(logits == 0, 1, output.logits / torch.where(logits == 0, 1, logits))
+        output.logits = logits * factor.detach()
+        return output
+
+    with watched(after=[(module.lm_head, lambda head, logits: seen.append(logits))]), taken_over([(module, capped)]):
+        yield
 
 
 def _constant(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

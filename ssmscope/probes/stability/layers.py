@@ -125,10 +125,15 @@ def step_gains(recurrence: ssm.Recurrence, counted: Tensor, stepping: Tensor) ->
     eigenvalues a (state − 1 of them) and a (1 − β ‖b‖²): its largest singular value is the largest of these in size,
     and one mean stands for all of a head's directions, log a + log|1 − β ‖b‖²| / state. That is their mean Lyapunov
     exponent exactly, as determinants multiply.
+
+    Raises:
+        InputError: for a delta rule with a decay per state, whose transition is not symmetric.
     """
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ssm.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
+        if recurrence.log_a.shape[-1] > 1:
+            raise InputError("the largest gain of a step is not known of a delta rule with a decay per state")
         b, _ = recurrence.by_head()
         log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
         along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=SMALLEST)

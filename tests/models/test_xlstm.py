@@ -1,0 +1,121 @@
+"""The mLSTM of xLSTM is the paper's recurrence, step by step, and the library's, in states and outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples import TEXTS, random_example, relative
+from loud import TrueFloat64, doubled, loud
+from torch import Tensor
+from torch.nn.functional import sigmoid
+
+from ssmscope import ssm
+from ssmscope.errors import InputError
+from ssmscope.interp.methods.lrp import bias_relevance, lrp
+from ssmscope.interp.objective import objective
+from ssmscope.model import Model
+from ssmscope.models import xlstm
+from ssmscope.models.parts import BY_WEIGHT
+
+
+@pytest.fixture
+def module():
+    return doubled(loud(random_example("xlstm")))
+
+
+def by_steps(mixer, u: Tensor) -> tuple[Tensor, Tensor]:
+    """h (batch, length, heads, width) and the normaliser, by C_t and n_t as the paper writes them, without m."""
+    heads, cap = mixer.config.num_heads, mixer.config.gate_soft_cap
+    q, k, v = (each(u).unflatten(-1, (heads, -1)) for each in (mixer.q, mixer.k, mixer.v))
+    i, f = (cap * torch.tanh(each(u) / cap) for each in (mixer.igate_preact, mixer.fgate_preact))
+    C, n, m = u.new_zeros(len(u), heads, v.shape[-1], q.shape[-1]), torch.zeros_like(q[:, 0]), torch.zeros_like(i[:, 0])
+    found, normalizers = [], []
+    for t in range(u.shape[1]):
+        forget, enter = sigmoid(f[:, t]), i[:, t].exp()
+        C = forget[..., None, None] * C + enter[..., None, None] * v[:, t, :, :, None] * k[:, t, :, None, :]
+        n = forget[..., None] * n + enter[..., None] * k[:, t]
+        m = torch.maximum(forget.log() + m, i[:, t])
+        scaled = q[:, t] / q.shape[-1] ** 0.5
+        read = (n * scaled).sum(-1).abs()
+        normalizers.append(torch.where(read > 1, read, 1) + 1e-6 * m.exp())
+        found.append((C @ scaled.unsqueeze(-1)).squeeze(-1) / normalizers[-1].unsqueeze(-1))
+    return torch.stack(found, dim=1), torch.stack(normalizers, dim=1)
+
+
+def test_the_recurrence_is_the_papers(module):
+    torch.manual_seed(0)
+    u = torch.randn(2, 40, 24, dtype=torch.float64)
+    for block in module.backbone.blocks:
+        mixer = block.mlstm_layer
+        with torch.no_grad(), TrueFloat64():
+            layer = xlstm.quantities(mixer, u)
+            h, normalizer = by_steps(mixer, u)
+            y, slow = layer.scan()[0].y, ssm.scan_reference(layer.recurrence).y
+        assert relative(layer.extras["normalizer"], normalizer) < 1e-12
+        assert relative(y, h) < 1e-12 and relative(slow, h) < 1e-12
+        assert (normalizer > 1.1).any() and (normalizer < 1.1).any()  # both sides of the maximum
+
+
+def test_states_are_the_librarys_without_their_stabilizer(module):
+    torch.manual_seed(0)
+    u, mixer = torch.randn(2, 23, 24, dtype=torch.float64), module.backbone.blocks[0].mlstm_layer
+    with torch.no_grad(), TrueFloat64():
+        _, (C, n, m) = mixer(u)
+        layer = xlstm.quantities(mixer, u)
+        found = xlstm.state_after(mixer, layer, layer.scan())
+    assert relative(found.stabilizer, m.squeeze(-1)) < 1e-12
+    assert relative(found.ssm[0], (m.exp().unsqueeze(-1) * C).mT) < 1e-11
+    assert relative(found.normalizer.squeeze(2), m.exp() * n) < 1e-11
+
+
+@pytest.mark.skipif(not BY_WEIGHT, reason="transformers 4.57's own chunks of an mLSTM raise an error")
+def test_chunks_of_the_library_are_the_whole(module):
+    short = loud(random_example("xlstm")).double()
+    for part in short.backbone.blocks:
+        part.mlstm_layer.mlstm_backend.__init__(type(short.config)(**{**short.config.to_dict(), "chunk_size": 8}))
+    ids = torch.tensor([TEXTS[0] * 2])
+    with torch.no_grad(), TrueFloat64():
+        own = short(ids).logits
+        model = Model(module)
+        assert relative(model.logits(model.encode(ids=ids.tolist())), own) < 1e-11
+
+
+def test_texts_that_the_library_cuts_run_whole():
+    model = Model(loud(random_example("xlstm")))
+    batch = model.encode(ids=TEXTS)
+    whole = model.trace(batch)
+    model.config.max_inference_chunksize = 5
+    cut, of = model.trace(batch), objective(model, batch)
+    assert torch.equal(cut.logits, whole.logits) and torch.equal(cut.layers[1].u, whole.layers[1].u)
+    assert torch.equal(cut.retention[:, batch.mask], whole.retention[:, batch.mask])
+    with pytest.raises(InputError, match="no gradients of texts above 5 tokens .* and this has 11"):
+        of.gradient(of.embeddings()[:1], [0])
+
+
+def test_relevance_passes_a_capped_head(module):
+    """Logits that the cap bends: half as large as they would be, and more."""
+    model = Model(module)
+    module.config.output_logit_soft_cap = 1.0
+    with TrueFloat64():
+        of = objective(model, model.encode(ids=TEXTS))
+        f = of(of.embeddings(), range(len(of)))
+        assert (f.abs() > 0.7).all() and (f.abs() < 1).all()
+        found, constants = lrp(of), bias_relevance(of)
+    assert ((found.scores.sum(1) + constants - f).abs() < 1e-9 * f.abs()).all() and found.converged.all()
+
+
+@pytest.mark.parametrize(
+    "field, value, says",
+    [
+        ("gate_soft_cap", None, "gate_soft_cap is None: an xLSTM can be read whose gates are capped, at 40 at most"),
+        ("gate_soft_cap", 100.0, "gate_soft_cap is 100"),
+        ("weight_mode", "fused", "weight_mode is 'fused'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(module, field, value, says):
+    model = Model(module)
+    for part in module.modules():
+        if hasattr(part, "config"):
+            part.config.__dict__[field] = value
+    with pytest.raises(InputError, match=says):
+        model.trace(ids=TEXTS)
