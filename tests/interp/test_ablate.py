@@ -135,6 +135,7 @@ def test_what_does_nothing_can_go_first(models):
     result = ssmscope.ablate(model, DATA, by="zero", steps=12)
     dead = [number for number, unit in enumerate(result.units) if unit.layer == 1]
     assert set(dead) <= set(result.can_go) and (result.harms[dead] == 0).all()
+    assert result.can_go == tuple(n for n in range(12) if result.harm(n).high <= 0.02)  # not: whose interval has 0
     assert result.counts == tuple(range(13)) and sorted(result.order) == list(range(12))
     np.testing.assert_allclose(result.curves[0, -1], result.curves[1, -1], rtol=1e-4)  # all of them
     np.testing.assert_allclose(result.curves[0, 0], result.curves[1, 0])

@@ -717,7 +717,7 @@ class TestAblate:
         from ssmscope.interp.ablate.result import Unit
 
         harms = np.zeros((2, 3, 3))
-        harms[:, 0] = [[0.01, -0.02, 0.03], [0.5, 0.25, 0.75]]
+        harms[:, 0] = [[0.01, -0.02, 0.015], [0.5, 0.25, 0.75]]
         plain = np.array([[0.25, 0.2, 0.3], [0.9, 0.8, 1.0], [0.8, 0.7, 0.9]])
         units = (Unit(0, head=0), Unit(0, head=1))
         return Stand("ablate", what="head", metric="loss", units=units, harms=harms, plain=plain)

@@ -45,7 +45,7 @@ def ablate(
 
     Importance is how much worse the answers become: the loss −ln p of the right class, or of the right next token as a
     mean over a row, its probability, and accuracy, each less that of the plain run, example by example, with a 95 %
-    bootstrap interval over examples. A part can go whose interval includes no harm: alone, and on such data.
+    bootstrap interval over examples. A part can go whose whole interval lies below 0.02: alone, and on such data.
 
     A part is replaced at every token by zero, by its mean over all tokens of the data, or by what it is in another
     example, drawn once, at the same share of the length (resample ablation, Chan et al. 2022, causal scrubbing). Zero

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN = 12
 """How many parts are named."""
+SMALL = 0.02
+"""Harm that does not matter: nats of loss, or so much probability or accuracy."""
 NAMES = {
     "head": ("head", "heads"),
     "layer": ("layer", "layers"),
@@ -89,8 +91,8 @@ class Ablation(Result, kind="ablate"):
 
     @property
     def can_go(self) -> tuple[int, ...]:
-        """The units whose interval of harm includes none."""
-        return tuple(np.flatnonzero(~(self.harms[:, self.measure, 1] > 0)).tolist())
+        """The units whose whole interval of harm lies below `SMALL`."""
+        return tuple(np.flatnonzero(self.harms[:, self.measure, 2] <= SMALL).tolist())
 
     @property
     def ranked(self) -> list[int]:
@@ -160,5 +162,8 @@ class Ablation(Result, kind="ablate"):
             lines.append(
                 Line((self.units[number].name,), {**cells, "can go": Cell(text="yes" * (number in self.can_go))})
             )
-        note = "How much worse each becomes, 95 % bootstrap intervals over examples; one can go whose interval has 0."
+        note = (
+            "How much worse each becomes, 95 % bootstrap intervals over examples; one can go whose whole interval of "
+            f"the {self.metric} lies below {SMALL}. Where that of another holds 0, more examples would tell."
+        )
         yield table(("ablated",), lines, most=SHOWN, note=note)
