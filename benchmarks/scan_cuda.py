@@ -1,18 +1,19 @@
-"""Our scan on a GPU: by Triton kernels, by torch alone, and against transformers' own slow path.
+"""Mamba-1's scan on a GPU: ours, mamba_ssm's CUDA kernels where they are installed, and what the card allows at best.
 
-    python benchmarks/scan_cuda.py                              # about half a minute on an H200
-    python benchmarks/scan_cuda.py --tile 128 256 512 --check 16 32    # how the kernels' work may be cut
+    python benchmarks/scan_cuda.py                                    # about two minutes on an H200
+    python benchmarks/scan_cuda.py --bandwidth 3.0 --clock 1.98       # limits of an H100
 
-First `ssm.scan` itself: milliseconds, the largest error of outputs or gradients relative to float64 (by torch), and the
-most memory that was held. Then one Mamba layer, whose projections have width 1, against transformers without the
-kernels of mamba_ssm: same inputs, same run, ratio of seconds.
+First the scan itself, all of it in one run: milliseconds as called one after the other, `kernels` those of the kernels
+alone, recorded as a CUDA graph; the largest error of outputs or gradients relative to float64 (by torch); the most
+memory that was held. mamba_ssm takes channels before steps and gives no final state, ours is given what a convolution
+leaves, steps before channels. The limit is the larger of two times: to read and write each input, output and gradient
+once, and to take each decay's exponential once a pass. Then one Mamba layer, whose projections have width 1, against
+transformers without the kernels of mamba_ssm.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,16 +24,19 @@ from timing import mamba_130m, relative, seconds
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm
 from ssmscope.mixers import fast_scan, mixers
-from ssmscope.scans import fused, native
+from ssmscope.scans import fused
 
-SHAPES = {"training": (256, 1025, 64, 64), "mamba-130m": (8, 1024, 1536, 16)}
+SHAPES = [(8, 2048, 5120, 16), (1, 8192, 5120, 16), (1, 1024, 1536, 16), (64, 256, 1536, 16), (1, 65536, 1536, 16)]
+LAYERS = [(256, 1025, 64, 64), (8, 1024, 1536, 16)]
 """Batch, length, channels, states."""
 TERMS = ("x", "b", "c", "delta", "A")
+Tensors = list[torch.Tensor]
 
 
-def synchronised(run: Callable[[], object]) -> Callable[[], None]:
+def synchronised(run: Callable[[], object], calls: int = 1) -> Callable[[], None]:
     def whole() -> None:
-        run()
+        for _ in range(calls):
+            run()
         torch.cuda.synchronize()
 
     return whole
@@ -53,51 +57,99 @@ def recurrence(batch: int, length: int, channels: int, states: int, device: str)
     )
 
 
-def forward(r: ssm.Recurrence) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return [*ssm.scan(r, retention=True)]
+def ours(r: ssm.Recurrence, gradients: bool, retention: bool = False) -> Callable[[], Tensors]:
+    """y, or the gradients of its weighted sum by every term, (batch, length, …) first."""
+    leaves = {name: getattr(r, name).detach().requires_grad_(gradients) for name in TERMS}
+    scan, weights = replace(r, **leaves), _weights(r).unsqueeze(-1)
+
+    def run() -> Tensors:
+        out = ssm.scan(scan, retention=retention)
+        return [*torch.autograd.grad(out.y, [*leaves.values()], weights)] if gradients else [out.y]
+
+    return run
 
 
-def gradients(r: ssm.Recurrence) -> list[torch.Tensor]:
-    leaves = {name: getattr(r, name).detach().requires_grad_() for name in TERMS}
-    out = ssm.scan(replace(r, **leaves))
-    weights = torch.linspace(-1, 1, out.y.shape[1], device=out.y.device, dtype=out.y.dtype)[:, None, None]
-    return [*torch.autograd.grad((out.y * weights).sum() + out.state.sum(), [*leaves.values()])]
+def mamba_ssm(r: ssm.Recurrence, gradients: bool) -> Callable[[], Tensors] | None:
+    """The same by mamba_ssm, its terms (batch, …, length); None where it is not installed."""
+    try:
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    except ImportError:
+        return None
+    turned = [r.x.squeeze(-1), r.b.squeeze(2), r.c.squeeze(2), r.delta]
+    x, b, c, delta = (t.detach().transpose(1, 2).contiguous().requires_grad_(gradients) for t in turned)
+    A = r.A.detach().requires_grad_(gradients)
+    weights = _weights(r).transpose(1, 2).contiguous()
+
+    def run() -> Tensors:
+        y = selective_scan_fn(x, delta, A, b, c)
+        return [*torch.autograd.grad(y, [x, b, c, delta, A], weights)] if gradients else [y]
+
+    return run
 
 
-def by_torch(run: Callable[[], object]) -> Callable[[], object]:
-    def switched() -> object:
-        before = os.environ.get(native.SWITCH)
-        os.environ[native.SWITCH] = "0"
-        try:
-            return run()
-        finally:
-            os.environ.pop(native.SWITCH) if before is None else os.environ.update({native.SWITCH: before})
-
-    return switched
+def _weights(r: ssm.Recurrence) -> torch.Tensor:
+    steps = torch.linspace(-1, 1, r.x.shape[1], device=r.x.device, dtype=r.x.dtype)
+    return steps[:, None].expand(r.x.shape[:3]).contiguous()
 
 
-def scans(name: str, cuts: list[tuple[int, int]], repeats: int, device: str) -> None:
-    r = recurrence(*SHAPES[name], device)
-    for what, run in (("forward", forward), ("forward + backward", gradients)):
-        exact = run(r.to(torch.float64))
+def alike(theirs: Tensors) -> Tensors:
+    """mamba_ssm's results in our order of dimensions."""
+    return [t.transpose(1, 2) if t.ndim == 3 else t for t in theirs]
 
-        def row(how: str, work: Callable[[], list[torch.Tensor]], repeats: int) -> None:
+
+def recorded(run: Callable[[], object]) -> Callable[[], object]:
+    """The kernels of a run, as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def limit(shape: tuple[int, ...], gradients: bool, bandwidth: float, clock: float) -> tuple[float, float]:
+    """Milliseconds for the bytes at `bandwidth` TB/s, and for the exponentials at 16 a clock cycle and processor."""
+    batch, length, channels, states = shape
+    wide, narrow = batch * length * channels, batch * length * states
+    numbers = 3 * wide + 2 * narrow  # x, Δ, y, b, c
+    if gradients:
+        numbers += 5 * wide + 4 * narrow  # x, Δ, ȳ, x̄, Δ̄, b, c, b̄, c̄
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    taken = (1 + gradients) * wide * states / (16 * processors * clock * 1e9)
+    return 1e3 * 4 * numbers / (bandwidth * 1e12), 1e3 * taken
+
+
+def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) -> None:
+    r = recurrence(*shape, "cuda")
+    label = " × ".join(f"{n:,}" for n in shape)
+    for gradients, what in ((False, "forward"), (True, "forward + backward")):
+        exact = [t.flatten(2) if t.ndim > 3 else t for t in ours(r.to(torch.float64), gradients)()]
+        torch.cuda.empty_cache()
+        candidates = {"ours": ours(r, gradients), "mamba_ssm": mamba_ssm(r, gradients)}
+        if not gradients:
+            candidates["ours with retention"] = ours(r, gradients, retention=True)
+        for name, run in candidates.items():
+            if run is None:
+                continue
             torch.cuda.reset_peak_memory_stats()
-            error = max(relative(a, b) for a, b in zip(work(), exact, strict=True))  # noqa: B023
+            found = run() if name.startswith("ours") else alike(run())
             held = torch.cuda.max_memory_allocated() / 2**30
-            taken = 1e3 * seconds(synchronised(work), repeats)
-            print(f"{name:<12} {what:<20} {how:<24} {taken:>10.2f} {error:>12.1e} {held:>10.1f}", flush=True)  # noqa: B023
+            error = max(relative(a.reshape(b.shape), b) for a, b in zip(found, exact, strict=True))
+            taken, kernels = (1e2 * seconds(synchronised(f, 10), repeats) for f in (run, recorded(run)))
+            numbers = f"{taken:>9.3f} {kernels:>9.3f} {error:>11.1e} {held:>7.1f}"
+            print(f"{label:<24} {what:<20} {name:<20} {numbers}", flush=True)
+        by_bytes, by_exponentials = limit(shape, gradients, bandwidth, clock)
+        print(f"{label:<24} {what:<20} {'limit':<20} {max(by_bytes, by_exponentials):>9.3f}", end=" ")
+        print(f"(bytes {by_bytes:.3f}, exponentials {by_exponentials:.3f})", flush=True)
 
-        for tile, check in cuts if fused.available() else ():
-            fused.TILE, fused.CHECK = tile, check
-            row(f"kernels, {tile} by {check}", lambda: run(r), repeats)  # noqa: B023
-        row("torch", by_torch(lambda: run(r)), 1)  # noqa: B023
 
-
-def layer(name: str, repeats: int, device: str) -> None:
+def layer(shape: tuple[int, ...], repeats: int, device: str) -> None:
     """One Mamba layer through `ssm.scan` and through transformers, forward, and forward with all gradients."""
-    batch, length, channels, states = SHAPES[name]
+    batch, length, channels, states = shape
     model = mamba_130m(layers=1, vocabulary=1, width=1, expand=channels, state=states).to(device)
     mixer = mixers(model)[0]
     u = torch.randn(batch, length, 1, generator=torch.Generator(device).manual_seed(1), device=device)
@@ -119,31 +171,29 @@ def layer(name: str, repeats: int, device: str) -> None:
         slow = seconds(synchronised(lambda: expected.extend(run(nullcontext))), 1, warm_up=0)  # noqa: B023
         pairs = zip(found, expected, strict=True)
         error = max(relative(a, b) for a, b in pairs if b is not None and b.norm() > 0)
-        print(f"{name:<12} {what:<20} {1e3 * fast:>10.2f} {1e3 * slow:>12.1f} {slow / fast:>8.1f}x {error:>12.1e}")
+        label = " × ".join(f"{n:,}" for n in shape)
+        print(f"{label:<24} {what:<20} {1e3 * fast:>10.2f} {1e3 * slow:>12.1f} {slow / fast:>8.1f}x {error:>12.1e}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tile", type=int, nargs="+", default=[fused.TILE], help="states of one program")
-    parser.add_argument(
-        "--check", type=int, nargs="+", default=[fused.CHECK], help="steps between states that are kept"
-    )
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the card copies at, bytes both ways")
+    parser.add_argument("--clock", type=float, default=1.98, help="GHz")
     parser.add_argument("--skip-layers", action="store_true", help="leave out the comparison with transformers")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU; benchmarks/scan.py measures on a CPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, kernels: {fused.why_not() or 'in use'}")
-    used = fused.TILE, fused.CHECK
-    print(f"\n{'ssm.scan':<58} {'ms':>10} {'rel. error':>12} {'GiB':>10}")
-    for name in SHAPES:
-        scans(name, [*itertools.product(options.tile, options.check)], options.repeats, "cuda")
-    fused.TILE, fused.CHECK = used
+    print(f"\n{'ssm.scan':<66} {'ms':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
+    for shape in SHAPES:
+        scans(shape, options.repeats, options.bandwidth, options.clock)
+        torch.cuda.empty_cache()
     if options.skip_layers:
         return
-    print(f"\n{'a layer':<33} {'ours (ms)':>10} {'library (ms)':>12} {'ratio':>9} {'rel. error':>12}")
-    for name in SHAPES:
-        layer(name, options.repeats, "cuda")
+    print(f"\n{'a layer':<45} {'ours (ms)':>10} {'library (ms)':>12} {'ratio':>9} {'rel. error':>12}")
+    for shape in LAYERS:
+        layer(shape, options.repeats, "cuda")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from ssmscope.errors import InputError
 from ssmscope.scans import word_sums
 
-AT_ONCE = 2**22
-"""Bytes, or 32-bit words that are multiplied, at a time."""
+AT_ONCE = 2**17
+"""Bytes that are hashed, or 32-bit words that are multiplied, at a time, so that they stay in a CPU's cache."""
+ON_A_GPU = 2**8
+"""How many times as many words there."""
 ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
 
@@ -156,8 +158,9 @@ def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for start in range(0, len(words), AT_ONCE):
-        part, first = words[start : start + AT_ONCE], start // ROW % len(rows)
+    step = AT_ONCE * (1 if words.device.type == "cpu" else ON_A_GPU)
+    for start in range(0, len(words), step):
+        part, first = words[start : start + step], start // ROW % len(rows)
         even = len(part) // ROW
         if even:
             total += ((part[: even * ROW].view(even, ROW) * columns).sum(1) * rows[first : first + even]).sum()

@@ -28,6 +28,7 @@ from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
 from ssmscope.scans.compiling import piece
+from ssmscope.scans.diagonal import scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class Recurrence:
     @property
     def written(self) -> Tensor:
         """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
-        return self.x if self.delta is None else _scaled(self.x, self.delta)
+        return self.x if self.delta is None else scaled(self.x, self.delta)
 
     def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
         """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
@@ -282,9 +283,11 @@ def scan(
     With one decay per head the sequence is cut into chunks that are matrix products (the chunked algorithm of Mamba-2,
     Dao & Gu 2024, section 6), or, where a state is a single number, that are walked side by side. A decay per state has
     matrix products too where heads are wide (GLA); with heads of width 1 (Mamba-1) chunks of steps run in place on
-    buffers that stay in the cache, or through kernels of C or Triton, with the chunks' states recomputed in the
+    buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
-    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰.
+    nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
+    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses all
+    digits ("highest", the default), 16 bits ("high") or 8 ("medium").
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.
@@ -306,7 +309,7 @@ def scan(
             H = single.scan(log_a, recurrence.written * recurrence.b, initial.squeeze(-1))
             y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
         else:
-            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
+            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta)
         kept = log_a.detach().exp().mean(-1) if retention else None
     elif width > 1:
         log_a = recurrence.log_decay()
@@ -314,7 +317,7 @@ def scan(
         kept = log_a.detach().exp().mean((2, 3)) if retention else None
     else:
         y, final, kept = diagonal.scan(
-            recurrence.written,
+            recurrence.x,
             recurrence.b,
             recurrence.c,
             initial,
@@ -477,8 +480,3 @@ def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
 @piece
 def _skipped(y: Tensor, x: Tensor, D: Tensor) -> Tensor:
     return torch.addcmul(y, x, D)
-
-
-@piece
-def _scaled(x: Tensor, step: Tensor) -> Tensor:
-    return x * step.unsqueeze(-1)

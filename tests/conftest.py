@@ -7,7 +7,7 @@ import gc
 import io
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,22 +58,25 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.fixture
-def painted() -> None:
-    """For a test that looks at the files of figures."""
-
-
-@pytest.fixture(autouse=True)
-def unpainted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def unpainted() -> Iterator[Any]:
     """Figures are laid out as for a file, but the file is of an empty one: painting takes most of the time."""
-    if "painted" in request.fixturenames:
-        return
+    from ssmscope.show import pictures
 
     def drawn(figure: Any, suffix: str) -> bytes:
         figure.draw_without_rendering()
         return _empty(suffix)
 
-    monkeypatch.setattr("ssmscope.show.pictures.drawn", drawn)
+    own = pictures.drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "drawn", drawn)
+        yield own
+
+
+@pytest.fixture
+def painted(unpainted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that looks at the files of figures."""
+    monkeypatch.setattr("ssmscope.show.pictures.drawn", unpainted)
 
 
 @functools.cache

@@ -103,12 +103,10 @@ def leaves_of(terms: Terms) -> Terms:
 
 
 def definition(terms: Terms, *, expected: bool = False) -> ssm.Scan:
-    """In float64. `x` is what is written already, so log a is given whole: with `delta` it would be scaled again."""
+    """In float64."""
     t = {name: value.double() for name, value in terms.items()}
-    log_a = t["delta"][..., None] * t["A"]
-    if expected:
-        log_a = -torch.log1p(-log_a)
-    return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=log_a), t["initial"])
+    initial = t.pop("initial")
+    return ssm.scan_reference(Recurrence(**t, expected=expected), initial)
 
 
 class ScanChecks:

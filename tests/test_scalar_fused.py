@@ -13,7 +13,7 @@ from ssmscope import ssm
 from ssmscope.scans import scalar, scalar_fused
 from ssmscope.ssm import Recurrence
 
-NAMES = ("log_a", "b", "c", "x", "initial")
+NAMES = ("log_a", "b", "c", "x", "initial", "delta")
 
 
 def draw(batch=2, length=37, heads=6, groups=1, width=5, state=4, *, scale=1.0, seed=0) -> dict[str, torch.Tensor]:
@@ -28,6 +28,7 @@ def draw(batch=2, length=37, heads=6, groups=1, width=5, state=4, *, scale=1.0, 
         "c": normal(batch, length, groups, state),
         "x": normal(batch, length, heads, width),
         "initial": normal(batch, heads, width, state),
+        "delta": torch.rand(batch, length, heads, generator=g).to(DEVICE),
     }
 
 
@@ -38,35 +39,105 @@ def run(terms):
 needs_kernels = triton_only(scalar_fused, lambda: run(draw(1, 1, 1)))
 
 
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """The interpreter takes a while for each."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(scalar_fused, "FILL", 2)
+
+
 def definition(terms) -> ssm.Scan:
     t = {name: value.double() for name, value in terms.items()}
-    return ssm.scan_reference(Recurrence(x=t["x"], b=t["b"], c=t["c"], log_a=t["log_a"][..., None]), t["initial"])
+    return ssm.scan_reference(
+        Recurrence(x=t["x"], b=t["b"], c=t["c"], delta=t["delta"], log_a=t["log_a"][..., None]), t["initial"]
+    )
 
 
-near = partial(scan_checks.near, tolerance=5e-6)
+near = partial(scan_checks.near, tolerance=2e-6)
+
+
+def agree(terms, tolerance=2e-6) -> None:
+    """Values and gradients are those of the definition."""
+    terms = leaves_of(terms)
+    ours, exact = run(terms), definition(terms)
+    near(ours[0], exact.y, tolerance=tolerance)
+    near(ours[1], exact.state, tolerance=tolerance)
+    for a, b in zip(gradients(ours, terms.values()), gradients(exact, terms.values()), strict=True):
+        a, b = (g * (g.abs() > 1e-30) for g in (a, b))  # decays are at least e⁻⁸⁰
+        near(a, b.double(), tolerance=tolerance)
 
 
 SHAPES = [
-    (1, 1, 1, 1, 1, 1),
+    (1, 1, 1, 1, 2, 2),
     (1, 5, 2, 1, 16, 16),
     (2, 70, 4, 2, 5, 7),
-    (1, 33, 4, 1, 16, 64),
     (1, 2 * scalar_fused.STEPS, 3, 1, 40, 20),
-    (1, 40, 10, 2, 20, 8),
+    (1, 10, 4, 2, 80, 64),
 ]
 
 
 @needs_kernels
-@pytest.mark.parametrize("fill", [1, scalar_fused.FILL], ids=["heads in one program", "heads in several"])
+@pytest.mark.parametrize("fill", [1, 3], ids=lambda fill: f"{fill} programs")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(shape, fill, monkeypatch):
     monkeypatch.setattr(scalar_fused, "FILL", fill)
-    terms = leaves_of(draw(*shape))
+    agree(draw(*shape))
+
+
+@needs_kernels
+@pytest.mark.parametrize("log_a", [0.0, -90.0, -1e5])
+def test_without_decay_and_where_all_is_forgotten(log_a):
+    terms = draw(1, scalar_fused.STEPS + 3, 2, 1, 4, 5)
+    terms["log_a"][:, ::2] = log_a
+    agree(terms)
+
+
+@needs_kernels
+def test_a_state_can_be_wiped():
+    terms = draw(1, 90, 2, 1, 4, 5)
+    terms["log_a"][:, 40] = -torch.inf
     ours, exact = run(terms), definition(terms)
     near(ours[0], exact.y)
     near(ours[1], exact.state)
-    for a, b in zip(gradients(ours, terms.values()), gradients(exact, terms.values()), strict=True):
-        near(a, b.double())
+
+
+@needs_kernels
+def test_a_nan_stays():
+    plain, terms = draw(1, 90, 2, 1, 4, 5), draw(1, 90, 2, 1, 4, 5)
+    terms["log_a"][:, 70, 1] = torch.nan
+    ours, other = run(terms), run(plain)
+    for a, b, steps in ((ours[0], other[0], slice(None)), (ours[1], other[1], None)):
+        assert torch.equal(a[:, steps, 0] if steps else a[:, 0], b[:, steps, 0] if steps else b[:, 0])
+    assert torch.equal(ours[0][:, :70], other[0][:, :70])
+    assert ours[0][:, 70:, 1].isnan().all() and ours[1][:, 1].isnan().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("precision", "tolerance", "least"), [("high", 1e-4, 0.0), ("medium", 3e-2, 1e-4)])
+def test_products_are_as_exact_as_torchs_own(precision, tolerance, least):
+    terms = draw(1, 70, 2, 1, 20, 24)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        y = run(terms)[0]
+        agree(terms, tolerance)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    exact = definition({name: t.detach() for name, t in terms.items()}).y
+    assert (y - exact).abs().max() >= least * exact.abs().max()
+
+
+@needs_kernels
+def test_what_wants_no_gradient_gets_none():
+    terms = draw(1, 70, 2, 1, 4, 5)
+    x = terms["x"].requires_grad_()
+    y, final = run(terms)
+    of_y, of_final = torch.autograd.grad(y.sum(), x, retain_graph=True)[0], torch.autograd.grad(final.sum(), x)[0]
+    exact = definition(terms)
+    near(of_y, torch.autograd.grad(exact.y.sum(), x, retain_graph=True)[0].double())
+    near(of_final, torch.autograd.grad(exact.state.sum(), x)[0].double())
+    without = scalar_fused.scan(*(terms[name] for name in NAMES[:-1]))
+    near(without[0].detach(), definition({**terms, "delta": torch.ones_like(terms["delta"])}).y.detach())
 
 
 @needs_kernels

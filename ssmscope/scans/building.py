@@ -97,7 +97,7 @@ def library(source: Path, name: str, declare: Callable[[ctypes.CDLL], None]) -> 
             with tempfile.TemporaryDirectory(prefix="ssmscope-") as private:  # a loaded library outlives its file
                 return loaded(_compile(compiler, source, name, Path(private, file)))
         built = directory / file
-        if built.exists() and _is_only_ours(built):
+        if built.exists() and is_only_ours(built):
             with contextlib.suppress(OSError):  # a damaged file is compiled again
                 return loaded(built)
         return loaded(_compile(compiler, source, name, built))
@@ -136,13 +136,13 @@ def cache_directory() -> Path | None:
         return None
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fit = _is_only_ours(directory) and os.access(directory, os.W_OK | os.X_OK)
+        fit = is_only_ours(directory) and os.access(directory, os.W_OK | os.X_OK)
     except OSError:
         return None
     return directory if fit else None
 
 
-def _is_only_ours(path: Path) -> bool:
+def is_only_ours(path: Path) -> bool:
     """Whether this user owns it, no other may write to it, and it is no link."""
     status = path.lstat()
     ours = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

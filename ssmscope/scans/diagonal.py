@@ -12,9 +12,16 @@ from einops import rearrange
 from torch import Tensor
 
 from ssmscope.scans import fused, native
+from ssmscope.scans.compiling import piece
 from ssmscope.scans.exponents import smallest_exponent
 
 CHUNK = 16  # steps whose decays and states are held at once
+
+
+@piece
+def scaled(x: Tensor, step: Tensor) -> Tensor:
+    """step_t x_t, of `x` (batch, length, heads, width) and `step` (batch, length, heads)."""
+    return x * step.unsqueeze(-1)
 
 
 def scan(
@@ -31,13 +38,17 @@ def scan(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """y_t = c_tᵀ H_t, the final H, and the mean decay per step, of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ.
 
-    Shapes as in `ssm.Recurrence`; `x` is Δ_t x_t already. log a is `log_a`, or Δ A (`expected`: −log(1 − Δ A)).
-    Mamba-1's case in float32 runs through kernels: on a CPU of C where one can be compiled, on a GPU of Triton.
+    Shapes as in `ssm.Recurrence`; with `delta` what is written is Δ_t x_t. log a is `log_a`, or Δ A (`expected`:
+    −log(1 − Δ A)). Mamba-1's case in float32 runs through kernels, where they can be compiled: of C on a CPU, of CUDA
+    on a GPU.
     """
     if log_a is None and delta is not None and A is not None:
-        for kernel in (native, fused):
-            if kernel.applicable(x, b, c, initial, delta, A):
-                return kernel.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
+        if fused.applicable(x, b, c, initial, delta, A):
+            return fused.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
+        if native.applicable(x, b, c, initial, delta, A):
+            return native.scan(scaled(x, delta), b, c, initial, delta, A, expected=expected, retention=retention)
+    if delta is not None:
+        x = scaled(x, delta)
     terms = (x, b, c, initial, delta, A, log_a)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         y, final, kept = _Scan.apply(*terms, expected, retention)

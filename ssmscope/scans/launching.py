@@ -1,4 +1,4 @@
-"""Triton kernels on a GPU: whether they can be had, and how they are launched.
+"""Kernels on a GPU: whether they can be had, and how they are launched. Here those of Triton; `nvrtc` has CUDA's.
 
 Triton comes with torch's builds for CUDA; it compiles the kernels on first use, in some seconds, and keeps them in its
 own cache. Without it, or with SSMSCOPE_NATIVE=0, `Kernels.why_not` says so and the work stays with torch.
@@ -12,7 +12,6 @@ import importlib
 import os
 import subprocess
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,14 +50,14 @@ class Kernels:
             return found
         return self._tried(torch.cuda.current_device() if device.index is None else device.index)
 
-    def look(self) -> ModuleType | str:
+    def look(self) -> Any:
         """The module of the kernels, or why there is none; `found` keeps the answer."""
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
             return " ".join(f"triton cannot be imported: {error}".split())
 
-    def loaded(self) -> ModuleType:
+    def loaded(self) -> Any:
         """The module of the kernels.
 
         Raises:
@@ -74,15 +73,16 @@ class Kernels:
         return (self.loaded().triton.errors.TritonError, RuntimeError, OSError, subprocess.SubprocessError, *others)
 
     def _try(self, index: int) -> str | None:
-        """Why this GPU does not run the kernels: triton needs a C compiler, and a GPU that it knows."""
+        """Why this GPU does not run the kernels: triton, say, needs a C compiler, and a GPU that it knows."""
         device = torch.device("cuda", index)
         try:
             self.attempt(torch.ones(1, 1, 1, 1, device=device))
         except self.faults() as error:
-            return " ".join(f"triton cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
+            return " ".join(f"{self.name} cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
         return None
 
 
 def on(t: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current GPU, which need not be the tensor's."""
-    return torch.cuda.device(t.device) if t.device.type == "cuda" else contextlib.nullcontext()
+    """Kernels are launched on the current GPU, which need not be the tensor's."""
+    there = t.device.type != "cuda" or t.device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if there else torch.cuda.device(t.device)

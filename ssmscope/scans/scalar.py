@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from ssmscope.scans import scalar_fused, scalar_native
 from ssmscope.scans.compiling import piece
+from ssmscope.scans.diagonal import scaled
 from ssmscope.scans.exponents import smallest_exponent
 
 CHUNK = 32  # steps of one block of matrix products
@@ -36,13 +37,18 @@ def scan(
     c: Float[Tensor, "batch length groups state"],
     x: Float[Tensor, "batch length heads width"],
     initial: Float[Tensor, "batch heads width state"],
+    delta: Float[Tensor, "batch length heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + x_t b_tᵀ."""
+    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 when absent.
+
+    On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `scalar_fused`).
+    """
+    if scalar_fused.applicable(log_a, b, c, x, initial, delta):
+        return scalar_fused.scan(log_a, b, c, x, initial, delta)
+    x = x if delta is None else scaled(x, delta)
     length = x.shape[1]
     if length and scalar_native.applicable(log_a, b, c, x, initial):
         return scalar_native.scan(log_a, b, c, x, initial)
-    if scalar_fused.applicable(log_a, b, c, x, initial):
-        return scalar_fused.scan(log_a, b, c, x, initial)
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):
         part = slice(start, min(start + SEGMENT, length))

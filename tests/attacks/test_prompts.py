@@ -563,7 +563,7 @@ class TestOptions:
         monkeypatch.setitem(sys.modules, "textattack", None)
         assert attack(model, data, attacks=SUFFIX_ATTACKS, template=TEMPLATES[:1]).attacks[1].prompts[0].tried == 50
 
-    def test_a_result_is_saved_and_read_back(self, model, data, tmp_path):
+    def test_a_result_is_saved_and_read_back(self, model, data, tmp_path, painted):
         found = attack(model, data, attacks=["stresstest"])
         paths = found.save(tmp_path, "prompts")
         assert ssmscope.Result.load(paths["json"]) == found and Path(paths["png"]).stat().st_size > 1000

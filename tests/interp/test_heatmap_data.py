@@ -140,7 +140,7 @@ def test_a_limit_draws_by_the_seed(model):
     assert few.provenance["options"]["limit"] == 12
 
 
-def test_its_views(result, tmp_path):
+def test_its_views(result, tmp_path, painted):
     paths = result.save(tmp_path, "heatmap-data")
     assert Result.load(paths["json"]) == result and isinstance(result, DataHeatmap)
     shown = render(result, width=120, color_system=None)

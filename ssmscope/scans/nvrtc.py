@@ -1,0 +1,155 @@
+"""CUDA kernels of our own, compiled by NVRTC, which comes with torch's builds for CUDA: a second each on first use, and
+kept in the user's cache directory. Without it, or with SSMSCOPE_NATIVE=0, `Program.why_not` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmscope.scans import building
+from ssmscope.scans.launching import Kernels
+
+LOST = 201  # the driver's word for a thread that has no context yet
+SHARED = 8  # its attribute for the shared memory that a block may have
+PLENTY = 48 * 2**10  # bytes of it that need no leave
+_One = ctypes.c_char_p * 1
+
+
+class Program(Kernels):
+    """The kernels of one CUDA C++ file, each compiled alone when it is first launched.
+
+    Args:
+        source: the file, in which `kernel` takes one structure.
+        name: what they are called in messages.
+        attempt: runs one of them on a small tensor of ones, (1, 1, 1, 1), on a GPU.
+    """
+
+    def __init__(self, source: Path, name: str, attempt: Callable[[Tensor], Any]) -> None:
+        super().__init__(str(source), name, attempt)
+        self.source = source
+        self._function = functools.cache(self._load)
+
+    def look(self) -> Any:
+        """NVRTC and the driver, or why there is one of them only; `found` keeps the answer."""
+        try:
+            compiler, driver = _nvrtc(), ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            return " ".join(f"CUDA's compiler for kernels cannot be loaded: {error}".split())
+        pointer = ctypes.c_void_p
+        driver.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, *[pointer] * 3]
+        return compiler, driver
+
+    def faults(self, *others: type[Exception]) -> tuple[type[Exception], ...]:
+        """What goes wrong where a kernel cannot be compiled or launched."""
+        return (RuntimeError, OSError, *others)
+
+    def launch(
+        self, defines: tuple[str, ...], blocks: int, threads: int, shared: int, terms: bytes, device: torch.device
+    ) -> None:
+        """Run `blocks` of `threads` on the device's current stream, each with so many bytes of shared memory.
+
+        Args:
+            defines: NAME=VALUE, what the source is compiled with.
+            terms: the structure.
+            device: the current one.
+
+        Raises:
+            RuntimeError: the kernel cannot be compiled, or not launched.
+        """
+        function, context = self._function(defines, shared, device.index)
+        driver = self.found()[1]
+        stream = torch._C._cuda_getCurrentRawStream(device.index)  # as a Stream it would take longer than the launch
+        work = (function, blocks, 1, 1, threads, 1, 1, shared, stream, _One(terms), None)
+        code = driver.cuLaunchKernel(*work)
+        if code == LOST:
+            _driven(driver.cuCtxSetCurrent(context))
+            code = driver.cuLaunchKernel(*work)
+        _driven(code)
+
+    def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
+        """The kernel on a GPU, which must be the current one, and the context that it is in."""
+        compiler, driver = self.loaded()
+        module, function, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        torch.cuda.synchronize(index)  # makes torch's context, and has it current
+        _driven(driver.cuCtxGetCurrent(ctypes.byref(context)))
+        _driven(driver.cuModuleLoadData(ctypes.byref(module), self.compiled(compiler, defines, index)))
+        _driven(driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel"))
+        if shared > PLENTY:
+            _driven(driver.cuFuncSetAttribute(function, SHARED, shared))
+        return function.value, context
+
+    def compiled(self, compiler: ctypes.CDLL, defines: tuple[str, ...], index: int) -> bytes:
+        """Machine code for the GPU of this number, from the user's cache where it is there."""
+        major, minor = torch.cuda.get_device_capability(index)
+        options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{one}" for one in defines))
+        text = self.source.read_bytes()
+        version = ctypes.c_int(), ctypes.c_int()
+        compiler.nvrtcVersion(*map(ctypes.byref, version))
+        parts = (text, options, *(part.value for part in version))
+        directory = building.cache_directory()
+        name = f"{self.source.stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.cubin"
+        if directory is not None and (found := _read(directory / name)):
+            return found
+        code = _compile(compiler, text, self.source.name, options)
+        if directory is not None:
+            with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="build-", dir=directory) as work:
+                made = Path(work, name)
+                made.write_bytes(hashlib.sha256(code).digest() + code)
+                made.chmod(0o600)
+                os.replace(made, directory / name)
+        return code
+
+
+def _read(path: Path) -> bytes | None:
+    """The code kept there; None where there is none, or a damaged one, or another user's."""
+    try:
+        kept = path.read_bytes() if building.is_only_ours(path) else b""
+    except OSError:
+        return None
+    return kept[32:] if hashlib.sha256(kept[32:]).digest() == kept[:32] else None
+
+
+def _compile(compiler: ctypes.CDLL, text: bytes, name: str, options: Sequence[str]) -> bytes:
+    program, size, given = ctypes.c_void_p(), ctypes.c_size_t(), [one.encode() for one in options]
+    if compiler.nvrtcCreateProgram(ctypes.byref(program), text, name.encode(), 0, None, None):
+        raise RuntimeError("NVRTC does not start")
+    try:
+        if compiler.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given)):
+            compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            compiler.nvrtcGetProgramLog(program, log)
+            raise RuntimeError(" ".join(log.value.decode(errors="replace").split())[:300])
+        compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        compiler.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """NVRTC of the CUDA that torch is built for: as the loader finds it, or from the package beside torch."""
+    if torch.version.cuda is None:
+        raise OSError("torch is not built for CUDA")
+    file = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
+    beside = Path(torch.__file__).parent.parent.glob(f"nvidia/*/lib/{file}")
+    for path in (file, *map(str, beside)):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
+    raise OSError(f"{file} not found")
+
+
+def _driven(code: int) -> None:
+    if code:
+        raise RuntimeError(f"CUDA's driver gave error {code}")

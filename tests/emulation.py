@@ -1,0 +1,60 @@
+"""CUDA kernels of `scans.nvrtc` on a CPU, for tests where there is no GPU: by a C++ compiler and `emulated.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ssmscope.scans.nvrtc import Program
+
+COMPILER = shutil.which("c++") or shutil.which("g++")
+SOURCE = """
+#include "emulated.h"
+static bool EXPECTED;
+#include "{source}"
+static const Terms *terms;
+static void (*const entries[])() = {{ {entries} }};
+extern "C" void launch(int i, int expected, const Terms *given, unsigned blocks, unsigned threads, unsigned shared) {{
+    terms = given, EXPECTED = expected;
+    run_blocks(entries[i], blocks, threads, shared);
+}}
+"""
+
+
+class Emulator:
+    """Stands for `Program.launch`; a compilation, of a second or two, holds all entries of one cut of the work.
+
+    Args:
+        entries: of the program; they are compiled with EXPECTED as a variable.
+        directory: for what is compiled.
+    """
+
+    def __init__(self, program: Program, entries: Sequence[str], directory: Path) -> None:
+        self.program, self.entries, self.directory = program, entries, directory
+        self.libraries: dict[tuple[str, ...], ctypes.CDLL] = {}
+
+    def __call__(
+        self, defines: tuple[str, ...], blocks: int, threads: int, shared: int, terms: bytes, device: torch.device
+    ) -> None:
+        given = dict(one.split("=") for one in defines)
+        entry, expected = self.entries.index(given.pop("ENTRY")), int(given.pop("EXPECTED"))
+        given.pop("BLOCKS")
+        cut = tuple(f"-D{name}={value}" for name, value in given.items())
+        if cut not in self.libraries:
+            self.libraries[cut] = self.compiled(cut)
+        self.libraries[cut].launch(entry, expected, terms, blocks, threads, shared)
+
+    def compiled(self, cut: tuple[str, ...]) -> ctypes.CDLL:
+        made = self.directory / f"{''.join(cut)}.so"
+        calls = ", ".join(f"[] {{ {entry}(*terms); }}" for entry in self.entries)
+        options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}", *cut]
+        source = SOURCE.format(source=self.program.source, entries=calls)
+        subprocess.run(
+            [str(COMPILER), *options, "-x", "c++", "-", "-o", str(made)], input=source, text=True, check=True
+        )
+        return ctypes.CDLL(str(made))
