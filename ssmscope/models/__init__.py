@@ -21,6 +21,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "falcon_h1": ("falcon_h1",),
     "granitemoehybrid": ("granitemoehybrid",),
     "jamba": ("jamba",),
+    "kimi_linear": ("kimi_linear",),
     "minimax": ("minimax",),
     "nemotron_h": ("nemotron_h",),
     "olmo_hybrid": ("olmo_hybrid",),

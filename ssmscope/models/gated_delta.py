@@ -61,7 +61,7 @@ def terms(
     convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail)
     convolved = at_least_float32(hide_padding(convolved, mask))
     q, k, v = convolved.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
-    q, k = (_unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
+    q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
     step = softplus(at_least_float32(projected.a) + at_least_float32(mixer.dt_bias))
     log_a = hide_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
     recurrence = DeltaRecurrence(
@@ -75,7 +75,7 @@ def terms(
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
-def _unit(t: Tensor) -> Tensor:
+def unit(t: Tensor) -> Tensor:
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + EPS)
 
 
@@ -83,7 +83,7 @@ def output_through(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] 
     """The mixer's output (batch, length, width) by its modules of these names: W_O (norm(o) ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
-    z = rearrange(layer.z, "b t (h p) -> b t h p", p=mixer.head_v_dim)
+    z = rearrange(layer.z, "b t (h p) -> b t h p", p=scanned.y.shape[-1])
     normed = getattr(mixer, norm)(scanned.y.to(layer.z.dtype), z)
     return getattr(mixer, out)(rearrange(normed, "b t h p -> b t (h p)"))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from examples import FEW, HALVES, TEXTS, random_example, relative
+from examples import EXAMPLES, FEW, HALVES, TEXTS, random_example, relative
 from exhaustive import in_turns
 from loud import TrueFloat64, doubled, loud
 from torch import Tensor, nn
@@ -45,7 +45,11 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "minimax", "xlstm"], [True, False]))
+LATENT = [name for name in ("kimi_linear",) if name in EXAMPLES]
+"""Of a release of transformers that has it."""
+
+
+@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "minimax", "xlstm", *LATENT], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)

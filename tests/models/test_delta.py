@@ -12,6 +12,7 @@ from ssmscope.errors import InputError
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import delta
+from ssmscope.probes.stability.layers import step_gains
 from ssmscope.scans import delta as scans
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)
@@ -176,6 +177,13 @@ def test_wrong_terms_are_refused():
         ssm.DeltaRecurrence(**given, log_a=r.log_a.expand(-1, -1, -1, 3), beta=r.beta)
     with pytest.raises(ValueError, match="given as log_a"):
         ssm.DeltaRecurrence(**given, A=-torch.ones(3, 1), delta=r.beta, beta=r.beta)
+
+
+def test_no_largest_gain_is_known_of_a_decay_per_state():
+    r, _ = recurrence(decays=4)
+    every = torch.ones(2, 37, dtype=torch.bool)
+    with pytest.raises(InputError, match="the largest gain of a step is not known"):
+        step_gains(r, every, every)
 
 
 # ---- the layer

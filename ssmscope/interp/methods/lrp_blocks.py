@@ -1,6 +1,7 @@
 """Relevance through the attention, feed-forward parts and experts of other libraries' blocks, which run as they are.
 
-    attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022),
+    attention: softmax(q kᵀ) is frozen, and the output is linear in v (XAI for Transformers, Ali et al. 2022); of what
+        latent attention makes its keys and values of, what becomes keys is,
     feed-forward: W₃ (act(g) ⊙ h) has the half rule of output gates, W₂ act(h) is W₂ (h [act(h) / h]),
     experts: which of them run, and by what each is weighted, is frozen,
     soft caps of logits: cap tanh(l / cap) is l [cap tanh(l / cap) / l], as an activation.
@@ -33,7 +34,7 @@ ADDING = re.compile(
     r"ForCausalLM|ForSequenceClassification)$"
 )
 """Classes of these families that are linear in what passes them once the rules for their parts hold."""
-CONSTANT = ("q_proj", "k_proj", "router", "gate", "shared_expert_gate")
+CONSTANT = ("q_proj", "q_b_proj", "k_proj", "router", "gate", "shared_expert_gate")
 """Parts of attention and experts whose output is frozen."""
 ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 """Lists of parts that add to q and k (Zamba2)."""
@@ -57,10 +58,10 @@ def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler
     """The parts of such a block, itself among them, that are run otherwise than as they are, with their handlers.
 
     Raises:
-        InputError: for a gated feed-forward part with a bias behind its product.
+        InputError: for a gated feed-forward part with a bias behind its product, and for latent attention with biases.
     """
     parts = dict(module.named_children())
-    found: list[tuple[nn.Module, Handler]] = []
+    found: list[tuple[nn.Module, Handler]] = _latent(module, parts) if "kv_b_proj" in parts else []
     found += [(parts[name], _constant) for name in CONSTANT if name in parts]
     found += [(each, _constant) for name in ADAPTERS if name in parts for each in parts[name].children()]
     activation = next((parts[name] for name in ACTIVATIONS if name in parts), None)
@@ -75,6 +76,24 @@ def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler
             )
         found.append((module, halved))
     return found
+
+
+def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module, Handler]]:
+    """What freezes the keys of latent attention, and its keys alone."""
+    rank, key = attention.kv_lora_rank, attention.qk_nope_head_dim
+    latent, split = parts["kv_a_proj_with_mqa"], parts["kv_b_proj"]
+    if any(getattr(part, "bias", None) is not None for part in (latent, split)):
+        raise InputError(f"lrp has no rule for a {type(attention).__name__} with biases before its keys and values")
+
+    def rotated(below: Callable[..., Any], x: Tensor) -> Tensor:
+        y = below(x)
+        return torch.cat([y[..., :rank], y[..., rank:].detach()], dim=-1)
+
+    def keys(below: Callable[..., Any], x: Tensor) -> Tensor:
+        y = below(x).unflatten(-1, (attention.num_heads, -1))
+        return torch.cat([y[..., :key].detach(), y[..., key:]], dim=-1).flatten(-2)
+
+    return [(latent, rotated), (split, keys)]
 
 
 @contextmanager
