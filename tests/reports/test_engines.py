@@ -48,7 +48,7 @@ class TestAWorker:
         read: list[str] = []
         original = ssmscope.models.load._read
         monkeypatch.setattr(
-            ssmscope.models.load, "_read", lambda where, name: read.append(name) or original(where, name)
+            ssmscope.models.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         jobs = jobs_of(plan(models)).to_run()
         setting = engines._Setting(engines.models_at_once(jobs))

@@ -290,7 +290,7 @@ class TestRunning:
         read: list[str] = []
         original = ssmscope.models.load._read
         monkeypatch.setattr(
-            ssmscope.models.load, "_read", lambda where, name: read.append(name) or original(where, name)
+            ssmscope.models.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         run(plan(models, {"checkpoints": {"length": 8}, "together": True}), tmp_path)
         assert read == models
