@@ -197,25 +197,15 @@ def table(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(required=True)
-    for verb in (train, measure, table):
-        sub = verbs.add_parser(verb.__name__, help=verb.__doc__)
-        sub.set_defaults(run=verb)
-        if verb is not table:
-            sub.add_argument("--out", type=Path, required=True)
-        if verb is not measure:
-            sub.add_argument("--pilot", action="store_true", help="15 epochs, one seed")
-        if verb is train:
-            sub.add_argument("arms", nargs="*", choices=[*ARMS, CHOSEN], help="by default of the pilot all")
-            sub.add_argument("--gpus", default="0", help="their numbers, with commas between them; empty for the CPU")
-            sub.add_argument("--each", type=int, default=1, help="runs at a time on a GPU, which one fills")
-            sub.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-            sub.add_argument("--minutes", type=float, default=600.0)
-        if verb is measure:
-            sub.add_argument("--into", type=Path, required=True)
-    arguments = parser.parse_args()
-    arguments.run(arguments)
+    found = running.verbs(__doc__, train, measure, table)
+    for name in ("train", "table"):
+        found[name].add_argument("--pilot", action="store_true", help="15 epochs, one seed")
+    of = found["train"]
+    of.add_argument("arms", nargs="*", choices=[*ARMS, CHOSEN], help="by default of the pilot all")
+    of.add_argument("--gpus", default="0", help="their numbers, with commas between them; empty for the CPU")
+    of.add_argument("--each", type=int, default=1, help="runs at a time on a GPU, which one fills")
+    of.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    running.start(found)
 
 
 if __name__ == "__main__":

@@ -162,23 +162,11 @@ def table(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(required=True)
-    for verb in (train, measure, table):
-        sub = verbs.add_parser(verb.__name__, help=verb.__doc__)
-        sub.set_defaults(run=verb)
-        if verb is not table:
-            sub.add_argument("--out", type=Path, required=True)
-        if verb is train:
-            sub.add_argument("data", nargs="+", choices=list(RECIPES))
-            sub.add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
-            sub.add_argument("--minutes", type=float, default=6000.0)
-        if verb is measure:
-            sub.add_argument("--into", type=Path, required=True)
-        if verb is table:
-            sub.add_argument("--all", action="store_true", help="every β, not only the chosen")
-    arguments = parser.parse_args()
-    arguments.run(arguments)
+    found = running.verbs(__doc__, train, measure, table)
+    found["train"].add_argument("data", nargs="+", choices=list(RECIPES))
+    found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
+    found["table"].add_argument("--all", action="store_true", help="every β, not only the chosen")
+    running.start(found)
 
 
 if __name__ == "__main__":

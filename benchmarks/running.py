@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -117,3 +118,28 @@ def told(values: Sequence[float], digits: int = 3) -> str:
         return f"{mean:.{digits}f}"
     half = T975[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def verbs(text: str | None, *functions: Callable[[argparse.Namespace], None]) -> dict[str, argparse.ArgumentParser]:
+    """A command line with a verb for each of `train`, `measure` and `table`, by its name, for options of its own; the
+    first two take --out, the directory of the runs or of one, and `measure` --into, the file of what it finds."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    under = parser.add_subparsers(required=True)
+    found = {}
+    for function in functions:
+        verb = found[function.__name__] = under.add_parser(function.__name__, help=function.__doc__)
+        verb.set_defaults(run=function)
+        if function.__name__ != "table":
+            verb.add_argument("--out", type=Path, required=True)
+        if function.__name__ == "measure":
+            verb.add_argument("--into", type=Path, required=True)
+        if function.__name__ == "train":
+            verb.add_argument("--minutes", type=float, default=6000.0, help="then what runs is cut short")
+    found[""] = parser
+    return found
+
+
+def start(found: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Run the verb that the command line names."""
+    arguments = found[""].parse_args()
+    arguments.run(arguments)
