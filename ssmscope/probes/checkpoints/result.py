@@ -162,17 +162,20 @@ class StabilityTable(Result, kind="stability-table"):
     def _table(self) -> Table:
         """A row per checkpoint, with what the columns mean."""
         lines = []
+        bounded = any(row.length is not None for row in self.rows)
         for name, row in zip(self.names, self.rows):
             cells = {"behaviour": Cell(text=row.behaviour or "unreadable"), "s_A": short(row.abscissa)}
             cells |= {"ln ρ": short(row.possible_gain), "growth": short(row.growth)}
-            cells["T"] = short(math.nan) if row.length is None else short(row.length)
-            for column, capacity in (("ln C", row.log_capacity), ("Eq. 14", row.log_capacity_printed)):
-                cells[column] = short(capacity, number(capacity, 2))
-            cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
+            if bounded:
+                cells["T"] = short(math.nan) if row.length is None else short(row.length)
+                for column, capacity in (("ln C", row.log_capacity), ("Eq. 14", row.log_capacity_printed)):
+                    cells[column] = short(capacity, number(capacity, 2))
+                cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
             lines.append(Line((shorten(visible(name), 34),), cells))
         note = (
             "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the state that grows "
-            "most, on random tokens; ln C: with all constants, and by Eq. 14."
+            "most, on random tokens"
+            + ("; ln C: with all constants, and by Eq. 14." if bounded else ". The bound needs the length, --length.")
         )
         return table(("checkpoint",), lines, note=note)
 
