@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from unittest.mock import patch
 
 import torch
-from scan_cuda import by_torch
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm
 from ssmscope.scans import scalar_fused
+from ssmscope.scans.building import SWITCH
+from ssmscope.training.fitting import matrix_products
 
 SHAPES = ("8x2048x80x64x128", "1x8192x80x64x128", "1x2048x24x64x128", "32x256x24x64x128")
 """Batch × length × heads × width × states, one group."""
@@ -77,16 +78,6 @@ def limits(r: ssm.Recurrence, backward: bool, products: int, bandwidth: float, r
     return 1e3 * max(read / (bandwidth * 1e12), work / (rate * 1e12))
 
 
-@contextmanager
-def products_of(precision: str):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def ours(r: ssm.Recurrence, backward: bool) -> Callable[[], list[torch.Tensor]]:
     if not backward:
 
@@ -118,7 +109,13 @@ def _weights(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain(work: Callable[[], list[torch.Tensor]]) -> Callable[[], list[torch.Tensor]]:
-    return cast(Callable[[], list[torch.Tensor]], by_torch(work))
+    """The same by torch alone."""
+
+    def switched() -> list[torch.Tensor]:
+        with patch.dict(os.environ, {SWITCH: "0"}):
+            return work()
+
+    return switched
 
 
 def error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
@@ -142,7 +139,7 @@ def table(shape: str, peer: Callable | None, bandwidth: float, rate: float) -> N
             print(f"{shape:<18} {what:<19} {how:<22} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)
 
         for precision, products in PRODUCTS.items():
-            with products_of(precision):
+            with matrix_products(precision):
                 row(f"ours, {precision}", ours(r, backward), limits(r, backward, products, bandwidth, rate))
         for dtype in (torch.float32, torch.bfloat16):
             if peer is None:
