@@ -127,7 +127,8 @@ def verbs(text: str | None, *functions: Callable[[argparse.Namespace], None]) ->
     under = parser.add_subparsers(required=True)
     found = {}
     for function in functions:
-        verb = found[function.__name__] = under.add_parser(function.__name__, help=(function.__doc__ or "").replace("%", "%%"))
+        told = (function.__doc__ or "").replace("%", "%%")  # argparse formats it
+        verb = found[function.__name__] = under.add_parser(function.__name__, help=told)
         verb.set_defaults(run=function)
         if function.__name__ != "table":
             verb.add_argument("--out", type=Path, required=True)
