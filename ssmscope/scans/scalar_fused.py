@@ -102,7 +102,8 @@ class _Plan(NamedTuple):
         """The constants that kernels are compiled for."""
         tiles = {"P": self.width, "N": self.state, "WIDTH": self.part, "STATES": _power(self.state, 16), "Q": STEPS}
         how = {"FLOOR": FLOOR, "WEIGHTED": self.weighted, "EVEN": self.length % STEPS == 0}
-        # Two warps have no wgmma: of Triton 3.6 it takes wrong rows where a product of STEPS columns enters one of fewer.
+        # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of STEPS columns enters one of
+        # fewer.
         warps = 2 if min(self.part, tiles["STATES"]) < STEPS else 4
         return {**tiles, **how, "PRECISION": self.precision.products, "num_warps": warps}
 
