@@ -40,7 +40,7 @@ types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
 pytest: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) --dist worksteal
+	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
@@ -49,7 +49,7 @@ fuzz: $(VENV)/.dev
 # What has to do with transformers' own code once more, on its newest release 5.
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist worksteal $(ON_5)
+	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ON_5)
 
 # Both with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
