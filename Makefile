@@ -1,7 +1,9 @@
-# make demo: set up and show a heatmap. make test: set up and check everything. make docs: build the site. Python 3.10 or newer.
+# make demo: set up and show a heatmap. make test: set up and check. make test-transformers: every architecture's contract,
+# on both releases of transformers. make docs: run the notebooks, build the site. Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# One more than cores: some tests wait for browsers, clusters and processes that are killed.
+WORKERS ?= 3
 EXAMPLES ?= 2000
 PARTS ?= 10
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
@@ -12,8 +14,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONDONTWRITEBYTECODE =
 # One thread a test worker: more of them fight for the cores.
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-# What reads transformers' code, models and tokenizers, or trains and saves with it.
-ON_5 = tests/contracts tests/models tests/evaluation tests/training/test_kinds.py tests/training/test_recording.py \
+# Each file goes to one worker, which makes what its tests share once; conftest.py has the longest begin first.
+SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What every architecture keeps to: most of it is about code of transformers'.
+CONTRACTS = tests/contracts tests/models
+# What else reads transformers' code, models and tokenizers, or trains and saves with it.
+ON_5 = $(CONTRACTS) tests/evaluation tests/training/test_kinds.py tests/training/test_recording.py \
     $(addprefix tests/test_,affine.py cli.py demos.py intercept.py model.py package.py training.py) \
     $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py) \
     $(addprefix tests/probes/test_,lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
@@ -22,7 +28,7 @@ ON_5 = tests/contracts tests/models tests/evaluation tests/training/test_kinds.p
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
-.PHONY: demo setup test lint types pytest fuzz test-transformers5 test-exhaustive docs clean
+.PHONY: demo setup test lint types pytest fuzz test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
@@ -40,25 +46,31 @@ types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
 pytest: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(CONTRACTS) tests/test_notebooks.py)
 
 # Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
 	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) SSMSCOPE_FUZZ_PARTS=$(PARTS) $(VENV)/bin/pytest -q -rA -n $(WORKERS) --dist worksteal tests/fuzz $(if $(VERB),-k "$(VERB)")
 
-# What has to do with transformers' own code once more, on its newest release 5.
+# What has to do with transformers' own code, on the release that .venv has, a 4, and once more all of it on the newest 5.
+test-transformers: test-transformers4 test-transformers5
+
+test-transformers4: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(CONTRACTS)
+
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ON_5)
+	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q $(SPREAD) $(ON_5)
 
-# Both with every model, pair of options and value, where they try some that stand for them: it takes an hour.
+# All with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
 test-exhaustive:
 	$(MAKE) --no-print-directory test
-	$(MAKE) --no-print-directory test-transformers5
+	$(MAKE) --no-print-directory test-transformers
 
-# The documentation's site, with every notebook run unless `make test` has just run it, into build/site.
+# The documentation's site, into build/site, with what the notebooks give when their test runs them.
 docs: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) tests/test_notebooks.py
 	$(THREADS) $(VENV)/bin/mkdocs build --strict
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
