@@ -1,9 +1,8 @@
-# make demo: set up and show a heatmap. make test: set up and check. make test-transformers: every architecture's contract,
-# on both releases of transformers. make docs: run the notebooks, build the site. Python 3.10 or newer.
+# make demo: set up and show a heatmap. make test: set up and check. make test-transformers: what is
+# about transformers' own code, on both of its releases. make docs: run the notebooks, build the site. Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-# One more than cores: some tests wait for browsers, clusters and processes that are killed.
-WORKERS ?= 3
+WORKERS ?= 2
 EXAMPLES ?= 2000
 PARTS ?= 10
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
@@ -16,11 +15,12 @@ export PYTHONDONTWRITEBYTECODE =
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Each file goes to one worker, which makes what its tests share once; conftest.py has the longest begin first.
 SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# What every architecture keeps to: most of it is about code of transformers'.
-CONTRACTS = tests/contracts tests/models
-# What else reads transformers' code, models and tokenizers, or trains and saves with it.
-ON_5 = $(CONTRACTS) tests/evaluation tests/training/test_kinds.py tests/training/test_recording.py \
-    $(addprefix tests/test_,affine.py cli.py demos.py intercept.py model.py package.py training.py) \
+# What is about transformers' own code, models and saved files: every architecture's contract, the shipped models, training.
+ON_BOTH = tests/contracts tests/models tests/evaluation tests/test_demos.py tests/training/test_kinds.py \
+    tests/training/test_recording.py
+# What else reads transformers' code, models and tokenizers.
+ON_5 = $(ON_BOTH) \
+    $(addprefix tests/test_,affine.py cli.py intercept.py model.py package.py training.py) \
     $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py) \
     $(addprefix tests/probes/test_,lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
     $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
@@ -46,7 +46,7 @@ types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
 pytest: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(CONTRACTS) tests/test_notebooks.py)
+	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(ON_BOTH) tests/test_notebooks.py)
 
 # Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
@@ -56,7 +56,7 @@ fuzz: $(VENV)/.dev
 test-transformers: test-transformers4 test-transformers5
 
 test-transformers4: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(CONTRACTS)
+	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(ON_BOTH)
 
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
