@@ -22,7 +22,7 @@ ON_BOTH = tests/contracts tests/models tests/evaluation tests/training tests/tes
 # What else reads transformers' code, models and tokenizers.
 ON_5 = $(ON_BOTH) \
     $(addprefix tests/test_,affine.py cli.py intercept.py model.py package.py) \
-    $(addprefix tests/probes/test_,lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
+    $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
     $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
@@ -84,7 +84,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
 	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
-	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
+	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev,lm-eval]" "transformers>=5,<6"
 	touch $@
 
 %/bin/python:
