@@ -22,6 +22,8 @@ LATER: dict[str, tuple[str, ...]] = {
     "granitemoehybrid": ("granitemoehybrid",),
     "jamba": ("jamba",),
     "kimi_linear": ("kimi_linear",),
+    "lfm2": ("lfm2",),
+    "lfm2_moe": ("lfm2_moe",),
     "minimax": ("minimax",),
     "nemotron_h": ("nemotron_h",),
     "olmo_hybrid": ("olmo_hybrid",),

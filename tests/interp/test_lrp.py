@@ -49,7 +49,7 @@ LATENT = [name for name in ("kimi_linear",) if name in EXAMPLES]
 """Of a release of transformers that has it."""
 
 
-@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "minimax", "xlstm", *LATENT], [True, False]))
+@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, "lfm2", "minimax", "xlstm", *LATENT], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)

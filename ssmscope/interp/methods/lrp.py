@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, linear
 from torch.nn.utils.parametrize import type_before_parametrizations
 from transformers import PreTrainedModel
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaBlock, FalconMambaRMSNorm
@@ -41,7 +41,7 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.lrp_blocks import caps_frozen, frozen_parts, halved, is_family_norm, of_families
+from ssmscope.interp.methods.lrp_blocks import caps_frozen, frozen_parts, halved, is_family_norm, of_families, swiglu
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
@@ -202,11 +202,7 @@ def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
     h = block.up(x)
     if block.gate is None:
         return block.down(h * as_diagonal(gelu, h.detach()))
-    g = block.gate(x)
-    inner = h * silu(g.detach())
-    if half:
-        inner = (inner + h.detach() * g * torch.sigmoid(g.detach())) / 2
-    return block.down(inner)
+    return block.down(swiglu(block.gate(x), h, half))
 
 
 def _beside(one: Tensor, y: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import as_diagonal
@@ -65,6 +66,10 @@ def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler
     found += [(parts[name], _constant) for name in CONSTANT if name in parts]
     found += [(each, _constant) for name in ADAPTERS if name in parts for each in parts[name].children()]
     activation = next((parts[name] for name in ACTIVATIONS if name in parts), None)
+    if activation is None and {"w1", "w2", "w3"} <= parts.keys():  # LFM2's, whose SiLU is a function
+        return [*found, (module, partial(_through_swiglu, module, half))]
+    if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATIONS):
+        raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is no module")
     if activation is None:
         return found
     gated = any(hasattr(module, name) for name in GATED)
@@ -128,6 +133,16 @@ def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
     """act(c) as c [act(c) / c], or all of it frozen."""
     c_frozen = c.detach()
     return c * as_diagonal(below, c_frozen) if carries else below(c_frozen)
+
+
+def _through_swiglu(module: Any, half: bool, below: Callable[..., Any], x: Tensor) -> Tensor:
+    return module.w2(swiglu(module.w1(x), module.w3(x), half))
+
+
+def swiglu(g: Tensor, h: Tensor, half: bool) -> Tensor:
+    """SiLU(g) ⊙ h with the half rule (MambaLRP), or with its gate frozen."""
+    y = h * silu(g.detach())
+    return (y + h.detach() * g * torch.sigmoid(g.detach())) / 2 if half else y
 
 
 def _mapped(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

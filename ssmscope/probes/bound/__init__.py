@@ -67,6 +67,7 @@ def generalization_bound(
     from ssmscope.probes.stability.inputs import LENGTH
     from ssmscope.results import record_provenance
 
+    model.check_remembers("the bound")
     parts = theorem_model(model)
     if examples is None:
         examples = trained_examples(model.name)
