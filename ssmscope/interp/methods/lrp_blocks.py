@@ -31,7 +31,7 @@ Handler = Callable[..., Any]
 
 FAMILIES = tuple(f"transformers.models.{name}." for name in LATER)
 ADDING = re.compile(
-    r"(Layer|Block|MLP|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
+    r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
 )
 """Classes of these families that are linear in what passes them once the rules for their parts hold."""
@@ -42,6 +42,15 @@ ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 ACTIVATIONS = ("act_fn", "activation")
 GATED = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
 OUT = ("down_proj", "output_linear", "w2", "proj_down")
+WRITTEN_OUT = {
+    "Lfm2MLP": ("w1", "w3", "w2"),
+    "Lfm2MoeMLP": ("w1", "w3", "w2"),
+    "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias behind their product, by their
+class, with the names of what makes g and h, and of W₃."""
+CAPS = ("output_logit_soft_cap", "logits_soft_cap")
+"""Fields of configurations with the soft cap of logits."""
 
 
 def of_families(module: nn.Module) -> bool:
@@ -66,8 +75,9 @@ def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler
     found += [(parts[name], _constant) for name in CONSTANT if name in parts]
     found += [(each, _constant) for name in ADAPTERS if name in parts for each in parts[name].children()]
     activation = next((parts[name] for name in ACTIVATIONS if name in parts), None)
-    if activation is None and {"w1", "w2", "w3"} <= parts.keys():  # LFM2's, whose SiLU is a function
-        return [*found, (module, partial(_through_swiglu, module, half))]
+    if type(module).__name__ in WRITTEN_OUT:
+        found += [] if activation is None else [(activation, lambda below, c: below(c))]
+        return [*found, (module, partial(_through_gated, module, activation or silu, half))]
     if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATIONS):
         raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is no module")
     if activation is None:
@@ -103,8 +113,9 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 
 @contextmanager
 def caps_frozen(module: Any) -> Iterator[None]:
-    """Within, logits behind a soft cap (xLSTM) are those of the head times what the cap makes of each, frozen."""
-    if not getattr(module.config, "output_logit_soft_cap", None):
+    """Within, logits behind a soft cap (xLSTM, RecurrentGemma) are the head's, each times what the cap makes of it,
+    frozen."""
+    if not any(getattr(module.config, name, None) for name in CAPS):
         yield
         return
     seen: list[Tensor] = []
@@ -135,14 +146,20 @@ def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
     return c * as_diagonal(below, c_frozen) if carries else below(c_frozen)
 
 
-def _through_swiglu(module: Any, half: bool, below: Callable[..., Any], x: Tensor) -> Tensor:
-    return module.w2(swiglu(module.w1(x), module.w3(x), half))
+def _through_gated(module: Any, act: Callable[[Tensor], Tensor], half: bool, below: Handler, x: Tensor) -> Tensor:
+    g, h, project = (getattr(module, name) for name in WRITTEN_OUT[type(module).__name__])
+    return project(gated(act, g(x), h(x), half))
 
 
-def swiglu(g: Tensor, h: Tensor, half: bool) -> Tensor:
-    """SiLU(g) ⊙ h with the half rule (MambaLRP), or with its gate frozen."""
-    y = h * silu(g.detach())
-    return (y + h.detach() * g * torch.sigmoid(g.detach())) / 2 if half else y
+def gated(act: Callable[[Tensor], Tensor], g: Tensor, h: Tensor, half: bool) -> Tensor:
+    """act(g) ⊙ h with the half rule (MambaLRP), or with its gate frozen."""
+    y = h * act(g.detach())
+    return (y + h.detach() * g * as_diagonal(act, g.detach())) / 2 if half else y
+
+
+def runs_its_parts(handler: Handler) -> bool:
+    """Whether a handler of `frozen_parts` runs the parts of its module, which have rules of their own."""
+    return getattr(handler, "func", handler) in (halved, _through_gated)
 
 
 def _mapped(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
