@@ -89,7 +89,7 @@ def load(
     Args:
         source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout, or with an adapter, whose model is
             found by the name in its configuration; a file with a selective SSM's state dict; a model's id on the
-            Hugging Face hub; or a transformers model in memory.
+            Hugging Face hub; or a model in memory, transformers' or mamba_ssm's.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
             GPU. A model in memory keeps its own unless one is given.
