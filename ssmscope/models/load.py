@@ -26,6 +26,7 @@ from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import check_depth, check_fields, number, read_object
+from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.quiet import quiet
 from ssmscope.models.stored import (
@@ -307,6 +308,10 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) ->
     if is_mamba_ssm(config):
         _whole(device_map, name)
         return read_mamba_ssm(where, config)
+    if is_fla(config):
+        _whole(device_map, name)
+        check_not_quantised(config, name)
+        return read_fla(where, config)
     check_fields(config, name)
     if is_diff_mamba2(config, where):
         _whole(device_map, name)
