@@ -240,8 +240,14 @@ def examples() -> dict[str, nn.Module]:
         "gated-deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small)),
         "gated-deltanet-as-mamba": DeltaNetForCausalLM(
             DeltaNetConfig(
-                **{**small, "key_size": 12, "value_size": 15, "intermediate_size": 0, "tie_word_embeddings": False},
-                **{"head_norm_epsilon": 1e-2, "unit_epsilon": 1e-2, "largest_beta": 2.0},
+                **small,
+                key_size=12,
+                value_size=15,
+                intermediate_size=0,
+                tie_word_embeddings=False,
+                head_norm_epsilon=1e-2,
+                unit_epsilon=1e-2,
+                largest_beta=2.0,
             )
         ),
         "deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small, gated=False, conv_kernel=3)),

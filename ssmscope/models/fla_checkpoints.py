@@ -1,8 +1,9 @@
-"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet and GLA, as our models of these layers.
+"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet, GLA and RetNet, as our models of these.
 
-Where its layers differ from the papers' these models have options: heads of GLA are normalised by their root mean
-square, with one weight; β may reach 2; q and k are divided by √(‖·‖² + 10⁻⁶). Its delta rules read o_t = S_t q_t / √d,
-which the norm of the head undoes but for its ε: ours is ε d.
+Where its layers differ from the papers' these models have options: heads of GLA and RetNet are normalised by their root
+mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
+10⁻⁶). Its delta rules read o_t = S_t q_t / √d, which the norm of the head undoes but for its ε: ours is ε d. Its RetNet
+rotates dimension i of a head with i + d/2, ours neighbours: the rows of its q and k are put in our order.
 """
 
 from __future__ import annotations
@@ -14,26 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ssmscope.models.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.models.fields import check_depth, check_value, refused
 from ssmscope.models.gated_delta import EPS
-from ssmscope.models.linear_attention import GLAConfig, GLAForCausalLM
+from ssmscope.models.linear_attention import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 from ssmscope.models.stored import Stored, check_fit, check_tied, contents, outline, read_tensors, weight_files
 
-THEIRS = ("gated_deltanet", "delta_net", "gla")
+THEIRS = ("gated_deltanet", "delta_net", "gla", "retnet")
 """Its model types that are read."""
 SHARED: dict[str, Any] = dict(
     hidden_size=2048, num_hidden_layers=24, num_heads=4, vocab_size=32000, hidden_ratio=4.0, norm_eps=1e-6,
     conv_size=4, tie_word_embeddings=False, expand_k=1.0, expand_v=1.0, allow_neg_eigval=False,
 )  # fmt: skip
 """Fields of a config.json that are read, each with a value that it may have."""
+LINEAR = ("gla", "retnet")
+"""Those that are linear attention; the others are delta rules."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
     "delta_net": dict(num_heads=16),
     "gla": dict(expand_k=0.5),
+    "retnet": dict(expand_v=2.0, num_heads=8, hidden_ratio=2.0),
 }
 """Where a type's own default is another one."""
 ONLY: dict[str, dict[str, Any]] = {
@@ -44,6 +49,9 @@ ONLY: dict[str, dict[str, Any]] = {
     "gla": dict(
         use_output_gate=True, use_short_conv=False, num_kv_heads=None, feature_map=None, clamp_min=None, use_gk=True,
         use_gv=False, elementwise_affine=True,
+    ),
+    "retnet": dict(
+        use_output_gate=True, use_short_conv=False, num_kv_heads=None, feature_map=None, elementwise_affine=True,
     ),
 }  # fmt: skip
 """Options that can be read as their defaults alone."""
@@ -88,9 +96,9 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     files = weight_files(directory)
     held = contents(files)
     check_depth(config, len(held.tensors), what)
-    build = partial(_delta if kind != "gla" else _gla, fields, kind)
+    build = partial(_linear if kind in LINEAR else _delta, fields, kind)
     tensors = {name: t for file in files for name, t in read_tensors(file).items()}
-    weights = _translated(tensors, fields["tie_word_embeddings"], gla=kind == "gla")
+    weights = _translated(tensors, fields, kind)
     stored = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in weights.items()}
     check_fit(outline(build, held, what, "its config.json"), stored, what)
     if fields["tie_word_embeddings"]:
@@ -130,21 +138,25 @@ def _delta(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     return DeltaNetForCausalLM(config)
 
 
-def _gla(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
+def _linear(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     width = fields["hidden_size"]
     sizes = {"key_size": int(width * fields["expand_k"]), "value_size": int(width * fields["expand_v"])}
+    if kind == "retnet":
+        return RetNetForCausalLM(RetNetConfig(**_size(fields), **sizes, swiglu=True, head_norm="rms"))
     return GLAForCausalLM(GLAConfig(**_size(fields), **sizes, gate_rank=16, tau=16.0, head_norm="rms"))
 
 
-def _translated(tensors: Mapping[str, Tensor], tied: bool, *, gla: bool) -> dict[str, Tensor]:
+def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
     """Their tensors by our names: what several of theirs are in ours is put together, q before k before v, a gate of
-    twice the rows is divided, and a bias that our gates have beside theirs is zero."""
+    twice the rows is divided, rotated rows are put in our order, and a bias that only our gates have is zero."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, ours in NAMES.items():
             name = re.sub(pattern, ours, name)
         found[name] = tensor
-    for theirs, ours in {} if gla else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}.items():
+    for theirs, ours in (
+        {} if kind in LINEAR else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}.items()
+    ):
         for stem in [name.removesuffix("q" + theirs) for name in found if name.endswith(".q" + theirs)]:
             parts = [f"{stem}{each}{theirs}" for each in "qkv"]
             if all(part in found for part in parts):
@@ -153,8 +165,12 @@ def _translated(tensors: Mapping[str, Tensor], tied: bool, *, gla: bool) -> dict
         up = name.replace(".gate.", ".up.")
         if up not in found:  # as before 2025
             found[name], found[up] = found[name].chunk(2)
-    for name in [each for each in found if gla and each.endswith(".mixer.z_proj.weight")]:
+    for name in [each for each in found if kind == "gla" and each.endswith(".mixer.z_proj.weight")]:
         found[name.replace("weight", "bias")] = found[name].new_zeros(found[name].shape[0])
-    if tied and "backbone.embeddings.weight" in found:
+    for name in [each for each in found if kind == "retnet" and re.search(r"\.mixer\.[qk]_proj\.weight$", each)]:
+        heads = fields["num_heads"]
+        if heads and not found[name].shape[0] % (2 * heads):  # else no model can be built of them
+            found[name] = rearrange(found[name], "(h part n) width -> (h n part) width", h=heads, part=2)
+    if fields["tie_word_embeddings"] and "backbone.embeddings.weight" in found:
         found.setdefault("lm_head.weight", found["backbone.embeddings.weight"])
     return found

@@ -137,7 +137,8 @@ class RetNetConfig(LinearAttentionConfig):
         key_size, value_size: of all heads together; by default the width, and twice the width (RetNet, section 3.1).
         rotary: rotate queries and keys by their position; the key size of a head is then even.
         rotary_base: pair i of a head's key dimensions turns by base^{−2i / key size} a token.
-        intermediate_size: of the GELU feed-forward blocks; by default twice the width; 0 leaves them out.
+        intermediate_size: of the feed-forward blocks; by default twice the width; 0 leaves them out.
+        swiglu: whether these are SwiGLU, else GELU.
 
     Raises:
         InputError: as `GLAConfig`, and for an odd number of dimensions to rotate.
@@ -158,10 +159,12 @@ class RetNetConfig(LinearAttentionConfig):
         rotary: bool = True,
         rotary_base: float = 10000.0,
         intermediate_size: int | None = None,
+        swiglu: bool = False,
         layer_norm_epsilon: float = 1e-5,
         initializer_range: float = 0.1,
         **kwargs,
     ):
+        self._set_beside_defaults(swiglu=swiglu)
         self.rotary, self.rotary_base = rotary, rotary_base
         self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
         self._set(

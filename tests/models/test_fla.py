@@ -21,8 +21,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True, num_v_heads=None),
     "delta_net": dict(expand_k=0.5, expand_v=1.0, tie_word_embeddings=True),
     "gla": dict(expand_k=0.5, expand_v=1.0, fuse_norm=True),
+    "retnet": dict(expand_k=1.0),
 }
-SIZES = {"gated_deltanet": (12, 18), "delta_net": (12, 24), "gla": (12, 24)}
+SIZES = {"gated_deltanet": (12, 18), "delta_net": (12, 24), "gla": (12, 24), "retnet": (24, 48)}
+LINEAR = ("gla", "retnet")
 
 
 def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -39,7 +41,9 @@ def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shapes |= {f"attn.{name}_proj.weight": (size, WIDTH) for name, size in (("q", key), ("k", key), ("v", value))}
     if kind == "gla":
         shapes |= {"attn.gk_proj.0.weight": (16, WIDTH), "attn.gk_proj.1.weight": (key, 16)}
-        shapes |= {"attn.gk_proj.1.bias": (key,), "attn.g_norm_swish_gate.weight": (value // HEADS,)}
+        shapes |= {"attn.gk_proj.1.bias": (key,)}
+    if kind in LINEAR:
+        shapes["attn.g_norm_swish_gate.weight"] = (value // HEADS,)
     else:
         shapes |= {f"attn.{n}_conv1d.weight": (size, 1, TAPS) for n, size in (("q", key), ("k", key), ("v", value))}
         shapes |= {"attn.o_norm.weight": (value // HEADS,), "attn.b_proj.weight": (HEADS, WIDTH)}
@@ -63,13 +67,23 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
+def turned(x: Tensor, t: int) -> Tensor:
+    """Dimension i of a head with i + d/2, by t 10000^(−2i/d)."""
+    half, y = len(x) // 2, torch.zeros_like(x)
+    for i in range(half):
+        angle = torch.tensor(t * 10000.0 ** (-2 * i / len(x)), dtype=x.dtype)
+        y[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
+        y[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
+    return y
+
+
 def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
     """A layer's output from its input (length, width), token by token and head by head."""
     length, (key, value) = len(x), (size // HEADS for size in SIZES[kind])
     made = {}
     for name in "qkv":
         made[name] = x @ p[f"{name}_proj.weight"].T
-        if kind != "gla":
+        if kind not in LINEAR:
             taps, before = p[f"{name}_conv1d.weight"][:, 0], made[name]
             after = torch.zeros_like(before)
             for t in range(length):
@@ -83,7 +97,10 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
         S = torch.zeros(key, value, dtype=x.dtype)
         for t in range(length):
             a, b = q[t, h], k[t, h]
-            if kind == "gla":
+            if kind == "retnet":
+                a, b = turned(a, t), turned(b, t)
+                S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(b, v[t, h])
+            elif kind == "gla":
                 gate = x[t] @ p["gk_proj.0.weight"].T @ p["gk_proj.1.weight"].T + p["gk_proj.1.bias"]
                 S = (logsigmoid(gate).view(HEADS, key)[h] / 16).exp()[:, None] * S + torch.outer(b, v[t, h])
             else:
@@ -93,7 +110,7 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
                     S = S * (-p["A_log"][h].exp() * softplus(x[t] @ p["a_proj.weight"][h] + p["dt_bias"][h])).exp()
                 S = S + beta * torch.outer(b, v[t, h] - b @ S)
             outputs[t, h] = (a * key**-0.5) @ S
-    o = normed(outputs, p["g_norm_swish_gate.weight" if kind == "gla" else "o_norm.weight"]).reshape(length, -1)
+    o = normed(outputs, p["g_norm_swish_gate.weight" if kind in LINEAR else "o_norm.weight"]).reshape(length, -1)
     if kind != "delta_net":
         o = o * silu(x @ p["g_proj.weight"].T)
     return o @ p["o_proj.weight"].T
@@ -144,6 +161,10 @@ def test_what_our_layers_do_not_have_is_refused(tmp_path):
         ("gla", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is None"),
         ("gla", {"norm_eps": "small"}, "norm_eps is 'small'; allowed is a number"),
         ("gla", {"num_heads": 4}, "do not fit its configuration"),
+        ("retnet", {"num_heads": 0}, "num_heads 0 must be an integer, 1 or more"),
+        ("delta_net", {"num_heads": 0}, "cannot be built from its config.json"),
+        ("gated_deltanet", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; allowed is no more than"),
+        ("gated_deltanet", {"head_dim": 10**6}, "it describes a model of more than"),
     ):
         config, weights = checkpoint(kind)
         with pytest.raises(InputError, match=words):
