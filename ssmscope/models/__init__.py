@@ -24,6 +24,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "kimi_linear": ("kimi_linear",),
     "lfm2": ("lfm2",),
     "lfm2_moe": ("lfm2_moe",),
+    "lfm3": ("lfm3",),
     "minimax": ("minimax",),
     "nemotron_h": ("nemotron_h",),
     "olmo_hybrid": ("olmo_hybrid",),

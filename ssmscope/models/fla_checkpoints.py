@@ -140,7 +140,7 @@ def _delta(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
 
 def _linear(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     width = fields["hidden_size"]
-    sizes = {"key_size": int(width * fields["expand_k"]), "value_size": int(width * fields["expand_v"])}
+    sizes: dict[str, Any] = {"key_size": int(width * fields["expand_k"]), "value_size": int(width * fields["expand_v"])}
     if kind == "retnet":
         return RetNetForCausalLM(RetNetConfig(**_size(fields), **sizes, swiglu=True, head_norm="rms"))
     return GLAForCausalLM(GLAConfig(**_size(fields), **sizes, gate_rank=16, tau=16.0, head_norm="rms"))

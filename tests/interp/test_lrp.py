@@ -45,7 +45,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-LATENT = [name for name in ("kimi_linear",) if name in EXAMPLES]
+LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
 
 

@@ -35,7 +35,7 @@ ADDING = re.compile(
     r"ForCausalLM|ForSequenceClassification)$"
 )
 """Classes of these families that are linear in what passes them once the rules for their parts hold."""
-CONSTANT = ("q_proj", "q_b_proj", "k_proj", "router", "gate", "shared_expert_gate")
+CONSTANT = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
 """Parts of attention and experts whose output is frozen."""
 ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 """Lists of parts that add to q and k (Zamba2)."""
@@ -45,6 +45,7 @@ OUT = ("down_proj", "output_linear", "w2", "proj_down")
 WRITTEN_OUT = {
     "Lfm2MLP": ("w1", "w3", "w2"),
     "Lfm2MoeMLP": ("w1", "w3", "w2"),
+    "Lfm3MLP": ("w1", "w3", "w2"),
     "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
 }
 """Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias behind their product, by their
