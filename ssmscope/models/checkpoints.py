@@ -36,7 +36,9 @@ def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
     return "d_model" in config and "n_layer" in config and "model_type" not in config
 
 
-FIELDS: dict[str, Any] = dict(d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True)
+FIELDS: dict[str, Any] = dict(
+    d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True, norm_epsilon=1e-5
+)
 SSM_FIELDS: dict[str, Any] = dict(
     layer="Mamba1",
     d_state=16,
@@ -152,7 +154,7 @@ def _mamba_ssm_model(
         use_bias=cfg.get("bias", False),
         use_conv_bias=cfg.get("conv_bias", True),
         residual_in_fp32=config.get("residual_in_fp32", True),
-        layer_norm_epsilon=1e-5,
+        layer_norm_epsilon=config.get("norm_epsilon", 1e-5),
         tie_word_embeddings=config.get("tie_embeddings", True),
     )
     if not second:

@@ -1,4 +1,5 @@
-"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet, GLA and RetNet, as our models of these.
+"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet, GLA and RetNet, as our models of these, and
+Mamba-2, as transformers'.
 
 Where its layers differ from the papers' these models have options: heads of GLA and RetNet are normalised by their root
 mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
@@ -19,6 +20,7 @@ from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ssmscope.models.checkpoints import read_mamba_ssm
 from ssmscope.models.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.models.fields import check_depth, check_value, refused
 from ssmscope.models.gated_delta import EPS
@@ -72,19 +74,47 @@ NAMES = {
 """Their names of parts, as patterns that are replaced one after the other, and ours."""
 
 
+MAMBA2: dict[str, Any] = dict(
+    state_size=("d_state", 128), conv_kernel=("d_conv", 4), expand=("expand", 2), head_dim=("headdim", 64),
+    n_groups=("ngroups", 1), chunk_size=("chunk_size", 256), dt_limit=("dt_limit", (0.0, float("inf"))),
+    use_bias=("bias", False), use_conv_bias=("conv_bias", True), rmsnorm=("rmsnorm", True),
+    norm_before_gate=("norm_before_gate", False), D_has_hdim=("D_has_hdim", False),
+)  # fmt: skip
+"""Fields of its Mamba-2, with mamba_ssm's names in `ssm_cfg`, and its defaults."""
+
+
 def is_fla(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of flash-linear-attention's that is read."""
-    return config.get("model_type") in THEIRS
+    """Whether a config.json is one of flash-linear-attention's that is read: its Mamba-2 has `norm_eps`, which
+    transformers' does not know."""
+    kind = config.get("model_type")
+    return kind in THEIRS or (kind == "mamba2" and "norm_eps" in config and "layer_norm_epsilon" not in config)
+
+
+def _read_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
+    """Its Mamba-2, whose weights have transformers' names, by the fields of mamba_ssm's."""
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise refused(str(directory), "hidden_act", config["hidden_act"], "'silu'")
+    theirs: dict[str, Any] = {
+        "d_model": config.get("hidden_size", 2048),
+        "n_layer": config.get("num_hidden_layers", 48),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "residual_in_fp32": config.get("residual_in_fp32", True),
+        "norm_epsilon": config["norm_eps"],
+    }
+    cfg = {ours: config.get(name, default) for name, (ours, default) in MAMBA2.items()}
+    return read_mamba_ssm(directory, {**theirs, "ssm_cfg": {"layer": "Mamba2", **cfg}})
 
 
 def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """A language model saved by flash-linear-attention, as our model; `config` is its config.json.
+    """A language model saved by flash-linear-attention, as ours or transformers'; `config` is its config.json.
 
     Raises:
         InputError: for weights that are missing or do not fit, for fields of another kind, and for options that our
             layers do not have (attention layers, grouped heads, a delta rule with one of its gates, …).
     """
     what, kind = str(directory), config["model_type"]
+    if kind == "mamba2":
+        return _read_mamba2(directory, config)
     fields = {**SHARED, **DEFAULTS[kind], **{k: v for k, v in config.items() if v is not None}}
     for name, known in {**SHARED, **DEFAULTS[kind]}.items():
         check_value(name, fields[name], known, what)

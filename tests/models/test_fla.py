@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from examples import relative
+from loud import loud
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import logsigmoid, silu, softplus
+from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import ssmscope
 from ssmscope.errors import InputError
@@ -169,3 +171,18 @@ def test_what_our_layers_do_not_have_is_refused(tmp_path):
         config, weights = checkpoint(kind)
         with pytest.raises(InputError, match=words):
             ssmscope.load(saved(tmp_path, {**config, **change}, weights))
+
+
+def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
+    torch.manual_seed(0)
+    shared = dict(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, expand=2, head_dim=8, num_heads=4)
+    shared |= dict(state_size=4, n_groups=1, chunk_size=8, tie_word_embeddings=False)
+    module = loud(Mamba2ForCausalLM(Mamba2Config(**shared, layer_norm_epsilon=EPS, time_step_limit=(0.1, 0.7))))
+    config = {"model_type": "mamba2", **shared, "norm_eps": EPS, "dt_limit": [0.1, 0.7], "hidden_act": "silu"}
+    weights = {name: weight.detach().clone() for name, weight in module.state_dict().items()}
+    model = ssmscope.load(saved(tmp_path, config, weights))
+    with torch.no_grad():
+        own = module(torch.tensor([IDS]), use_cache=False).logits
+    assert relative(model.logits(model.encode(ids=IDS)), own) < 1e-5
+    with pytest.raises(InputError, match="hidden_act is 'gelu'; allowed is 'silu'"):
+        ssmscope.load(saved(tmp_path, {**config, "hidden_act": "gelu"}, weights))
