@@ -27,8 +27,8 @@ def test_what_is_about_a_memory_is_refused_in_one_line(model):
         (lambda: ssmscope.selection_heatmap(model, batch), "a heatmap"),
         (lambda: ssmscope.selection_heatmap(None, model.trace(batch), score="retention"), "a heatmap"),
         (lambda: ssmscope.stability(model, batch), "stability"),
-        (lambda: ssmscope.explain(model, batch, methods=["survival"]), "survival"),
-        (lambda: ssmscope.explain(model, batch, methods=["self-write"]), "retention"),
+        (lambda: ssmscope.explain(model, batch, methods=["survival"]), "the method survival"),
+        (lambda: ssmscope.explain(model, batch, methods=["self-write"]), "the method self-retention, or self-write,"),
         (lambda: ssmscope.generalization_bound(model), "the bound"),
         (lambda: ssmscope.steer(model, batch, toward=[IDS], away=[IDS[:3]], site="state"), "a state"),
     ):
