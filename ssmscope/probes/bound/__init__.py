@@ -67,8 +67,8 @@ def generalization_bound(
     from ssmscope.probes.stability.inputs import LENGTH
     from ssmscope.results import record_provenance
 
-    model.check_remembers("the bound")
     parts = theorem_model(model)
+    model.check_remembers("the bound")
     if examples is None:
         examples = trained_examples(model.name)
     setting: dict[str, Any] = {"length": length, "examples": examples}

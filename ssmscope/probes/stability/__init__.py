@@ -74,8 +74,8 @@ def stability(
     from ssmscope.probes.stability.result import BEHAVIOURS, Stability
     from ssmscope.results import record_provenance
 
-    model.check_remembers("stability")
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
+    model.check_remembers("stability")
     chosen = places(positions, inputs.longest)
     found = run(model, inputs.batch, chosen)
     layers = tuple(
