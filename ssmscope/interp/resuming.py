@@ -1,15 +1,17 @@
-"""Runs of one batch that differ from a layer on: the blocks below it give what they gave in the plain run."""
+"""Runs that differ from a layer on: what the blocks below it give is that of the plain run, which is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssmscope.edits import blocks_of
+from ssmscope.attention_layers import attention_layers
+from ssmscope.edits import blocks_of, recorded
 from ssmscope.encoding import Batch
 from ssmscope.intercept import taken_over, watched
 from ssmscope.model import Model
@@ -55,6 +57,53 @@ def resumes(model: Model, batch: Batch) -> bool:
         return False
     with plain.below(model.num_layers - 1, range(len(batch.tokens))), torch.no_grad(), model.running(mask=batch.mask):
         return bool(torch.allclose(model.forward(batch), plain.logits, rtol=1e-4, atol=1e-5))
+
+
+class Joining:
+    """One text's run, which further rows join at the layers from which on they differ from it: below a row's layer
+    nothing is computed for it.
+
+    Attributes:
+        works: whether the model's layers stand in one list of blocks that read the stream and nothing else, and rows
+            that join them, unedited, have the logits of the whole run.
+    """
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self.model, self.blocks = model, blocks_of(model.module)
+        self._entering: dict[int, Tensor] = {}
+        places = _stack(model)[1]
+        reads_others = bool(attention_layers(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
+        self.works = len(set(places)) == model.num_layers and not reads_others
+        if self.works:
+            plain = model.run(batch, edits=recorded("residual", self._entering), last_only=True).logits
+            rows = batch.rows([0] * model.num_layers)
+            with self.rows(range(model.num_layers)), torch.no_grad(), model.running(mask=rows.mask):
+                joined = model.forward(rows, last_only=True, checked=False)
+            self.works = joined.shape[1:] == plain.shape[1:] and torch.allclose(joined, plain, rtol=1e-4, atol=1e-5)
+
+    def counts(self, layers: Sequence[int]) -> list[int]:
+        """How many rows each layer of the model runs, of rows that join at these layers, the first layers first."""
+        return [max(1, sum(own <= layer for own in layers)) for layer in range(self.model.num_layers)]
+
+    @contextmanager
+    def rows(self, layers: Sequence[int], start: int = 0) -> Iterator[None]:
+        """Within the context row i of a run, of the text from a token on, joins at layer `layers[i]`, which are sorted;
+        the first row is run in all layers."""
+        with watched(before=[(b, partial(self._enter, *each, start)) for b, *each in self._growing(layers)]):
+            yield
+
+    def _growing(self, layers: Sequence[int]) -> Iterator[tuple[nn.Module, int, int]]:
+        for number, (block, count) in enumerate(zip(self.blocks, self.counts(layers))):
+            yield block, number, count
+
+    def _enter(
+        self, layer: int, count: int, start: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The block's arguments with the stream of so many rows."""
+        stream = args[0] if args else kwargs["hidden_states"]
+        new = self._entering[layer][:, start:].expand(max(0, count - len(stream)), -1, -1)
+        stream = torch.cat([stream, new]) if len(new) else stream[:count]
+        return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,13 +19,16 @@ from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
+from ssmscope.interp.resuming import Joining
 from ssmscope.interp.spans import positions_of
 from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
-from ssmscope.states import States, gathered
+from ssmscope.states import States, gathered, tensors
 from ssmscope.trace import LayerState
 
+ENDS = 8
+"""Behind how many tokens states are kept at once."""
 MOST_HEADS = 256
 """Of a layer: with more they are channels, one by one."""
 
@@ -149,6 +154,7 @@ class Runs:
     def __init__(self, model: Model, base: Batch, source: Batch) -> None:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
+        self.joining = Joining(model, base)
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),
@@ -172,24 +178,49 @@ class Runs:
 
     def of_states(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, the state of a layer patched behind a token."""
-        cells: list[int | None] = [*self.layers, None]
+        cells: list[int | None] = [None, *self.layers]
         rows = [torch.tensor([int(own in (layer, None)) for own in cells]) for layer in self.layers]
-        states: States | None = None
-        at = 0
-        for place in sorted(positions):
+        for place, states in self._states_behind(sorted(positions)):
             named: Cells = [(layer, place) for layer in cells]
-            if self.model.continues:
-                states = self.model.run(between(self.pair, at, place + 1), states, last_only=True).states
-                at = place + 1
-                mixed = tuple(gathered((state,), row)[0] for state, row in zip(states, rows))
+            if states is not None:
+                counts = self._counts(named)
+                mixed = tuple(gathered((state,), row[:count])[0] for state, row, count in zip(states, rows, counts))
                 mixed += gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))  # of attention
-                yield named, self._logits(len(cells), place + 1, mixed, [])
+                yield named, self._logits(named, place + 1, mixed, [])
             else:
                 kept: dict[int, Any] = {}
                 keep = new_state(place, partial(_kept, kept))
                 self.model.run(self.pair, edits=keep, last_only=True)
                 put = new_state(place, partial(_put, kept, rows))
-                yield named, self._logits(len(cells), 0, None, [put])
+                yield named, self._logits(named, 0, None, [put])
+
+    def _states_behind(self, positions: Sequence[int]) -> Iterator[tuple[int, States | None]]:
+        """These positions in their order with the states behind them, the base run's in row 0 and the source's in row
+        1; without states of a model that cannot continue from them.
+
+        Several positions are one run, whose rows have different ends.
+        """
+        if not self.model.continues:
+            yield from ((place, None) for place in positions)
+            return
+        states: States | None = None
+        at = 0
+        for first in range(0, len(positions), ENDS):
+            chosen = positions[first : first + ENDS]
+            batch = between(self.pair, at, chosen[-1] + 1).rows([0, 1] * len(chosen))
+            ends = [place + 1 - at for place in chosen for _ in self.pair.tokens]
+            cut = replace(
+                batch,
+                mask=torch.arange(ends[-1]) < torch.tensor(ends)[:, None],
+                tokens=tuple(own[:end] for own, end in zip(batch.tokens, ends)),
+                words=tuple(own[:end] for own, end in zip(batch.words, ends)),
+            )
+            start = None if states is None else gathered(states, torch.tensor([0, 1] * len(chosen)))
+            after = self.model.run(cut.to(batch.mask.device), start, last_only=True).states
+            for number, place in enumerate(chosen):
+                yield place, gathered(after, torch.tensor([2 * number, 2 * number + 1]))
+            states = gathered(after, torch.tensor([len(ends) - 2, len(ends) - 1]))
+            at = chosen[-1] + 1
 
     def of_positions(self, site: Any, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, what a layer has at `site` patched at a token."""
@@ -198,15 +229,16 @@ class Runs:
         if not kept:
             raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
         patched = {key[0] if isinstance(key, tuple) else key for key in kept}
-        cells: Cells = [(layer, place) for place in sorted(positions) for layer in (*sorted(patched), None)]
+        cells: Cells = [(layer, place) for place in sorted(positions) for layer in (None, *sorted(patched))]
         for chosen, start, states in self._chunks(cells, [place for _, place in cells]):
+            counts = self._counts(chosen)
             rows = {}
             for layer in patched:
-                rows[layer] = torch.zeros(len(chosen), self.length - start, dtype=torch.bool)
-                for row, (own, place) in enumerate(chosen):
+                rows[layer] = torch.zeros(counts[layer], self.length - start, dtype=torch.bool)
+                for row, (own, place) in enumerate(chosen[: counts[layer]]):
                     rows[layer][row, place - start] = own in (layer, None)
             values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(len(chosen), start, states, [replaced(site, values, rows=rows)])
+            yield chosen, self._logits(chosen, start, states, [replaced(site, values, rows=rows)])
 
     def of_heads(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, what a head reads of the state patched at all of these tokens."""
@@ -217,15 +249,15 @@ class Runs:
         cells: Cells = [(layer, head) for layer in self.layers for head in range(kept[layer, 0].shape[2])]
         first = min(positions)
         for chosen, start, states in self._chunks(cells, [first] * len(cells)):
-            rows = {}
+            rows, counts = {}, self._counts(chosen)
             for layer in self.layers:
                 heads = kept[layer, 0].shape[2]
-                rows[layer] = torch.zeros(len(chosen), self.length - start, heads, dtype=torch.bool)
-                for row, (own, head) in enumerate(chosen):
+                rows[layer] = torch.zeros(counts[layer], self.length - start, heads, dtype=torch.bool)
+                for row, (own, head) in enumerate(chosen[: counts[layer]]):
                     if own == layer:
                         rows[layer][row, [place - start for place in positions], head] = True
             values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(len(chosen), start, states, [replaced("scans", values, rows=rows)])
+            yield chosen, self._logits(chosen, start, states, [replaced("scans", values, rows=rows)])
 
     def _chunks(self, cells: Cells, begins: Sequence[int]) -> Iterator[tuple[Cells, int, States | None]]:
         """Cells that are run together, where they begin, and the base run's state there; `begins` is sorted."""
@@ -236,16 +268,36 @@ class Runs:
                 states = self.model.run(between(self.base, at, start), states, last_only=True).states
                 at = start
             count = max(1, TOKENS_AT_ONCE // (self.length - start))
-            chosen = cells[done : done + count]
-            rows = torch.zeros(len(chosen), dtype=torch.long)
-            yield chosen, start, None if states is None else gathered(states, rows)
+            chosen = sorted(cells[done : done + count], key=_layer_of)
+            begin = None
+            if states is not None:
+                counts = self._counts(chosen)
+                own = [torch.zeros(n, dtype=torch.long) for n in counts]
+                begin = tuple(gathered((state,), rows)[0] for state, rows in zip(states, own))
+                begin += gathered(states[len(counts) :], torch.zeros(len(chosen), dtype=torch.long))  # of attention
+            yield chosen, start, begin
             done += count
 
-    def _logits(self, rows: int, start: int, states: States | None, edits: Sequence[Edit]) -> Tensor:
-        """The last logits of so many runs of the base text from a token on."""
-        batch = between(self.base, start, self.length).rows([0] * rows)
-        with edited(self.model, edits), torch.no_grad(), self.model.running(mask=batch.mask, states=states):
+    def _counts(self, cells: Cells) -> list[int]:
+        """How many of these cells' rows each layer runs; they are in the order of their layers."""
+        layers = [_layer_of(cell) for cell in cells]
+        return self.joining.counts(layers) if self.joining.works else [len(cells)] * len(self.layers)
+
+    def _logits(self, cells: Cells, start: int, states: States | None, edits: Sequence[Edit]) -> Tensor:
+        """The last logits of runs of the base text from a token on, one for each cell, in the order of their layers."""
+        batch = between(self.base, start, self.length).rows([0] * len(cells))
+        with ExitStack() as around:
+            if self.joining.works:
+                around.enter_context(self.joining.rows([_layer_of(cell) for cell in cells], start))
+            around.enter_context(edited(self.model, edits))
+            around.enter_context(torch.no_grad())
+            around.enter_context(self.model.running(mask=batch.mask, states=states))
             return self.model.forward(batch, last_only=True)
+
+
+def _layer_of(cell: tuple[int | None, int]) -> int:
+    """From which layer on a cell's run differs from the base run; 0 where all layers are patched."""
+    return cell[0] or 0
 
 
 def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
@@ -253,9 +305,9 @@ def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerSt
     return into.setdefault(site.layer, state)
 
 
-def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], _: LayerState, site: Site) -> LayerState:
-    """The kept state of a layer, of the rows that it is patched in."""
-    return gathered((kept[site.layer],), rows[site.layer])[0]
+def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], state: LayerState, site: Site) -> LayerState:
+    """The kept state of a layer, of the rows that it is patched in, of as many rows as the run has there."""
+    return gathered((kept[site.layer],), rows[site.layer][: len(tensors((state,))[0])])[0]
 
 
 def between(batch: Batch, start: int, stop: int) -> Batch:
