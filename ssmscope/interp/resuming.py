@@ -75,35 +75,52 @@ class Joining:
         reads_others = bool(attention_layers(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
         self.works = len(set(places)) == model.num_layers and not reads_others
         if self.works:
-            plain = model.run(batch, edits=recorded("residual", self._entering), last_only=True).logits
-            rows = batch.rows([0] * model.num_layers)
-            with self.rows(range(model.num_layers)), torch.no_grad(), model.running(mask=rows.mask):
-                joined = model.forward(rows, last_only=True, checked=False)
-            self.works = joined.shape[1:] == plain.shape[1:] and torch.allclose(joined, plain, rtol=1e-4, atol=1e-5)
+            length, layers = batch.input_ids.shape[1], range(model.num_layers)
+            ends = [length] * model.num_layers + [max(1, length - 1)]
+            begins = [0] * len(ends)
+            edit = recorded("residual", self._entering)
+            plain = model.run(pieces(batch, [0, 0], [0, 0], ends[-2:]), edits=edit, last_only=True).logits
+            rows = pieces(batch, begins, begins, ends)
+            with self.rows([*layers, layers[-1]], begins), torch.no_grad():
+                with model.running(mask=torch.ones_like(rows.mask)):
+                    found = model.forward(rows, last_only=True, checked=False)
+            expected = plain[[0] * model.num_layers + [1]]
+            self.works = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
     def counts(self, layers: Sequence[int]) -> list[int]:
         """How many rows each layer of the model runs, of rows that join at these layers, the first layers first."""
         return [max(1, sum(own <= layer for own in layers)) for layer in range(self.model.num_layers)]
 
     @contextmanager
-    def rows(self, layers: Sequence[int], start: int = 0) -> Iterator[None]:
-        """Within the context row i of a run, of the text from a token on, joins at layer `layers[i]`, which are sorted;
-        the first row is run in all layers."""
-        with watched(before=[(b, partial(self._enter, *each, start)) for b, *each in self._growing(layers)]):
+    def rows(self, layers: Sequence[int], begins: Sequence[int]) -> Iterator[None]:
+        """Within the context row i of a run, of the text from token `begins[i]` on, joins at layer `layers[i]`, which
+        are sorted; the first row is run in all layers."""
+        stream = self._entering[0]
+        at = torch.tensor(begins)[:, None] + torch.arange(stream.shape[1] - min(begins))
+        at = at.clamp(max=stream.shape[1] - 1).to(stream.device)
+        counts = enumerate(zip(self.blocks, self.counts(layers)))
+        with watched(before=[(block, partial(self._enter, layer, at[:count])) for layer, (block, count) in counts]):
             yield
 
-    def _growing(self, layers: Sequence[int]) -> Iterator[tuple[nn.Module, int, int]]:
-        for number, (block, count) in enumerate(zip(self.blocks, self.counts(layers))):
-            yield block, number, count
-
-    def _enter(
-        self, layer: int, count: int, start: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The block's arguments with the stream of so many rows."""
+    def _enter(self, layer: int, at: Tensor, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The block's arguments with the stream of so many rows, (rows, length) positions `at` of the text."""
         stream = args[0] if args else kwargs["hidden_states"]
-        new = self._entering[layer][:, start:].expand(max(0, count - len(stream)), -1, -1)
-        stream = torch.cat([stream, new]) if len(new) else stream[:count]
+        stream = torch.cat([stream[: len(at)], self._entering[layer][0][at[len(stream) :]]])
         return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
+
+
+def pieces(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:
+    """Of these rows of texts of one length the tokens begin ≤ t < end, padded on the right."""
+    first, last = torch.tensor(begins)[:, None], torch.tensor(ends)[:, None]
+    at = first + torch.arange(int((last - first).max()))
+    chosen, device = torch.tensor(rows)[:, None], batch.mask.device
+    spans = list(zip(rows, begins, ends))
+    return Batch(
+        batch.input_ids[chosen.to(device), at.clamp(max=batch.input_ids.shape[1] - 1).to(device)],
+        (at < last).to(device),
+        tuple(batch.tokens[row][begin:end] for row, begin, end in spans),
+        tuple(batch.words[row][begin:end] for row, begin, end in spans),
+    )
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:

@@ -197,7 +197,7 @@ def test_rows_join_where_they_differ(models, monkeypatch):
         seen = []
         keep = Edit("seen", "input", lambda u, site, seen=seen: seen.append(len(u)) or u)
         rows = base.rows([0] * (model.num_layers + 1))
-        with joining.rows([0, *range(model.num_layers)]):
+        with joining.rows([0, *range(model.num_layers)], [0] * (model.num_layers + 1)):
             model.run(rows, edits=keep)
         assert seen == [2 + layer for layer in range(model.num_layers)]
     asked = dict(clean=CLEAN, corrupted=CORRUPTED, **ASKED)

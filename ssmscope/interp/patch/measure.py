@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
-from ssmscope.interp.resuming import Joining
+from ssmscope.interp.resuming import Joining, pieces
 from ssmscope.interp.spans import positions_of
 from ssmscope.model import Model
 from ssmscope.reads import one_text
@@ -178,49 +177,49 @@ class Runs:
 
     def of_states(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, the state of a layer patched behind a token."""
-        cells: list[int | None] = [None, *self.layers]
-        rows = [torch.tensor([int(own in (layer, None)) for own in cells]) for layer in self.layers]
-        for place, states in self._states_behind(sorted(positions)):
-            named: Cells = [(layer, place) for layer in cells]
+        layers: list[int | None] = [None, *self.layers]
+        for places, states in self._groups(sorted(positions)):
+            cells = sorted(((layer, place) for place in places for layer in layers), key=_layer_of)
+            rows = [
+                torch.tensor([2 * places.index(place) + int(own in (layer, None)) for own, place in cells])
+                for layer in self.layers
+            ]
             if states is not None:
-                counts = self._counts(named)
+                counts = self._counts(cells)
                 mixed = tuple(gathered((state,), row[:count])[0] for state, row, count in zip(states, rows, counts))
                 mixed += gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))  # of attention
-                yield named, self._logits(named, place + 1, mixed, [])
+                yield cells, self._logits(cells, [place + 1 for _, place in cells], mixed, [])
             else:
                 kept: dict[int, Any] = {}
-                keep = new_state(place, partial(_kept, kept))
+                keep = new_state(places[0], partial(_kept, kept))
                 self.model.run(self.pair, edits=keep, last_only=True)
-                put = new_state(place, partial(_put, kept, rows))
-                yield named, self._logits(named, 0, None, [put])
+                put = new_state(places[0], partial(_put, kept, rows))
+                yield cells, self._logits(cells, [0] * len(cells), None, [put])
 
-    def _states_behind(self, positions: Sequence[int]) -> Iterator[tuple[int, States | None]]:
-        """These positions in their order with the states behind them, the base run's in row 0 and the source's in row
-        1; without states of a model that cannot continue from them.
+    def _groups(self, positions: Sequence[int]) -> Iterator[tuple[list[int], States | None]]:
+        """Positions whose cells are run together, with the states behind them: of each the base run's and then the
+        source's; one by one and without states of a model that cannot continue from them.
 
-        Several positions are one run, whose rows have different ends.
+        The states behind several tokens come from one run, whose rows have different ends.
         """
         if not self.model.continues:
-            yield from ((place, None) for place in positions)
+            yield from (([place], None) for place in positions)
             return
-        states: States | None = None
+        before: States | None = None
         at = 0
         for first in range(0, len(positions), ENDS):
             chosen = positions[first : first + ENDS]
-            batch = between(self.pair, at, chosen[-1] + 1).rows([0, 1] * len(chosen))
-            ends = [place + 1 - at for place in chosen for _ in self.pair.tokens]
-            cut = replace(
-                batch,
-                mask=torch.arange(ends[-1]) < torch.tensor(ends)[:, None],
-                tokens=tuple(own[:end] for own, end in zip(batch.tokens, ends)),
-                words=tuple(own[:end] for own, end in zip(batch.words, ends)),
-            )
-            start = None if states is None else gathered(states, torch.tensor([0, 1] * len(chosen)))
-            after = self.model.run(cut.to(batch.mask.device), start, last_only=True).states
-            for number, place in enumerate(chosen):
-                yield place, gathered(after, torch.tensor([2 * number, 2 * number + 1]))
-            states = gathered(after, torch.tensor([len(ends) - 2, len(ends) - 1]))
-            at = chosen[-1] + 1
+            places = [place for place in chosen for _ in self.pair.tokens]
+            batch = pieces(self.pair, [0, 1] * len(chosen), [at] * len(places), [place + 1 for place in places])
+            start = None if before is None else gathered(before, torch.tensor([0, 1] * len(chosen)))
+            after = self.model.run(batch, start, last_only=True).states
+            before, at = gathered(after, torch.tensor([-2, -1]) + len(places)), chosen[-1] + 1
+            done = 0
+            while done < len(chosen):
+                tokens = (len(self.layers) + 1) * (self.length - chosen[done])
+                group = chosen[done : done + (max(1, TOKENS_AT_ONCE // tokens) if self.joining.works else 1)]
+                yield group, gathered(after, torch.arange(2 * done, 2 * (done + len(group))))
+                done += len(group)
 
     def of_positions(self, site: Any, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, what a layer has at `site` patched at a token."""
@@ -238,7 +237,7 @@ class Runs:
                 for row, (own, place) in enumerate(chosen[: counts[layer]]):
                     rows[layer][row, place - start] = own in (layer, None)
             values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(chosen, start, states, [replaced(site, values, rows=rows)])
+            yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced(site, values, rows=rows)])
 
     def of_heads(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, what a head reads of the state patched at all of these tokens."""
@@ -257,7 +256,7 @@ class Runs:
                     if own == layer:
                         rows[layer][row, [place - start for place in positions], head] = True
             values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(chosen, start, states, [replaced("scans", values, rows=rows)])
+            yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced("scans", values, rows=rows)])
 
     def _chunks(self, cells: Cells, begins: Sequence[int]) -> Iterator[tuple[Cells, int, States | None]]:
         """Cells that are run together, where they begin, and the base run's state there; `begins` is sorted."""
@@ -265,7 +264,7 @@ class Runs:
         while done < len(cells):
             start = begins[done] if self.model.continues else 0
             if start > at:
-                states = self.model.run(between(self.base, at, start), states, last_only=True).states
+                states = self.model.run(pieces(self.base, [0], [at], [start]), states, last_only=True).states
                 at = start
             count = max(1, TOKENS_AT_ONCE // (self.length - start))
             chosen = sorted(cells[done : done + count], key=_layer_of)
@@ -283,15 +282,20 @@ class Runs:
         layers = [_layer_of(cell) for cell in cells]
         return self.joining.counts(layers) if self.joining.works else [len(cells)] * len(self.layers)
 
-    def _logits(self, cells: Cells, start: int, states: States | None, edits: Sequence[Edit]) -> Tensor:
-        """The last logits of runs of the base text from a token on, one for each cell, in the order of their layers."""
-        batch = between(self.base, start, self.length).rows([0] * len(cells))
+    def _logits(self, cells: Cells, begins: Sequence[int], states: States | None, edits: Sequence[Edit]) -> Tensor:
+        """The last logits of runs of the base text from some token on, one for each cell, in the order of their
+        layers.
+
+        Rows that begin later are padded on the right, where nothing of them is read any more: layers need no mask.
+        """
+        batch = pieces(self.base, [0] * len(cells), begins, [self.length] * len(cells))
         with ExitStack() as around:
             if self.joining.works:
-                around.enter_context(self.joining.rows([_layer_of(cell) for cell in cells], start))
-            around.enter_context(edited(self.model, edits))
+                around.enter_context(self.joining.rows([_layer_of(cell) for cell in cells], begins))
+            if edits:
+                around.enter_context(edited(self.model, edits))
             around.enter_context(torch.no_grad())
-            around.enter_context(self.model.running(mask=batch.mask, states=states))
+            around.enter_context(self.model.running(mask=torch.ones_like(batch.mask), states=states))
             return self.model.forward(batch, last_only=True)
 
 
@@ -308,16 +312,6 @@ def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerSt
 def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], state: LayerState, site: Site) -> LayerState:
     """The kept state of a layer, of the rows that it is patched in, of as many rows as the run has there."""
     return gathered((kept[site.layer],), rows[site.layer][: len(tensors((state,))[0])])[0]
-
-
-def between(batch: Batch, start: int, stop: int) -> Batch:
-    """The tokens start ≤ t < stop of texts of one length."""
-    return Batch(
-        batch.input_ids[:, start:stop],
-        batch.mask[:, start:stop],
-        tuple(tokens[start:stop] for tokens in batch.tokens),
-        tuple(words[start:stop] for words in batch.words),
-    )
 
 
 def _last(model: Model, batch: Batch) -> Tensor:
