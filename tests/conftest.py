@@ -27,6 +27,9 @@ CHECKED = ("ssm", "scans.scalar", "models.parts", "models.classifier", "attacks.
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
     shapes.check([f"ssmscope.{name}" for name in CHECKED])
 
+# No test cuts the power, and waiting for the disk takes longer than most tests.
+os.fsync = lambda descriptor: None  # type: ignore[assignment]
+
 # A run in the background of a shell ignores interrupts, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -35,6 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """A folder in which the workers of a run find what one of them made."""
     if hasattr(config, "workerinput"):
         os.environ["SSMSCOPE_TESTS_SHARED"] = str(Path(config.option.basetemp).parent)
+
+
+FIRST = ("reports/test_engines", "reports/test_browser", "training/test_kinds", "test_training", "test_demos")
+"""Files that take longest: a worker that began one of them last would keep the others waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; each goes to one worker as a whole, which makes its fixtures once."""
+
+    def rank(item: pytest.Item) -> int:
+        name = item.nodeid.partition(".py::")[0]
+        return next((i for i, each in enumerate(FIRST) if name.endswith(f"tests/{each}")), len(FIRST))
+
+    items.sort(key=rank)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -60,11 +77,17 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def unpainted() -> Iterator[Any]:
-    """Figures are laid out as for a file, but the file is of an empty one: painting takes most of the time."""
+    """Figures are laid out as for a file, but the file is of an empty one: painting takes most of the time. Of figures
+    that are alike in their parts, one is laid out; tests of overlaps lay out what they look at themselves."""
     from ssmscope.show import pictures
 
+    seen = set()
+
     def drawn(figure: Any, suffix: str) -> bytes:
-        figure.draw_without_rendering()
+        alike = tuple(tuple(type(part).__name__ for part in axes.get_children()) for axes in figure.axes)
+        if alike not in seen:
+            figure.draw_without_rendering()
+            seen.add(alike)
         return _empty(suffix)
 
     own = pictures.drawn
