@@ -135,7 +135,7 @@ def fidelity_auc(
     marked = [masks[row] for row in used]
     share = marked_share(marked) if any(mask is not None for mask in marked) else None
     grid = [Fraction(step, steps) for step in range(steps + 1)]
-    where = {KNOCKOUT: None} if knockout else {}
+    where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
     where |= {in_layer(number): number for number in roads_of(model)} if knockout_layers else {}
     found = Measured.empty(len(used), len(ready), random_rankings, steps + 1, len(where))
     line_of = {row: line for line, row in enumerate(used)}

@@ -196,7 +196,7 @@ class Runs:
                 put = new_state(places[0], partial(_put, kept, rows))
                 yield cells, self._logits(cells, [0] * len(cells), None, [put])
 
-    def _groups(self, positions: Sequence[int]) -> Iterator[tuple[list[int], States | None]]:
+    def _groups(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States | None]]:
         """Positions whose cells are run together, with the states behind them: of each the base run's and then the
         source's; one by one and without states of a model that cannot continue from them.
 
