@@ -31,7 +31,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 .PHONY: demo setup test lint types pytest fuzz test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
 
 demo: $(VENV)/.demo
-	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
+	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
 
 setup: $(VENV)/.dev
 

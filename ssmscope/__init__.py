@@ -2,7 +2,7 @@
 
     import ssmscope
 
-    model = ssmscope.load("demo/sst2-baleen-e")
+    model = ssmscope.load("demo/sst2-mamba2")
     trace = model.trace("A gripping, beautifully acted film.")
     ssmscope.selection_heatmap(trace)
 
