@@ -1,4 +1,5 @@
-# make demo: set up and show a heatmap. make test: set up and check everything. make docs: build the site. Python 3.10 or newer.
+# make demo: set up and show a heatmap. make test: set up and check. make test-transformers: what is
+# about transformers' own code, on both of its releases. make docs: run the notebooks, build the site. Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -12,17 +13,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONDONTWRITEBYTECODE =
 # One thread a test worker: more of them fight for the cores.
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-# What reads transformers' code, models and tokenizers, or trains and saves with it.
-ON_5 = tests/contracts tests/models tests/evaluation tests/training/test_kinds.py tests/training/test_recording.py \
-    $(addprefix tests/test_,affine.py cli.py demos.py intercept.py model.py package.py training.py) \
-    $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py) \
-    $(addprefix tests/probes/test_,lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
+# Each file goes to one worker, which makes what its tests share once; conftest.py has the longest begin first.
+SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What is about transformers' own code, models and saved files: every architecture's contract, the shipped models, training,
+# explanations that go through its layers.
+ON_BOTH = tests/contracts tests/models tests/evaluation tests/training tests/test_training.py tests/test_demos.py \
+    $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py)
+# What else reads transformers' code, models and tokenizers.
+ON_5 = $(ON_BOTH) \
+    $(addprefix tests/test_,affine.py cli.py intercept.py model.py package.py) \
+    $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
     $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
-.PHONY: demo setup test lint types pytest fuzz test-transformers5 test-exhaustive docs clean
+.PHONY: demo setup test lint types pytest fuzz test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-baleen-e --text "$(TEXT)" --out demo-output
@@ -40,25 +46,31 @@ types: $(VENV)/.dev
 	$(VENV)/bin/mypy
 
 pytest: $(VENV)/.dev
-	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(addprefix --ignore ,$(ON_BOTH) tests/test_notebooks.py)
 
 # Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
 	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) SSMSCOPE_FUZZ_PARTS=$(PARTS) $(VENV)/bin/pytest -q -rA -n $(WORKERS) --dist worksteal tests/fuzz $(if $(VERB),-k "$(VERB)")
 
-# What has to do with transformers' own code once more, on its newest release 5.
+# What has to do with transformers' own code, on the release that .venv has, a 4, and once more all of it on the newest 5.
+test-transformers: test-transformers4 test-transformers5
+
+test-transformers4: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/pytest -q $(SPREAD) $(ON_BOTH)
+
 test-transformers5: $(VENV)-transformers5/.dev
 	$(VENV)-transformers5/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ON_5)
+	$(THREADS) SSMSCOPE_EXHAUSTIVE=$${SSMSCOPE_EXHAUSTIVE:-contracts} $(VENV)-transformers5/bin/pytest -q $(SPREAD) $(ON_5)
 
-# Both with every model, pair of options and value, where they try some that stand for them: it takes an hour.
+# All with every model, pair of options and value, where they try some that stand for them: it takes an hour.
 test-exhaustive: export SSMSCOPE_EXHAUSTIVE = all
 test-exhaustive:
 	$(MAKE) --no-print-directory test
-	$(MAKE) --no-print-directory test-transformers5
+	$(MAKE) --no-print-directory test-transformers
 
-# The documentation's site, with every notebook run unless `make test` has just run it, into build/site.
+# The documentation's site, into build/site, with what the notebooks give when their test runs them.
 docs: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/pytest -q -n $(WORKERS) tests/test_notebooks.py
 	$(THREADS) $(VENV)/bin/mkdocs build --strict
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
@@ -72,7 +84,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
 	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
-	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev]" "transformers>=5,<6"
+	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev,lm-eval]" "transformers>=5,<6"
 	touch $@
 
 %/bin/python:

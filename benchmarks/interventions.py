@@ -1,10 +1,11 @@
 """What a knockout sweep and a grid of patched runs cost, against one plain run for each of their cells.
 
-    OMP_NUM_THREADS=1 python benchmarks/interventions.py    # some minutes on one core
+    OMP_NUM_THREADS=1 python benchmarks/interventions.py    # half an hour on one core
 
 Both ways run in this process, one after the other, and the seconds are those of the processor: other work on the
-machine changes them little, and their ratio less. Of one run for each cell some cells, evenly apart, are timed and
-scaled to all of them. Peak memory is that of a process of its own for each, less what it held before (Linux).
+machine changes them little, and their ratio less. Of one run for each cell some cells, evenly apart, are timed, half of
+them before the other way and half behind it, and scaled to all of them. Peak memory is that of a process of its own for
+each, less what it held before (Linux).
 """
 
 from __future__ import annotations
@@ -59,13 +60,16 @@ def grid(model: ssmscope.Model, length: int, site: str) -> tuple[Callable[[], ob
     kept: dict = {}
     if site != "state":
         model.run(model.encode(ids=clean), edits=recorded(site, kept))
-    cells = [(layer, at) for at in range(int(FAR * length), length - 1) for layer in range(model.num_layers)]
+    cells: list[tuple[int | None, int]] = [
+        (layer, at) for at in range(int(FAR * length), length - 1) for layer in (None, *range(model.num_layers))
+    ]
 
-    def run(layer: int, at: int) -> object:
+    def run(layer: int | None, at: int) -> object:
+        layers = None if layer is None else [layer]
         if site != "state":
-            return model.run(batch, edits=replaced(site, kept, [at], layers=[layer]), last_only=True)
+            return model.run(batch, edits=replaced(site, kept, [at], layers=layers), last_only=True)
         # the clean run's state behind the token would be kept from one run: here it is the run's own, at the same price
-        return model.run(batch, edits=new_state(at, lambda state, _: state, layers=[layer]), last_only=True)
+        return model.run(batch, edits=new_state(at, lambda state, _: state, layers=layers), last_only=True)
 
     def whole() -> object:
         return ssmscope.patch(model, clean=clean, corrupted=corrupted, site=site, answer=3, contrast=8)
@@ -117,8 +121,9 @@ def memory(case: str, plain: bool, layers: int, length: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--memory", choices=CASES, help="print how much memory one case takes, and nothing else")
     parser.add_argument("--plain", action="store_true", help="of it, one cell run by itself")
     given = parser.parse_args()
@@ -133,11 +138,12 @@ def main() -> None:
         return
     print(f"Mamba-2 of {given.layers} layers and width 128, {given.length} tokens, {torch.get_num_threads()} thread\n")
     print("| | cells | together | one run for each cell | ratio | memory together | of one cell |\n|---|" + "---|" * 6)
-    for name, case in CASES.items():
-        whole, cells = case(model, given.length)
+    for name in given.cases:
+        whole, cells = CASES[name](model, given.length)
         chosen = cells[:: max(1, len(cells) // CELLS)]
+        before = sum(map(seconds, chosen[::2]))
         own = seconds(whole)
-        each = sum(map(seconds, chosen)) * len(cells) / len(chosen)
+        each = (before + sum(map(seconds, chosen[1::2]))) * len(cells) / len(chosen)
         most = [memory(name, plain, given.layers, given.length) for plain in (False, True)]
         print(
             f"| {name} | {len(cells):,} | {own:.1f} s | {each:.1f} s | {own / each:.2f} | {most[0]:.0f} MiB "

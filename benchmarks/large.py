@@ -1,6 +1,6 @@
-"""Models of 1 to 9 billion parameters in bfloat16 on one GPU: seconds and peak memory of what is asked of them.
+"""Models of 1 to 32 billion parameters in bfloat16 on one GPU: seconds and peak memory of what is asked of them.
 
-    python benchmarks/large.py --shape falcon --what heatmap --length 8192
+    python benchmarks/large.py --shape falcon --what heatmap attention lrp:256
     python benchmarks/large.py --shape codestral --what ig lrp gradxinput forward
 
 Weights are random, drawn on the GPU as their library initialises them but for a standard deviation of 0.02, and so is
@@ -79,7 +79,52 @@ def mamba_790m() -> Any:
     return MambaForCausalLM, MambaConfig(**sizes)
 
 
-SHAPES = {"falcon": falcon, "codestral": codestral, "bamba": bamba, "jamba": jamba, "790m": mamba_790m}
+def nemotron() -> Any:
+    """Nemotron-H-8B: 24 layers of Mamba-2, 4 of attention, 24 feed-forward."""
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    kinds = {"M": "mamba", "-": "mlp", "*": "attention"}
+    layers = [kinds[kind] for kind in "M-M-M-M*-" + 3 * "M-M-M-M-M*-" + "M-M-M-M-M-"]
+    sizes = dict(hidden_size=4096, intermediate_size=21504, vocab_size=131072, layers_block_type=layers)
+    heads = dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    mamba = dict(mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8)
+    return NemotronHForCausalLM, NemotronHConfig(**sizes, **heads, **mamba)
+
+
+def granite() -> Any:
+    """Granite-4.0-H-Small: 36 layers of Mamba-2 and four of attention, each with 72 experts."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    layers = ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)]
+    sizes = dict(hidden_size=4096, num_hidden_layers=40, layer_types=layers, vocab_size=100352)
+    heads = dict(num_attention_heads=32, num_key_value_heads=8)
+    mamba = dict(mamba_n_heads=128, mamba_d_head=64, mamba_d_state=128, mamba_n_groups=1)
+    experts = dict(num_local_experts=72, num_experts_per_tok=10, intermediate_size=768, shared_intermediate_size=1536)
+    scales = dict(embedding_multiplier=12, residual_multiplier=0.22, attention_multiplier=1 / 128, logits_scaling=16)
+    return GraniteMoeHybridForCausalLM, GraniteMoeHybridConfig(**sizes, **heads, **mamba, **experts, **scales)
+
+
+def falcon_h1() -> Any:
+    """Falcon-H1-7B without its multipliers."""
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    sizes = dict(hidden_size=3072, num_hidden_layers=44, intermediate_size=12288, vocab_size=130048)
+    heads = dict(num_attention_heads=12, num_key_value_heads=2, head_dim=128)
+    mamba = dict(mamba_d_ssm=3072, mamba_n_heads=24, mamba_d_head=128, mamba_d_state=256, mamba_n_groups=1)
+    return FalconH1ForCausalLM, FalconH1Config(**sizes, **heads, **mamba)
+
+
+def qwen() -> Any:
+    """Qwen3-Next-80B-A3B with 64 experts in place of 512: 36 layers of the gated delta rule and 12 of attention."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    return Qwen3NextForCausalLM, Qwen3NextConfig(num_experts=64)
+
+
+SHAPES = {
+    **{"falcon": falcon, "codestral": codestral, "bamba": bamba, "jamba": jamba, "790m": mamba_790m},
+    **{"nemotron": nemotron, "granite": granite, "falcon-h1": falcon_h1, "qwen": qwen},
+}
 
 
 def built(shape: str, dtype: torch.dtype, device: str, layers: int | None = None) -> Model:
@@ -167,12 +212,19 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _question(text: str) -> tuple[str, int]:
+    """What is asked, and of how many tokens, from `lrp` or `lrp:256`."""
+    what, _, length = text.partition(":")
+    if what not in LENGTHS:
+        raise argparse.ArgumentTypeError(f"{what!r} is none of {', '.join(LENGTHS)}")
+    return what, int(length or LENGTHS[what])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="falcon")
-    parser.add_argument("--what", nargs="+", choices=LENGTHS, default=["heatmap"])
+    parser.add_argument("--what", nargs="+", type=_question, default=[_question("heatmap")], help=", ".join(LENGTHS))
     parser.add_argument("--layers", type=int, help="so many layers only")
-    parser.add_argument("--length", type=int, help="tokens; by default as in the docs")
     parser.add_argument("--cap", type=int, default=1500, help="the most gradients of ig")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
@@ -187,8 +239,7 @@ def main() -> None:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     said = f"{options.shape}, {parameters / 1e9:.2f} billion parameters in {options.dtype}, {where}"
     print(f"{said}, torch {torch.__version__}, built in {time.perf_counter() - begun:.1f} s", flush=True)
-    for what in options.what:
-        length = options.length or LENGTHS[what]
+    for what, length in options.what:
         run = asked(model, what, length, options)
         timed(f"{options.shape} {what} {length}", run, device, options.repeats)
         if options.profile:

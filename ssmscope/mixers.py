@@ -28,8 +28,9 @@ class Architecture(Protocol):
     """How to read one family of layers: the names that a file in `ssmscope.models` defines.
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; and
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place.
+    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
+    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; and `REMEMBERS`, False
+    for layers that keep nothing, as short convolutions do.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
@@ -115,6 +116,11 @@ def mixers(module: nn.Module) -> list[nn.Module]:
             "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
         )
     return [found for child in module.children() for found in mixers(child)]
+
+
+def remembers(module: nn.Module) -> bool:
+    """Whether some layer of a model keeps a recurrent memory."""
+    return any(getattr(reader_of(mixer), "REMEMBERS", True) for mixer in mixers(module))
 
 
 Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]

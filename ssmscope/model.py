@@ -21,8 +21,8 @@ from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
-from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, mixers, reader_of, stored_weights
-from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, detached
+from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, mixers, reader_of, remembers, stored_weights
+from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, check_remembers, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
 """What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
@@ -100,6 +100,14 @@ class Model:
     def num_layers(self) -> int:
         """The number of state-space layers."""
         return len(self.mixers)
+
+    def check_remembers(self, what: str) -> None:
+        """Refuse a question about the memory of a model whose layers keep none.
+
+        Raises:
+            InputError: as said.
+        """
+        check_remembers(remembers(self.module), self.name, what)
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
@@ -373,6 +381,7 @@ class Model:
             frozen=Layers(len(found), freeze),
             pixels=self.images_of(batch),
             numbers=self.layer_numbers,
+            remembers=remembers(self.module),
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:

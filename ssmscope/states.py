@@ -19,7 +19,7 @@ States = tuple[LayerState, ...]
 
 def gathered(states: States, rows: Tensor) -> States:
     """The states of these rows, one or several times each."""
-    return mapped(states, lambda t: t.index_select(0, rows))
+    return mapped(states, lambda t: t.index_select(0, rows.to(t.device)))
 
 
 def joined(parts: Sequence[States]) -> States:

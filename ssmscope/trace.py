@@ -130,6 +130,19 @@ class Layers(Sequence[T], Generic[T]):
         return (self._recompute(index) for index in range(len(self)))
 
 
+def check_remembers(remembers: bool, name: str, what: str) -> None:
+    """Refuse a question about the memory of a model whose layers keep none.
+
+    Raises:
+        InputError: as said.
+    """
+    if not remembers:
+        raise InputError(
+            f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
+            "attention"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A model's run on a batch of texts.
@@ -148,6 +161,7 @@ class Trace:
         frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
         numbers: the state-space layers' numbers in the model, where it has others between them; None where it has not.
+        remembers: whether some layer keeps a recurrent memory.
     """
 
     input_ids: Tensor
@@ -162,6 +176,7 @@ class Trace:
     frozen: Sequence[FrozenLayer] = ()
     pixels: Tensor | None = None
     numbers: tuple[int, ...] | None = None
+    remembers: bool = True
 
     def __len__(self) -> int:
         return len(self.tokens)

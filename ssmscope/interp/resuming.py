@@ -1,15 +1,17 @@
-"""Runs of one batch that differ from a layer on: the blocks below it give what they gave in the plain run."""
+"""Runs that differ from a layer on: what the blocks below it give is that of the plain run, which is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssmscope.edits import blocks_of
+from ssmscope.attention_layers import attention_layers
+from ssmscope.edits import blocks_of, recorded
 from ssmscope.encoding import Batch
 from ssmscope.intercept import taken_over, watched
 from ssmscope.model import Model
@@ -55,6 +57,70 @@ def resumes(model: Model, batch: Batch) -> bool:
         return False
     with plain.below(model.num_layers - 1, range(len(batch.tokens))), torch.no_grad(), model.running(mask=batch.mask):
         return bool(torch.allclose(model.forward(batch), plain.logits, rtol=1e-4, atol=1e-5))
+
+
+class Joining:
+    """One text's run, which further rows join at the layers from which on they differ from it: below a row's layer
+    nothing is computed for it.
+
+    Attributes:
+        works: whether the model's layers stand in one list of blocks that read the stream and nothing else, and rows
+            that join them, unedited, have the logits of the whole run.
+    """
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self.model, self.blocks = model, blocks_of(model.module)
+        self._entering: dict[int, Tensor] = {}
+        places = _stack(model)[1]
+        reads_others = bool(attention_layers(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
+        self.works = len(set(places)) == model.num_layers and not reads_others
+        if self.works:
+            length, layers = batch.input_ids.shape[1], range(model.num_layers)
+            ends = [length] * model.num_layers + [max(1, length - 1)]
+            begins = [0] * len(ends)
+            edit = recorded("residual", self._entering)
+            plain = model.run(pieces(batch, [0, 0], [0, 0], ends[-2:]), edits=edit, last_only=True).logits
+            rows = pieces(batch, begins, begins, ends)
+            with self.rows([*layers, layers[-1]], begins), torch.no_grad():
+                with model.running(mask=torch.ones_like(rows.mask)):
+                    found = model.forward(rows, last_only=True, checked=False)
+            expected = plain[[0] * model.num_layers + [1]]
+            self.works = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+    def counts(self, layers: Sequence[int]) -> list[int]:
+        """How many rows each layer of the model runs, of rows that join at these layers, the first layers first."""
+        return [max(1, sum(own <= layer for own in layers)) for layer in range(self.model.num_layers)]
+
+    @contextmanager
+    def rows(self, layers: Sequence[int], begins: Sequence[int]) -> Iterator[None]:
+        """Within the context row i of a run, of the text from token `begins[i]` on, joins at layer `layers[i]`, which
+        are sorted; the first row is run in all layers."""
+        stream = self._entering[0]
+        at = torch.tensor(begins)[:, None] + torch.arange(stream.shape[1] - min(begins))
+        at = at.clamp(max=stream.shape[1] - 1).to(stream.device)
+        counts = enumerate(zip(self.blocks, self.counts(layers)))
+        with watched(before=[(block, partial(self._enter, layer, at[:count])) for layer, (block, count) in counts]):
+            yield
+
+    def _enter(self, layer: int, at: Tensor, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The block's arguments with the stream of so many rows, (rows, length) positions `at` of the text."""
+        stream = args[0] if args else kwargs["hidden_states"]
+        stream = torch.cat([stream[: len(at)], self._entering[layer][0][at[len(stream) :]]])
+        return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
+
+
+def pieces(batch: Batch, rows: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Batch:
+    """Of these rows of texts of one length the tokens begin ≤ t < end, padded on the right."""
+    first, last = torch.tensor(begins)[:, None], torch.tensor(ends)[:, None]
+    at = first + torch.arange(int((last - first).max()))
+    chosen, device = torch.tensor(rows)[:, None], batch.mask.device
+    spans = list(zip(rows, begins, ends))
+    return Batch(
+        batch.input_ids[chosen.to(device), at.clamp(max=batch.input_ids.shape[1] - 1).to(device)],
+        (at < last).to(device),
+        tuple(batch.tokens[row][begin:end] for row, begin, end in spans),
+        tuple(batch.words[row][begin:end] for row, begin, end in spans),
+    )
 
 
 def _stack(model: Model) -> tuple[list[nn.Module], list[int]]:

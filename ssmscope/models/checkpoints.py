@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.fields import check_depth, check_value, number, refused
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
-from ssmscope.models.stored import Stored, check_fit, check_tied, contents, outline, read_tensors, weight_files
+from ssmscope.models.stored import (
+    Contents,
+    Stored,
+    check_fit,
+    check_tied,
+    contents,
+    outline,
+    read_tensors,
+    weight_files,
+)
 
 # ---- mamba_ssm's own layout: config.json with d_model and ssm_cfg, pytorch_model.bin or model.safetensors
 
@@ -26,7 +36,9 @@ def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
     return "d_model" in config and "n_layer" in config and "model_type" not in config
 
 
-FIELDS: dict[str, Any] = dict(d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True)
+FIELDS: dict[str, Any] = dict(
+    d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True, norm_epsilon=1e-5
+)
 SSM_FIELDS: dict[str, Any] = dict(
     layer="Mamba1",
     d_state=16,
@@ -56,6 +68,38 @@ def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedMode
     what = str(directory)
     files = weight_files(directory)
     held = contents(files)
+    build = _builder(config, held, what)
+    weights = {_in_transformers(name): t for file in files for name, t in read_tensors(file).items()}
+    weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
+    if config.get("tie_embeddings", True):
+        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
+    module = build()
+    module.load_state_dict(weights)
+    return module
+
+
+def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
+    """mamba_ssm's language model in memory as transformers' model of the same parameters, which are not copied.
+
+    Raises:
+        InputError: as `read_mamba_ssm`, and for a model with hooks.
+    """
+    what, config = type(model).__name__, dict(vars(model.config))
+    if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
+        raise InputError(f"{what} has hooks, of which nothing is known: remove them first")
+    weights = {_in_transformers(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
+    tensors = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in model.state_dict().items()}
+    held = Contents(tensors, sum(t.numel() * t.element_size() for t in weights.values()))
+    with torch.device("meta"):
+        module = _builder(config, held, what)()
+    for name, weight in weights.items():
+        place, _, last = name.rpartition(".")
+        setattr(module.get_submodule(place), last, weight)
+    return module
+
+
+def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[], PreTrainedModel]:
+    """What builds transformers' model of mamba_ssm's configuration, into which the weights that are held fit."""
     cfg = config.get("ssm_cfg") or {}
     if not isinstance(cfg, dict):
         raise refused(what, "ssm_cfg", cfg, "an object")
@@ -90,13 +134,7 @@ def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedMode
         return _mamba_ssm_model(config, cfg, embeddings.shape[0], second)
 
     check_fit(outline(build, held, what, "its config.json"), stored, what)
-    weights = {_in_transformers(name): t for file in files for name, t in read_tensors(file).items()}
-    weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
-    if config.get("tie_embeddings", True):
-        check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    module = build()
-    module.load_state_dict(weights)
-    return module
+    return build
 
 
 def _in_transformers(name: str) -> str:
@@ -116,7 +154,7 @@ def _mamba_ssm_model(
         use_bias=cfg.get("bias", False),
         use_conv_bias=cfg.get("conv_bias", True),
         residual_in_fp32=config.get("residual_in_fp32", True),
-        layer_norm_epsilon=1e-5,
+        layer_norm_epsilon=config.get("norm_epsilon", 1e-5),
         tie_word_embeddings=config.get("tie_embeddings", True),
     )
     if not second:

@@ -25,6 +25,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.mixers import entering
+from ssmscope.models.gated_delta import unit
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
     ReadMixer,
@@ -63,7 +64,9 @@ class DeltaMixer(ReadMixer, nn.Module):
             self.dt_bias = nn.Parameter(torch.empty(heads))
             self.z_proj = nn.Linear(width, value, bias=False)
             self.reset_parameters()
-        self.head_norm = nn.RMSNorm(value // heads, config.layer_norm_epsilon)
+        eps = config.layer_norm_epsilon if config.head_norm_epsilon is None else config.head_norm_epsilon
+        self.head_norm = nn.RMSNorm(value // heads, eps)
+        self.unit_epsilon, self.largest_beta = config.unit_epsilon, config.largest_beta
         self.out_proj = nn.Linear(value, width, bias=False)
 
     def reset_parameters(self) -> None:
@@ -91,14 +94,13 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)
     )
-    beta = torch.sigmoid(at_least_float32(mixer.beta_proj(u)))
+    beta = mixer.largest_beta * torch.sigmoid(at_least_float32(mixer.beta_proj(u)))
     log_a = torch.zeros_like(beta)
     if mixer.decay_proj is not None:
         step = softplus(at_least_float32(mixer.decay_proj(u)) + at_least_float32(mixer.dt_bias))
         log_a = hide_padding(-at_least_float32(mixer.A_log).exp() * step, mask)
-    recurrence = DeltaRecurrence(
-        x=v, b=normalize(k, dim=-1), c=normalize(q, dim=-1), log_a=log_a.unsqueeze(-1), beta=beta
-    )
+    q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
+    recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
     return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=mixer.taps)
 
@@ -152,6 +154,9 @@ class DeltaNetConfig(LinearAttentionConfig):
         intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
             8; 0 leaves them out.
         layer_norm_epsilon: of every norm.
+        head_norm_epsilon: of the norms of heads; by default as of every norm.
+        unit_epsilon: under the root by which q and k get length 1; 0 for exactly 1.
+        largest_beta: by what σ is multiplied in β; 2 lets eigenvalues of the transition be negative.
         initializer_range: the standard deviation of embeddings at first.
 
     Raises:
@@ -160,6 +165,9 @@ class DeltaNetConfig(LinearAttentionConfig):
 
     model_type = "ssm-deltanet"
     mixer = DeltaMixer
+    head_norm_epsilon = None
+    unit_epsilon = 0.0
+    largest_beta = 1.0
 
     def __init__(
         self,
@@ -173,9 +181,14 @@ class DeltaNetConfig(LinearAttentionConfig):
         gated: bool = True,
         intermediate_size: int | None = None,
         layer_norm_epsilon: float = 1e-5,
+        head_norm_epsilon: float | None = None,
+        unit_epsilon: float = 0.0,
+        largest_beta: float = 1.0,
         initializer_range: float = 0.1,
         **kwargs,
     ):
+        other: dict[str, Any] = {"unit_epsilon": unit_epsilon, "largest_beta": largest_beta}
+        self._set_beside_defaults(head_norm_epsilon=head_norm_epsilon, **other)
         self.gated, self.layer_norm_epsilon, self.initializer_range = gated, layer_norm_epsilon, initializer_range
         key_size = 3 * hidden_size // 4 if key_size is None else key_size
         self._set(
@@ -226,7 +239,16 @@ def examples() -> dict[str, nn.Module]:
     return {
         "gated-deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small)),
         "gated-deltanet-as-mamba": DeltaNetForCausalLM(
-            DeltaNetConfig(**small, key_size=12, value_size=15, intermediate_size=0, tie_word_embeddings=False)
+            DeltaNetConfig(
+                **small,
+                key_size=12,
+                value_size=15,
+                intermediate_size=0,
+                tie_word_embeddings=False,
+                head_norm_epsilon=1e-2,
+                unit_epsilon=1e-2,
+                largest_beta=2.0,
+            )
         ),
         "deltanet": DeltaNetForCausalLM(DeltaNetConfig(**small, gated=False, conv_kernel=3)),
     }

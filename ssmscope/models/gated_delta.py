@@ -75,8 +75,9 @@ def terms(
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
-def unit(t: Tensor) -> Tensor:
-    return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + EPS)
+def unit(t: Tensor, eps: float = EPS) -> Tensor:
+    """t / √(‖t‖² + eps) over the last dimension."""
+    return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps)
 
 
 def output_through(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None, norm: str, out: str) -> Tensor:

@@ -12,11 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ssmscope.errors import InputError
+from ssmscope.models.checkpoints import of_mamba_ssm
 from ssmscope.models.stored import BROKEN, reason
 
 
 def readable(module: nn.Module) -> PreTrainedModel:
-    """The transformers model in a module, or within `torch.compile`'s, DataParallel's or peft's wrapper of it.
+    """The transformers model in a module, or within `torch.compile`'s, DataParallel's or peft's wrapper of it; one of
+    mamba_ssm's as transformers' model of the same parameters.
 
     What stands in the model stays: the adapters of an unmerged PeftModel are part of its layers.
 
@@ -26,11 +28,12 @@ def readable(module: nn.Module) -> PreTrainedModel:
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
+    if name == "MambaLMHeadModel" and type(module).__module__.startswith("mamba_ssm."):
+        module = of_mamba_ssm(module)
     if not isinstance(module, PreTrainedModel):
         within = f" within the {given} that was given" if name != given else ""
         raise InputError(
-            f"{name}{within} is no transformers model; give one, as MambaForCausalLM, or the directory of a model in "
-            "mamba_ssm's layout"
+            f"{name}{within} is no transformers model; give one, as MambaForCausalLM, or mamba_ssm's MambaLMHeadModel"
         )
     absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
     if absent is not None:

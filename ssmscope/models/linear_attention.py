@@ -32,11 +32,14 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.generation import MAMBA2_TIED, HeadOnBackbone
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
-from ssmscope.models.parts import as_mask, at_least_float32, opened_by, projection, rms_factor
+from ssmscope.models.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 # ---- the configurations
+
+HEAD_NORMS = ("layer", "rms")
+"""How a head's output is normalised: as in the papers, or by its root mean square, with one weight for all heads."""
 
 
 class LinearAttentionConfig(PretrainedConfig):
@@ -45,6 +48,13 @@ class LinearAttentionConfig(PretrainedConfig):
 
     mixer: ClassVar[type[nn.Module]]
     swiglu: ClassVar[bool] = True
+    head_norm = "layer"
+
+    def _set_beside_defaults(self, **fields: Any) -> None:
+        """Set what is not the class's default: a configuration's fingerprint is of its own fields alone."""
+        for name, value in fields.items():
+            if value != getattr(type(self), name):
+                setattr(self, name, value)
 
     def _set(self, kwargs: dict[str, Any], **fields: Any) -> None:
         for name, value in fields.items():
@@ -52,6 +62,10 @@ class LinearAttentionConfig(PretrainedConfig):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name} {value!r} must be an integer, {least} or more")
             setattr(self, name, value)
+        head_norm = kwargs.pop("head_norm", "layer")
+        if head_norm not in HEAD_NORMS:
+            raise InputError(f"head_norm {head_norm!r} is unknown: choose one of {', '.join(HEAD_NORMS)}")
+        self._set_beside_defaults(head_norm=head_norm)
         heads = fields["num_heads"]
         for name in ("key_size", "value_size"):
             if fields[name] % heads:
@@ -75,6 +89,7 @@ class GLAConfig(LinearAttentionConfig):
         intermediate_size: of the SwiGLU feed-forward blocks; by default 8/3 of the width, rounded up to a multiple of
             8; 0 leaves them out.
         layer_norm_epsilon: of every norm.
+        head_norm: "layer", or "rms" (`HEAD_NORMS`).
         initializer_range: the standard deviation of embeddings at first.
 
     Raises:
@@ -122,7 +137,8 @@ class RetNetConfig(LinearAttentionConfig):
         key_size, value_size: of all heads together; by default the width, and twice the width (RetNet, section 3.1).
         rotary: rotate queries and keys by their position; the key size of a head is then even.
         rotary_base: pair i of a head's key dimensions turns by base^{−2i / key size} a token.
-        intermediate_size: of the GELU feed-forward blocks; by default twice the width; 0 leaves them out.
+        intermediate_size: of the feed-forward blocks; by default twice the width; 0 leaves them out.
+        swiglu: whether these are SwiGLU, else GELU.
 
     Raises:
         InputError: as `GLAConfig`, and for an odd number of dimensions to rotate.
@@ -143,10 +159,12 @@ class RetNetConfig(LinearAttentionConfig):
         rotary: bool = True,
         rotary_base: float = 10000.0,
         intermediate_size: int | None = None,
+        swiglu: bool = False,
         layer_norm_epsilon: float = 1e-5,
         initializer_range: float = 0.1,
         **kwargs,
     ):
+        self._set_beside_defaults(swiglu=swiglu)
         self.rotary, self.rotary_base = rotary, rotary_base
         self.layer_norm_epsilon, self.initializer_range = layer_norm_epsilon, initializer_range
         self._set(
@@ -204,22 +222,25 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     assert isinstance(mixer, LinearAttention) and layer.z is not None
     u, norm = at_least_float32(layer.u), mixer.head_norm
     (scanned,) = layer.scan()
-    centred = scanned.y - scanned.y.mean(-1, keepdim=True)
-    factor = rearrange(rms_factor(centred, norm.eps), "b t h p -> b t (h p)")
-    z, factor = at_least_float32(layer.z), factor * at_least_float32(norm.weight)
-    opened, shift = silu(z), at_least_float32(norm.bias)
+    z, weight, centred = at_least_float32(layer.z), at_least_float32(norm.weight), isinstance(norm, nn.GroupNorm)
+    y = scanned.y - scanned.y.mean(-1, keepdim=True) if centred else scanned.y
+    weight = weight if centred else weight.repeat(mixer.num_heads)
+    factor = rearrange(rms_factor(y, norm.eps), "b t h p -> b t (h p)") * weight
+    opened, shift = silu(z), at_least_float32(norm.bias) if centred else None
     value, project = projection(mixer, "v_proj"), projection(mixer, "out_proj")
     leaving = Exit(
         lambda v: project(v, False),
         gate=opened * factor,
-        centred=True,
+        centred=centred,
         opening=opened_by(projection(mixer, "z_proj"), silu, z),
         factor=factor,
         shift=shift,
     )
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
     path = Path(layer.recurrence, Entry(source=source, enter=value), leaving)
-    return FrozenLayer(u, (path,), rest=project(opened * shift, True))
+    return FrozenLayer(
+        u, (path,), rest=constant(mixer, "out_proj", u) if shift is None else project(opened * shift, True)
+    )
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:
@@ -378,7 +399,9 @@ def examples() -> dict[str, nn.Module]:
     return {
         "gla": GLAForCausalLM(GLAConfig(**small, tau=4.0, gate_rank=4)),
         "gla-as-mamba": GLAForCausalLM(
-            GLAConfig(**small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False)
+            GLAConfig(
+                **small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False, head_norm="rms"
+            )
         ),
         "retnet": RetNetForCausalLM(RetNetConfig(**small)),
         "retnet-unrotated": RetNetForCausalLM(RetNetConfig(**small, rotary=False, intermediate_size=0)),

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import group_norm, logsigmoid, silu
+from torch.nn.functional import group_norm, logsigmoid, rms_norm, silu
 
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding
 
@@ -75,7 +75,9 @@ class LinearAttention(nn.Module, ABC):
         self.k_proj = nn.Linear(width, config.key_size, bias=False)
         self.v_proj = nn.Linear(width, config.value_size, bias=False)
         self.z_proj = nn.Linear(width, config.value_size, bias=self.gate_bias)
-        self.head_norm = nn.GroupNorm(config.num_heads, config.value_size, eps=config.layer_norm_epsilon)
+        each, eps = config.value_size // config.num_heads, config.layer_norm_epsilon
+        centred = config.head_norm == "layer"
+        self.head_norm = nn.GroupNorm(config.num_heads, config.value_size, eps) if centred else nn.RMSNorm(each, eps)
         self.out_proj = nn.Linear(config.value_size, width, bias=False)
 
     def heads(self, t: Tensor) -> Tensor:
@@ -104,9 +106,14 @@ class LinearAttention(nn.Module, ABC):
 
     def finish(self, o: Tensor, z: Tensor) -> Tensor:
         """The output from the heads' o (batch, length, heads, value) and the gate z: W_O (norm(o) ⊙ swish(z))."""
-        norm, flat = self.head_norm, rearrange(o, "b t h p -> (b t) (h p)")
-        flat = group_norm(flat, self.num_heads, norm.weight.to(o.dtype), norm.bias.to(o.dtype), norm.eps)
-        return self.out_proj(rearrange(flat, "(b t) c -> b t c", b=len(o)).to(z.dtype) * silu(z))
+        norm, weight = self.head_norm, self.head_norm.weight.to(o.dtype)
+        if isinstance(norm, nn.RMSNorm):
+            normed = rearrange(rms_norm(o, norm.normalized_shape, weight, norm.eps), "b t h p -> b t (h p)")
+        else:
+            flat = rearrange(o, "b t h p -> (b t) (h p)")
+            flat = group_norm(flat, self.num_heads, weight, norm.bias.to(o.dtype), norm.eps)
+            normed = rearrange(flat, "(b t) c -> b t c", b=len(o))
+        return self.out_proj(normed.to(z.dtype) * silu(z))
 
     def forward(self, hidden_states: Tensor, cache_params: None = None, attention_mask: Tensor | None = None) -> Tensor:
         terms = self.terms(hidden_states, as_mask(attention_mask))

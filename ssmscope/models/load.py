@@ -26,6 +26,7 @@ from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import check_depth, check_fields, number, read_object
+from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.quiet import quiet
 from ssmscope.models.stored import (
@@ -89,7 +90,7 @@ def load(
     Args:
         source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout, or with an adapter, whose model is
             found by the name in its configuration; a file with a selective SSM's state dict; a model's id on the
-            Hugging Face hub; or a transformers model in memory.
+            Hugging Face hub; or a model in memory, transformers' or mamba_ssm's.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
             GPU. A model in memory keeps its own unless one is given.
@@ -307,6 +308,10 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) ->
     if is_mamba_ssm(config):
         _whole(device_map, name)
         return read_mamba_ssm(where, config)
+    if is_fla(config):
+        _whole(device_map, name)
+        check_not_quantised(config, name)
+        return read_fla(where, config)
     check_fields(config, name)
     if is_diff_mamba2(config, where):
         _whole(device_map, name)

@@ -91,6 +91,8 @@ def test_a_wrong_formula_is_seen(module, mutation):
             pytest.skip("this architecture has no decay")
         if mutation == "shift the read by a step" and all((r.c == r.c[:, :1]).all() for r in layer.recurrences):
             pytest.skip("this architecture reads its state alike at every step")
+        if mutation == "swap B and C" and all(torch.equal(r.b, r.c) for r in layer.recurrences):
+            pytest.skip("this architecture writes as it reads")
         if mutation == "drop the step from the write":
             if all(r.delta is None for r in layer.recurrences):
                 pytest.skip("this architecture has no step")

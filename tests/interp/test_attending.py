@@ -13,8 +13,8 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
-from ssmscope import ssm
-from ssmscope.attention_layers import attention_numbers
+from ssmscope import explain, ssm
+from ssmscope.attention_layers import attention_layers, attention_numbers
 from ssmscope.errors import InputError
 from ssmscope.frozen import Path
 from ssmscope.interp.attention import attention_gradient, implicit_attention
@@ -342,8 +342,62 @@ def test_softmax_attention_stands_beside_the_implicit_one(name):
     (last,), (every,) = ([each.values for each in text.maps if each.softmax] for text in (rows, first))
     close(last, every[-1:])
     assert f"{numbers[0]} attention" in set(whole.to_frame()["layer"])
-    assert not any(each.softmax for each in implicit_attention(model, batch, rollout=True)[0].maps)
     assert Result.from_dict(whole.to_dict()) == whole and whole.figure() is not None
+
+
+def eager(model, ids):
+    """The weights of every layer of attention on one text, (heads, length, length), by the model's own code, and, where
+    f is the last logit of token 3, the product of each with values, (heads, length, length), g at the layer's output
+    being pulled back through its projection."""
+    other = copy.deepcopy(model.module)
+    other.set_attn_implementation("eager")
+    parts, seen = list(attention_layers(other).values()), {}
+    for at, part in enumerate(parts):
+        part.v_proj.register_forward_hook(lambda m, a, y, at=at: seen.update({("v", at): y}))
+        part.o_proj.register_forward_hook(lambda m, a, y, at=at: seen.update({("o", at): y}))
+    run = other(torch.tensor([ids]), output_attentions=True, use_cache=False)
+    weights = [each[0] for each in run.attentions if each is not None and each.ndim == 4]
+    made = []
+    for at, (part, A) in enumerate(zip(parts, weights)):
+        (g,) = torch.autograd.grad(run.logits[0, -1, 3], seen["o", at], retain_graph=True)
+        heads, length = A.shape[:2]
+        pulled = (g[0] @ part.o_proj.weight).view(length, heads, -1)
+        v = seen["v", at][0].view(length, -1, pulled.shape[-1])
+        products = torch.zeros_like(A)
+        for h in range(heads):
+            for t in range(length):
+                for s in range(t + 1):
+                    products[h, t, s] = A[h, t, s] * (pulled[t, h] @ v[s, h * v.shape[1] // heads])
+        made.append(products.detach())
+    return [A.detach() for A in weights], made
+
+
+@pytest.mark.parametrize("name", ["bamba", "falcon_h1"])
+def test_softmax_attention_is_in_rollouts_and_gradients(name):
+    model = example(name)
+    batch = model.encode(ids=IDS)
+    numbers = attention_numbers(model.module)
+    rolled, last = implicit_attention(model, batch, rollout=True, residual=0.3), []
+    contributed = attention_gradient(model, batch, target=3)
+    for row, ids in enumerate(IDS):
+        weights, products = eager(model, ids)
+        R, trace = torch.eye(len(ids)), model.trace(ids=[ids])
+        for layer in reversed(range(model.config.num_hidden_layers)):
+            factors = [A.mean(0) for number, A in zip(numbers, weights) if number == layer]
+            if layer in model.layer_numbers:
+                A = trace.frozen[model.layer_numbers.index(layer)].attention("block")[0, 0].abs()
+                factors.append(A / A.sum(-1, keepdim=True))
+            A = sum(factors) / len(factors)
+            R = R @ (0.3 * torch.eye(len(ids)) + 0.7 * A)
+        close(rolled[row].maps[0].values, R)
+        for number, expected in zip(numbers, products):
+            (one,) = [each for each in contributed[row].maps if each.layer == f"{number} attention"]
+            close(one.values, expected.sum(0))
+        last.append(np.sum([each.values.sum(0) for each in contributed[row].maps], axis=0))
+    found = explain(model, batch, methods=["attention-rollout", "attention-gradient"], target=3)
+    for text, map_, expected in zip(found, implicit_attention(model, batch, rollout=True, rows="last"), last):
+        close(text.attributions[0].scores, map_.maps[0].values[0])
+        close(text.attributions[1].scores, torch.from_numpy(expected))
 
 
 def test_maps_of_softmax_attention_that_are_too_large_are_left_out(monkeypatch):
@@ -352,5 +406,7 @@ def test_maps_of_softmax_attention_that_are_too_large_are_left_out(monkeypatch):
     found = implicit_attention(model, model.encode(ids=IDS))
     assert [each.layer for each in found[0].maps] == ["0", "2"]
     assert [each.layer for each in found[1].maps] == ["0", "1 attention", "2"]
+    with pytest.raises(InputError, match="text 0 has 11 tokens, too many for whole maps of attention layers"):
+        implicit_attention(model, model.encode(ids=IDS), rollout=True)
     with pytest.raises(InputError, match="there is no layer 3; this model has the layers 0 to 2"):
         implicit_attention(model, model.encode(ids=IDS), layers=[3])

@@ -14,8 +14,9 @@ from planned import tiny_model
 
 import ssmscope
 from ssmscope.analysis import Call
-from ssmscope.edits import new_state, recorded, replaced
+from ssmscope.edits import Edit, new_state, recorded, replaced
 from ssmscope.errors import InputError
+from ssmscope.interp.resuming import Joining
 from ssmscope.model import Model
 from ssmscope.results import Result
 from ssmscope.states import mapped, tensors
@@ -183,3 +184,26 @@ def test_attribution_is_exact_where_the_metric_is_linear(models):
 def test_a_gradient_has_no_probability(models):
     with pytest.raises(InputError, match="the gradient approximates logits, not probabilities"):
         ssmscope.patch(models["mamba"], clean=CLEAN, corrupted=CORRUPTED, method="gradient", metric="probability")
+
+
+def test_rows_join_where_they_differ(models, monkeypatch):
+    """Below its layer a cell is not run, and what it gives is what it gives when it is."""
+    for name, model in models.items():
+        base = model.encode(ids=CORRUPTED)
+        joining = Joining(model, base)
+        assert joining.works == (name not in ("groupmamba", "bamba"))  # layers that read others, and attention
+        if not joining.works:
+            continue
+        seen = []
+        keep = Edit("seen", "input", lambda u, site, seen=seen: seen.append(len(u)) or u)
+        rows = base.rows([0] * (model.num_layers + 1))
+        with joining.rows([0, *range(model.num_layers)], [0] * (model.num_layers + 1)):
+            model.run(rows, edits=keep)
+        assert seen == [2 + layer for layer in range(model.num_layers)]
+    asked = dict(clean=CLEAN, corrupted=CORRUPTED, **ASKED)
+    joined = ssmscope.patch(models["mamba2"], **asked)
+    monkeypatch.setattr(Joining, "works", property(lambda self: False, lambda self, value: None), raising=False)
+    assert not Joining(models["mamba2"], base).works
+    whole = ssmscope.patch(models["mamba2"], **asked)
+    np.testing.assert_allclose(joined.values, whole.values, rtol=1e-4, atol=1e-5)
+    assert np.abs(joined.values[:-1, FIRST:, 1] - joined.base[1]).max() > 1e-2

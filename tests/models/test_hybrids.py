@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from examples import EXAMPLES, random_example
@@ -34,11 +35,13 @@ def test_analyses_name_layers_by_them(model):
     assert heatmap.layers == (2,)
     every = ssmscope.selection_heatmap(model, batch, layers="all")
     assert every.layers == (0, 2) and (every[0].scores[1] == heatmap[0].scores[0]).all()
-    for gradient, names in ((False, ["0", "1 attention", "2"]), (True, ["0", "2"])):
+    for gradient in (False, True):
         found = ssmscope.implicit_attention(model, batch, layers=[2], gradient=gradient)
         both = ssmscope.implicit_attention(model, batch, gradient=gradient)
-        assert [each.layer for each in found[0].maps] == ["2"] and [each.layer for each in both[0].maps] == names
-        assert (found[0].maps[0].values == both[0].maps[-1].values).all()
+        assert [each.layer for each in found[0].maps] == ["2"]
+        assert [each.layer for each in both[0].maps] == ["0", "1 attention", "2"]
+        # attention whose weights are wanted is run by another function
+        assert np.allclose(found[0].maps[0].values, both[0].maps[-1].values, atol=1e-5 if gradient else 0)
     stability = ssmscope.stability(model, batch)
     assert [each.layer for each in stability.layers] == [0, 2] and stability.to_frame()["layer"].tolist() == [0, 2]
     assert set(stability.norms_over_time()["layer"]) == {0, 2}

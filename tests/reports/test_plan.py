@@ -30,6 +30,7 @@ OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *ve
 MINIMAL: dict[str, dict[str, Any]] = {
     **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
     "effect": {"before": "a good film", "after": "a bad film"},
+    "evaluate": {"tasks": ["wnli"]},
     "knockout": {"text": "a film", "from": ["film"]},
     "patch": {"clean": "a good film", "corrupted": "a bad film"},
     "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},

@@ -124,6 +124,7 @@ def state_poisoning(
     from ssmscope.progress import on_stderr, progress_bar
     from ssmscope.results import record_provenance
 
+    model.check_remembers("forgetting")
     asking: dict[str, Any] = dict(template=template, words=words, limit=limit, cache=cache, seed=seed)
     asked = questions(model, data, **asking)
     others = other_models(model, transfer or ())

@@ -83,7 +83,7 @@ def implicit_attention(
     (Differential Mamba, Eq. 8; Ali et al. 2024; Zimerman et al. 2024). Each map is (queries, keys); what is shown is a
     signed mean over channels unless `heads` says otherwise; see `ssmscope.frozen`. With `gradient` see
     `attention_gradient`. A hybrid's layers of softmax attention stand beside these, named as "12 attention", with their
-    weights softmax(q kᵀ); they are in neither rollouts nor gradients.
+    weights softmax(q kᵀ), of a trace where its model is given too.
 
     Args:
         level: "ssm", the recurrence alone, or "block", with convolution, SiLU, gate and norm.
@@ -95,7 +95,8 @@ def implicit_attention(
         rollout: one map for all chosen layers instead: the product over layers of residual · I + (1 − residual) · A
             (attention rollout, Abnar & Zuidema 2020). A is the absolute value of the signed mean with heads "mean", the
             mean of absolute values with "abs", its rows divided by their sums. The two differ: in the first, channels
-            of opposite sign have cancelled before the sign is dropped.
+            of opposite sign have cancelled before the sign is dropped. Of softmax attention A is the mean over heads;
+            of a layer that has both, the mean of the two A.
         span: marked tokens, as "first:last + 1" or a piece of the text; the readout `outside` is the share of the mass
             that is not on them.
         top: how many tokens the readouts `recent` and `sink` count.
@@ -108,7 +109,7 @@ def implicit_attention(
     from ssmscope.interp.attention.measure import add_maps, roll_out
     from ssmscope.interp.attention.result import ImplicitAttention
     from ssmscope.interp.attention.shown import ShownText
-    from ssmscope.interp.attention.softmax import add_softmax, divided
+    from ssmscope.interp.attention.softmax import add_softmax, divided, mean_weights, put_in_order
     from ssmscope.model import as_batch, as_trace
     from ssmscope.results import record_provenance
     from ssmscope.trace import Trace
@@ -126,7 +127,7 @@ def implicit_attention(
         options["target"] = names
     else:
         known = texts.layer_numbers if isinstance(texts, Trace) else () if model is None else model.layer_numbers
-        softmax = () if model is None or rollout else attention_numbers(model.module)
+        softmax = () if model is None else attention_numbers(model.module)
         asked, beside = divided(layers, known, softmax)
         trace = as_trace(model, texts, keep_inputs=chosen_layers(asked, known) if known else True)
         if not len(trace.frozen):
@@ -134,17 +135,19 @@ def implicit_attention(
         chosen = chosen_layers(asked, trace.layer_numbers)
         shown = [ShownText(trace, row, rows=rows, pool=pool, span=span, rollout=rollout) for row in range(len(trace))]
         if rollout:
-            roll_out(trace, chosen, shown, level, heads, skip, residual, top)
+            others: list[dict[int, Any]] = [{} for _ in shown]
+            if beside and model is not None:
+                others = [mean_weights(model, as_batch(model, texts), row, beside) for row in range(len(shown))]
+            roll_out(trace, chosen, shown, level, heads, skip, residual, top, others)
             options["residual"] = residual
         for index in () if rollout else chosen:
             for row, text in enumerate(shown):
                 one = trace.frozen[index].of_text(row, text.length)
                 for part in (None, *(one.parts if parts else ())):
                     add_maps(text, one, str(trace.layer_numbers[index]), level, heads, skip, part, top)
-        if beside and model is not None:
+        if beside and model is not None and not rollout:
             add_softmax(model, as_batch(model, texts), beside, shown, heads, top)
-            for text in shown:
-                text.maps.sort(key=lambda each: int(each.layer.split()[0]))
+            put_in_order(shown)
         options |= {"level": level, "skip": skip, "parts": parts, "rollout": rollout}
     return ImplicitAttention(
         provenance=record_provenance(trace.source, options=options),
@@ -161,7 +164,8 @@ def attention_gradient(model: Model, texts: TextsLike, **options: Any) -> Implic
     With M the block-level matrix of a channel, x its input and g the gradient of the logit at the layer's output, taken
     back through the projection, the entry [t, s] is Σ_channels g[t] M[t, s] x[s] (after Chefer et al. 2021, with the
     values of the inputs, so that the entries add up to Σ g · output less constants). `heads` "mean" is the signed sum
-    over all channels, "all" over those of each head or group.
+    over all channels, "all" over those of each head or group. Of softmax attention A it is A ⊙ ∂f/∂A of every head:
+    the same with A v for M x, v the head's values and g taken back through the projection.
 
     It is `implicit_attention` with `gradient`: a `target` is a class, by its number or name, or a token's id, by
     default the predicted one of each text; of a language model it is the logit of the next token.

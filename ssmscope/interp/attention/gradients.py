@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ssmscope.attention_layers import attending, attention_numbers
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.measure import add_maps
 from ssmscope.interp.attention.shown import ShownText
+from ssmscope.interp.attention.softmax import add_weighed, divided, too_many
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.model import as_batch
 from ssmscope.signature import chosen_layers
@@ -44,23 +47,36 @@ def target_of(model: Model, target: int | str | None) -> int | None:
 
 
 def output_gradients(
-    model: Model, batch: Batch, target: int | None, chosen: Sequence[int]
-) -> tuple[dict[int, Tensor], list[str]]:
-    """The gradient of each text's target logit at the output of each layer, (batch, length, width), and the targets."""
+    model: Model, batch: Batch, target: int | None, chosen: Sequence[int], beside: Sequence[int] = ()
+) -> tuple[dict[int, Tensor], dict[int, Tensor], list[str]]:
+    """The gradient of each text's target logit at the output of each layer, (batch, length, width), A ⊙ ∂f/∂A of the
+    softmax weights A (batch, heads, length, length) of the layers with the numbers `beside`, and the targets."""
     kept: dict[int, Tensor] = {}
-    layers = [model.mixers[index] for index in chosen]
+    weights: dict[int, Tensor] = {}
+    layers, numbers = [model.mixers[index] for index in chosen], attention_numbers(model.module)
+
+    def see(index: int, found: Tensor) -> None:
+        if numbers[index] in beside:
+            weights[numbers[index]] = found
+
     with torch.no_grad():
         embeddings = model.embed(batch)
     # Gradients come from the embeddings: weights may be frozen, as those under an adapter are.
     embeddings = embeddings.detach().requires_grad_()
-    with torch.enable_grad(), model.running(mask=batch.mask), outputs_kept(layers, kept):
+    with ExitStack() as around:
+        around.enter_context(torch.enable_grad())
+        around.enter_context(model.running(mask=batch.mask))
+        around.enter_context(outputs_kept(layers, kept))
+        if beside:
+            around.enter_context(attending(model.module, mask=batch.mask, see=see))
         logits = model.forward_embeddings(embeddings, batch.mask)
     best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
     wanted = logits.gather(-1, best.unsqueeze(-1)).sum()
-    found = torch.autograd.grad(wanted, [kept[place] for place in range(len(layers))])
+    found = torch.autograd.grad(wanted, [*(kept[place] for place in range(len(layers))), *weights.values()])
     labels = model.labels
     names = [labels[i] if labels is not None else str(i) for i in best.tolist()]
-    return dict(zip(chosen, found)), names
+    products = {n: (A * g).detach() for (n, A), g in zip(weights.items(), found[len(layers) :])}
+    return dict(zip(chosen, found)), products, names
 
 
 def add_contributions(
@@ -77,9 +93,11 @@ def add_contributions(
     """The texts with a map of attention × gradient for each layer, (queries, keys), their trace, and the targets."""
     batch = as_batch(model, texts)
     trace = model.trace(batch)
-    chosen = chosen_layers(layers, trace.layer_numbers)
+    asked, beside = divided(layers, trace.layer_numbers, attention_numbers(model.module))
+    chosen = chosen_layers(asked, trace.layer_numbers)
+    beside = () if too_many(model, len(trace), max(batch.lengths)) else beside
     shown = [ShownText(trace, row, rows=rows, pool=pool, span=span) for row in range(len(trace))]
-    found, names = output_gradients(model, batch, target_of(model, target), chosen)
+    found, products, names = output_gradients(model, batch, target_of(model, target), chosen, beside)
     for index in chosen:
         frozen = trace.frozen[index]
         weighed = frozen.contributions(found[index].to(frozen.u))
@@ -87,4 +105,5 @@ def add_contributions(
             one = weighed.of_text(row, text.length)
             channels = one.channels[0] * one.channels[1]
             add_maps(text, one, str(trace.layer_numbers[index]), "block", heads, True, None, top, channels)
+    add_weighed(products, shown, heads, top)
     return trace, shown, names

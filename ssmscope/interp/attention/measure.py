@@ -77,24 +77,33 @@ def roll_out(
     skip: bool,
     residual: float,
     top: int,
+    beside: Sequence[Mapping[int, Tensor]],
 ) -> None:
     """R ← R (residual · I + (1 − residual) A) from the last layer to the first, A being |signed mean| or, with heads
-    "abs", the mean of absolute values; what goes to a state before the first token stays there."""
+    "abs", the mean of absolute values; what goes to a state before the first token stays there.
+
+    `beside` has every text's softmax weights (length, length), by the number of the layer: they are the A of a layer of
+    attention, and where a layer has both its A is the mean of the two."""
     carried: list[tuple[Tensor, Tensor]] = []
     for text in texts:
         start = torch.eye(text.length) if text.chosen is None else torch.eye(text.length)[text.chosen]
         carried.append((start, torch.zeros(len(start))))
     sinks = False
-    for index in sorted(chosen, reverse=True):
-        frozen = trace.frozen[index]
+    places = {trace.layer_numbers[index]: index for index in chosen}
+    for number in sorted({*places, *(each for of in beside for each in of)}, reverse=True):
+        frozen = trace.frozen[places[number]] if number in places else None
         for row, text in enumerate(texts):
-            one = frozen.of_text(row, text.length)
-            absolute = heads == "abs"
-            weights = one.attention(level, absolute=absolute, skip=skip)[0, 0].abs().float().cpu()
-            sink = one.sink(level, absolute=absolute)
-            sinks = sinks or sink is not None
-            column = torch.zeros(text.length) if sink is None else sink[0, 0].abs().float().cpu()
-            weights, column = row_normalised(weights, column)
+            every = []
+            if frozen is not None:
+                one, absolute = frozen.of_text(row, text.length), heads == "abs"
+                weights = one.attention(level, absolute=absolute, skip=skip)[0, 0].abs().float().cpu()
+                sink = one.sink(level, absolute=absolute)
+                sinks = sinks or sink is not None
+                column = torch.zeros(text.length) if sink is None else sink[0, 0].abs().float().cpu()
+                every.append(row_normalised(weights, column))
+            if number in beside[row]:
+                every.append((beside[row][number], torch.zeros(text.length)))
+            weights, column = (torch.stack(each).mean(0) for each in zip(*every))
             R, gone = carried[row]
             carried[row] = (residual * R + (1 - residual) * (R @ weights), gone + (1 - residual) * (R @ column))
     for text, (R, gone) in zip(texts, carried):

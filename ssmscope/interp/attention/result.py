@@ -240,7 +240,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         from ssmscope.show.blocks import Prose
 
         yield Prose(self.headline, "title")
-        if any(each.softmax for text in self for each in text.maps):
+        if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):
             yield Prose(SOFTMAX_NOTE, "note")
         yield from blocks(self)
         yield replace(readouts(self), brief=TABLE_ROWS)

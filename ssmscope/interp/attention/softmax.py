@@ -1,14 +1,16 @@
-"""The softmax attention of a hybrid's other layers, whose maps stand beside the implicit ones."""
+"""The softmax attention of a hybrid's other layers: its maps beside the implicit ones, in rollouts, and × gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.attention_layers import attending, attention_layers, attention_numbers
+from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import grouped
 from ssmscope.interp.attention.result import SOFTMAX
 from ssmscope.interp.attention.shown import ShownText
@@ -42,20 +44,64 @@ def add_softmax(
 ) -> None:
     """Add the maps of the layers of attention with these numbers to the texts: softmax(q kᵀ) of each head, or their
     mean, as the model's own code computes it. A text whose maps have more than `MOST` weights gets none."""
-    numbers = attention_numbers(model.module)
-    counts = [part.config.num_attention_heads for part in attention_layers(model.module).values()]
     for row, text in enumerate(texts):
-        if text.length**2 * max(counts) > MOST:
-            continue
-        one = batch.rows([row])
 
-        def see(index: int, weights: Tensor, text: ShownText = text) -> None:
-            if numbers[index] not in layers:
-                return
+        def add(number: int, weights: Tensor, text: ShownText = text) -> None:
             names = grouped(weights.shape[1], heads)
             maps = weights[0].unflatten(0, (len(names), -1)).mean(1)
             for name, values in zip(names, maps):
-                text.add(f"{numbers[index]} {SOFTMAX}", "", name, text.shown(values), None, top)
+                text.add(f"{number} {SOFTMAX}", "", name, text.shown(values), None, top)
 
-        with torch.no_grad(), model.running(mask=one.mask), attending(model.module, mask=one.mask, see=see):
-            model.forward(one, last_only=True)
+        if not too_many(model, 1, text.length):
+            _see(model, batch, row, layers, add)
+
+
+def add_weighed(products: Mapping[int, Tensor], texts: Sequence[ShownText], heads: str, top: int) -> None:
+    """Add the maps A ⊙ ∂f/∂A of layers of attention (batch, heads, length, length), by number, summed over all heads or
+    over those of each group."""
+    for number, every in products.items():
+        names = grouped(every.shape[1], heads)
+        maps = every.unflatten(1, (len(names), -1)).sum(2)
+        for row, text in enumerate(texts):
+            for name, values in zip(names, maps[row, :, : text.length, : text.length]):
+                text.add(f"{number} {SOFTMAX}", "", name, text.shown(values), None, top)
+    put_in_order(texts)
+
+
+def put_in_order(texts: Sequence[ShownText]) -> None:
+    """Sort the maps of every text by the numbers of their layers."""
+    for text in texts:
+        text.maps.sort(key=lambda each: int(each.layer.split()[0]))
+
+
+def mean_weights(
+    model: Model, batch: Batch, row: int, layers: Sequence[int]
+) -> dict[int, Float[Tensor, "length keys"]]:
+    """softmax(q kᵀ) of a text, its mean over heads, by the number of the layer.
+
+    Raises:
+        InputError: a text whose maps have more than `MOST` weights.
+    """
+    found: dict[int, Tensor] = {}
+    if too_many(model, 1, batch.lengths[row]):
+        raise InputError(f"text {row} has {batch.lengths[row]:,} tokens, too many for whole maps of attention layers")
+    _see(model, batch, row, layers, lambda number, weights: found.update({number: weights[0].mean(0).float().cpu()}))
+    return found
+
+
+def too_many(model: Model, texts: int, length: int) -> bool:
+    """Whether a layer of attention has more than `MOST` weights on so many texts of this length."""
+    counts = [part.config.num_attention_heads for part in attention_layers(model.module).values()]
+    return texts * length**2 * max(counts, default=0) > MOST
+
+
+def _see(model: Model, batch: Batch, row: int, layers: Sequence[int], take: Callable[[int, Tensor], None]) -> None:
+    """Hand the weights (1, heads, length, length) of the layers with these numbers over, as a text is run."""
+    numbers, one = attention_numbers(model.module), batch.rows([row])
+
+    def see(index: int, weights: Tensor) -> None:
+        if numbers[index] in layers:
+            take(numbers[index], weights)
+
+    with torch.no_grad(), model.running(mask=one.mask), attending(model.module, mask=one.mask, see=see):
+        model.forward(one, last_only=True)

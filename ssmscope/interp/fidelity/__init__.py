@@ -56,6 +56,9 @@ def fidelity_auc(
     knockout: Annotated[
         bool, "Also correlate scores with the exact effect of knocking each token out, in all layers."
     ] = False,
+    knockout_layers: Annotated[
+        bool, "Also correlate scores with the exact effect of knocking each token out in each layer alone."
+    ] = False,
     random_rankings: Annotated[int, "To compare with; 20 or more.", Range(20, 100_000)] = 20,
     option: MethodOptions = None,
     batch_size: Annotated[int | None, "Copies that are run together.", Range(1, 2**16)] = None,
@@ -77,7 +80,8 @@ def fidelity_auc(
     - ρ knockout, on request, is Spearman's correlation over a text's tokens of the scores with f(x) − f(x without the
       edges from the token to all later ones), cut in all layers (attention knockout, Geva et al. 2023): an intervention
       that hides no token and replaces nothing by what the model has not seen. A hybrid's softmax attention is cut too;
-      a token's own position keeps it. Texts whose output no knockout changes are left out of it.
+      a token's own position keeps it. Texts whose output no knockout changes are left out of it. In a table of its
+      own, on request, are the correlations with the effect of the same edges cut in one layer and in no other.
 
     Every number has a 95 % bootstrap interval over texts, and so have the differences between any two methods, and
     between a method and the random rankings (whose mean is taken text by text): all come from the same resamples. Texts
@@ -106,7 +110,9 @@ def fidelity_auc(
     from ssmscope.batching import by_length, tokens_at_once
     from ssmscope.interp.fidelity.knocked import correlations, knocked_out
     from ssmscope.interp.fidelity.measure import Measured, circular_notes, summarised, tied_share
+    from ssmscope.interp.fidelity.measures import KNOCKOUT, in_layer
     from ssmscope.interp.fidelity.perturbed import fill_of, hidden_sets, ranking, run_hidden
+    from ssmscope.interp.knockout.measure import roads_of
     from ssmscope.interp.labelled import check_classifier, read_texts, scored
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
@@ -129,7 +135,9 @@ def fidelity_auc(
     marked = [masks[row] for row in used]
     share = marked_share(marked) if any(mask is not None for mask in marked) else None
     grid = [Fraction(step, steps) for step in range(steps + 1)]
-    found = Measured.empty(len(used), len(ready), random_rankings, steps + 1)
+    where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
+    where |= {in_layer(number): number for number in roads_of(model)} if knockout_layers else {}
+    found = Measured.empty(len(used), len(ready), random_rankings, steps + 1, len(where))
     line_of = {row: line for line, row in enumerate(used)}
     with progress_bar() as bar:
         task = bar.add_task("texts", total=len(used))
@@ -149,8 +157,9 @@ def fidelity_auc(
             sets = [each.sets for each in hidden]
             values = run_hidden(model, batch, targets, sets, fill=fill, mode=mode, value=value, batch_size=batch_size)
             effects = None
-            if knockout:
-                effects = knocked_out(model, batch, targets, value=value, batch_size=batch_size)
+            if where:
+                cuts = list(where.values())
+                effects = knocked_out(model, batch, targets, layers=cuts, value=value, batch_size=batch_size)
             for text, row in enumerate(rows):
                 line = line_of[row]
                 found.put(line, hidden[text], values[text], targets[text])
@@ -173,9 +182,10 @@ def fidelity_auc(
         "steps": steps,
         "random_rankings": random_rankings,
         "knockout": knockout,
+        "knockout_layers": knockout_layers,
         "batch_size": batch_size,
     }
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
     if mode == "replace" and not isinstance(chosen, Mapping):
         found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
-    return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, knockout)
+    return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))

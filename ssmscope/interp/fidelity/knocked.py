@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from ssmscope.attention_layers import attention_layers
 from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.cuts import cut_attention, cut_edges
 from ssmscope.edits import edited
 from ssmscope.encoding import Batch
 from ssmscope.interp.fidelity.perturbed import of_target
+from ssmscope.interp.knockout.measure import roads_of
 from ssmscope.interp.sanity.measure import spearman
 from ssmscope.model import Model
 
 
 def knocked_out(
-    model: Model, batch: Batch, targets: Sequence[int], *, value: str = "probability", batch_size: int | None = None
-) -> list[Float[np.ndarray, " _"]]:
+    model: Model,
+    batch: Batch,
+    targets: Sequence[int],
+    *,
+    layers: Sequence[int | None] = (None,),
+    value: str = "probability",
+    batch_size: int | None = None,
+) -> list[Float[np.ndarray, "cuts _"]]:
     """f(x) − f(x with the edges from token i to all later tokens cut), for every non-special token of every text.
 
-    They are cut in all layers at once, with all that comes of the token behind the convolution (level "block" of
-    `ssmscope.cuts.cut_edges`): no later position reads it in any recurrence, nor in softmax attention. The token's own
-    position keeps it, so that the effect of a text's last token is 0 where a model reads there.
+    They are cut with all that comes of the token behind the convolution (level "block" of `ssmscope.cuts.cut_edges`):
+    no later position reads it in these layers' recurrences, nor in their softmax attention. The token's own position
+    keeps it, so that the effect of a text's last token is 0 where a model reads there.
 
     Args:
         targets: per text the class.
+        layers: where they are cut, one after the other: a layer by the model's own number, or None for all at once.
         value: what f is of it, "probability" or "logit".
         batch_size: runs that go together; by default as many as suit the device.
     """
     own = [[at for at, word in enumerate(words) if word is not None] for words in batch.words]
-    runs = [(text, at) for text, places in enumerate(own) for at in (None, *places)]
-    found = np.empty(len(runs))
-    lengths = [batch.lengths[text] for text, _ in runs]
+    runs = [
+        (text, at, where)
+        for text, places in enumerate(own)
+        for where, at in ((None, None), *itertools.product(layers, places))
+    ]
+    found, roads = np.empty(len(runs)), roads_of(model)
+    lengths = [batch.lengths[text] for text, *_ in runs]
     for chosen in by_length(lengths, tokens_at_once(model.device), size=batch_size):
         part = batch.rows([runs[run][0] for run in chosen])
-        at = torch.tensor([-1 if runs[run][1] is None else runs[run][1] for run in chosen]).unsqueeze(1)
+        at = torch.tensor([-1 if (place := runs[run][1]) is None else place for run in chosen]).unsqueeze(1)
         steps = torch.arange(part.input_ids.shape[1])
         sources, reads = steps == at, (steps > at) & part.mask.cpu() & (at >= 0)
-        cuts = [cut_edges(sources, reads, level="block")]
-        if attention_layers(model.module):
-            cuts.append(cut_attention(sources, reads))
+        here = {number: torch.tensor([runs[run][2] in (number, None) for run in chosen]) for number in roads}
+        cuts = []
+        for number, (states, attending) in roads.items():
+            if states:
+                cuts.append(cut_edges(sources, reads, rows=dict.fromkeys(states, here[number]), level="block"))
+            if attending:
+                cuts.append(cut_attention(sources, reads, rows=dict.fromkeys(attending, here[number])))
         with edited(model, cuts), torch.no_grad(), model.running(mask=part.mask):
             logits = model.forward(part)
         wanted = torch.tensor([targets[runs[run][0]] for run in chosen], device=logits.device)
         found[chosen] = of_target(logits, wanted, value)
-    each = np.split(found, np.cumsum([1 + len(places) for places in own])[:-1])
-    return [values[0] - values[1:] for values in each]
+    each = np.split(found, np.cumsum([1 + len(layers) * len(places) for places in own])[:-1])
+    return [(values[0] - values[1:]).reshape(len(layers), -1) for values in each]
 
 
-def correlations(scores: Float[np.ndarray, "rankings n"], effects: Float[np.ndarray, " n"]) -> np.ndarray:
-    """(rankings,) Spearman's correlation of the signed scores of one text's tokens with these effects; NaN where either
-    is constant."""
-    return np.array([spearman(own, effects) for own in scores])
+def correlations(
+    scores: Float[np.ndarray, "rankings n"], effects: Float[np.ndarray, "cuts n"]
+) -> Float[np.ndarray, "rankings cuts"]:
+    """Spearman's correlation of the signed scores of one text's tokens with these effects; NaN where either is
+    constant."""
+    return np.array([[spearman(own, effect) for effect in effects] for own in scores])

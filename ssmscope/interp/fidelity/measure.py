@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from ssmscope.bootstrap import estimates, ratio, resampled_means
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.fidelity.measures import KNOCKOUT, LERF, MEASURES, MORF
+from ssmscope.interp.fidelity.measures import LERF, MEASURES, MORF, layer_of
 from ssmscope.interp.fidelity.result import Fidelity
 from ssmscope.interp.plausibility.measure import agreement, size_of
 from ssmscope.interp.plausibility.measures import MEASURES as AGREEMENT
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from ssmscope.interp.fidelity.perturbed import Hidden
     from ssmscope.interp.objective import Objective
+
+
+KNOCKED = len(MEASURES) + len(AGREEMENT)
+"""Behind which columns those of knockouts stand."""
 
 
 def trapezoid(curve: Float[np.ndarray, "... points"]) -> np.ndarray:
@@ -56,7 +60,7 @@ class Measured:
 
     values: np.ndarray
     """(methods, texts, measures), those of plausibility behind those of fidelity, NaN where there is no rationale, and
-    last the correlation with what knocking tokens out does, NaN where it was not asked for or is not defined."""
+    last the correlations with what knocking tokens out does, NaN where they are not defined."""
     random: np.ndarray
     """(texts, rankings, measures)."""
     curves: np.ndarray
@@ -69,8 +73,8 @@ class Measured:
     """What has to be said of methods' baselines, each once."""
 
     @staticmethod
-    def empty(texts: int, methods: int, rankings: int, points: int) -> Measured:
-        width = len(MEASURES) + len(AGREEMENT) + 1
+    def empty(texts: int, methods: int, rankings: int, points: int, knocked: int) -> Measured:
+        width = KNOCKED + knocked
         return Measured(
             values=np.full((methods, texts, width), np.nan),
             random=np.full((texts, rankings, width), np.nan),
@@ -95,13 +99,13 @@ class Measured:
         methods = len(self.values)
         top = size_of(scores.shape[1], share)
         measured = np.array([agreement(own, mask, top) for own in scores])
-        self.values[:, line, len(MEASURES) : -1] = measured[:methods]
-        self.random[line, :, len(MEASURES) : -1] = measured[methods:]
+        self.values[:, line, len(MEASURES) : KNOCKED] = measured[:methods]
+        self.random[line, :, len(MEASURES) : KNOCKED] = measured[methods:]
 
     def correlate(self, line: int, found: np.ndarray) -> None:
-        """Keep the correlations (methods and random rankings,) with what knocking a text's tokens out does."""
+        """Keep the correlations (methods and random rankings, cuts) with what knocking a text's tokens out does."""
         methods = len(self.values)
-        self.values[:, line, -1], self.random[line, :, -1] = found[:methods], found[methods:]
+        self.values[:, line, KNOCKED:], self.random[line, :, KNOCKED:] = found[:methods], found[methods:]
 
 
 def tied_share(scores: np.ndarray) -> float:
@@ -141,7 +145,7 @@ def summarised(
     share: float | None,
     seed: int,
     long: int,
-    knocked: bool = False,
+    knocked: Sequence[str],
 ) -> Fidelity:
     """The result of what was measured text by text: means and paired differences with their intervals, and notes.
 
@@ -149,10 +153,10 @@ def summarised(
         used: the numbers of the texts that are measured.
         share: the mean share of tokens that people marked; None without rationales.
         long: how many texts are left out for their length.
-        knocked: whether the correlations with knockouts were measured.
+        knocked: the names of the correlations with knockouts.
     """
-    every = (*MEASURES, *AGREEMENT, KNOCKOUT)
-    asked = {*MEASURES, *(AGREEMENT if share is not None else ()), *([KNOCKOUT] if knocked else ())}
+    every = (*MEASURES, *AGREEMENT, *knocked)
+    asked = {*MEASURES, *(AGREEMENT if share is not None else ()), *knocked}
     names = tuple(name for name in every if name in asked)
     width, number = len(names), len(methods)
     places = [every.index(name) for name in names]
@@ -175,9 +179,10 @@ def summarised(
         if failed:
             notes.append(f"{name} did not converge on {failed:,} of {len(used):,} texts")
     unmarked = int(np.isnan(beside[:, len(MEASURES)]).sum()) if share is not None else 0
-    if knocked:
-        flat = int(np.isnan(beside[:, -1]).sum())
-        notes += [f"of {flat:,} of {len(used):,} texts no knockout changes the output"] if flat else []
+    for name in knocked:
+        flat, layer = int(np.isnan(beside[:, names.index(name)]).sum()), layer_of(name)
+        where = "" if layer is None else f" in layer {layer}"
+        notes += [f"of {flat:,} of {len(used):,} texts no knockout{where} changes the output"] if flat else []
     if unmarked:
         notes.append(f"{unmarked:,} of {len(used):,} texts have no rationale; plausibility leaves them out")
     return Fidelity(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.interp.fidelity.measures import RANDOM, more_is_better, name_of
+from ssmscope.interp.fidelity.measures import RANDOM, layer_of, more_is_better, name_of
 from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, table, written
 
@@ -86,7 +86,7 @@ class Fidelity(Result, kind="fidelity"):
             for result, (label,) in zip(results, labels)
             for line in result._lines()
         ]
-        measures = dict.fromkeys(measure for result in results for measure in result.measures)
+        measures = dict.fromkeys(measure for result in results for measure in result._shown())
         return table(("model", "data", "method"), lines, **_directions(measures))
 
     def estimate(self, method: str, measure: str = "delta") -> Estimate:
@@ -198,16 +198,24 @@ class Fidelity(Result, kind="fidelity"):
             beside = {} if method == RANDOM else {"minus random": Cell(self.difference(method))}
             lines.append(Line((method,), {"ΔA": Cell(self.estimate(method)), **beside}))
         yield table(("method",), lines)
+        if layers := [measure for measure in self.measures if layer_of(measure) is not None]:
+            yield Prose("Spearman's correlation with the effect of knocking each token out in one layer alone:")
+            lines = self._lines(layers)
+            yield table(("method",), lines, **_directions(layers))
         yield from (Prose(f"Note: {note}.") for note in self.notes)
 
     def _measures(self, *, intervals: bool) -> Table:
-        return table(("method",), self._lines(intervals=intervals), **_directions(self.measures))
+        return table(("method",), self._lines(intervals=intervals), **_directions(self._shown()))
 
-    def _lines(self, *, intervals: bool = True) -> list[Line]:
+    def _shown(self) -> list[str]:
+        """The measures of the whole model, which tables have side by side."""
+        return [measure for measure in self.measures if layer_of(measure) is None]
+
+    def _lines(self, measures: Sequence[str] | None = None, *, intervals: bool = True) -> list[Line]:
         """A line per method, of which the random rankings are no peer."""
         lines, peers = [], object()
         for method in self.rows:
-            found = {name_of(measure): self.estimate(method, measure) for measure in self.measures}
+            found = {name_of(measure): self.estimate(method, measure) for measure in measures or self._shown()}
             if not intervals:
                 found = {name: Estimate(one.value, math.nan, math.nan) for name, one in found.items()}
             cells = {name: Cell(one) for name, one in found.items()}

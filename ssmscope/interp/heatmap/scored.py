@@ -17,7 +17,7 @@ from ssmscope.interp.heatmap.words import grouped, joined, standing_out, togethe
 from ssmscope.model import as_batch
 from ssmscope.results import record_provenance
 from ssmscope.signature import chosen_layers
-from ssmscope.trace import Trace
+from ssmscope.trace import Trace, check_remembers
 
 if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
@@ -49,6 +49,7 @@ def scored(
 ) -> SelectionHeatmap:
     """`selection_heatmap`."""
     trace, found = _taken(model, texts, score, at, layers, through, heads=heads is not None, half_lives=half_lives)
+    check_remembers(trace.remembers, trace.source["model"], "a heatmap")
     places = chosen_layers(layers, trace.layer_numbers)
     chosen = tuple(trace.layer_numbers[place] for place in places)
     values = found.of(trace)
@@ -147,6 +148,7 @@ def scored_data(
     """`selection_heatmap` of a data set."""
     if model is None or model.tokenizer is None:
         raise InputError("labelled texts are read by a model with a tokenizer; give one, or name one with tokenizer")
+    model.check_remembers("a heatmap")
     places = chosen_layers(layers, model.layer_numbers)
     data = data if limit is None else data.sample(limit, seed=seed)
     found, lives, timed = measure(model, data, score, places, half_lives=score == "survival", seed=seed)

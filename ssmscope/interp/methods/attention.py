@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.attention.softmax import too_many
 from ssmscope.interp.explain.result import Scores
 from ssmscope.interp.methods.gradients import output_gradients
 
@@ -34,7 +35,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     scores = torch.zeros(objective.batch.mask.shape)
     for chosen in objective.batches(range(len(objective))):
         trace = objective.model.trace(objective.batch.rows(chosen))
-        found = implicit_attention(None, trace, rollout=True, residual=residual, rows="last")
+        found = implicit_attention(objective.model, trace, rollout=True, residual=residual, rows="last")
         for text, each in zip(chosen, found, strict=True):
             scores[text, : len(each)] = torch.from_numpy(each.maps[0].values[0])
     return Scores(scores)
@@ -43,22 +44,29 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
 def attention_gradient(objective: Objective) -> Scores:
     """Attention × gradient: score_s = Σ_layers Σ_t Σ_channels g[t] M[t, s] x[s], M a layer's block-level matrix, x its
     input and g the gradient of f at its output: the columns' sums of the maps of `ssmscope.attention_gradient` (after
-    Chefer et al., 2021), with their signs. No map is made: a column's sum is x[s] (gᵀ M)[s].
+    Chefer et al., 2021), with their signs. No map is made: a column's sum is x[s] (gᵀ M)[s]; but of softmax attention A
+    the A ⊙ ∂f/∂A of its heads are.
 
     Raises:
-        InputError: for a continuation, whose own tokens are in the maps too.
+        InputError: for a continuation, whose own tokens are in the maps too, and a text that is too long for maps of
+            layers of attention.
     """
     if objective.continues:
         raise InputError("attention-gradient explains one token: a continuation of several is in its maps itself")
     embeddings = objective.embeddings()
     model = objective.model
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
+    longest = max(objective.lengths)
+    if too_many(model, 1, longest):
+        raise InputError(f"a text has {longest:,} tokens, too many for whole maps of the layers of attention")
     for chosen in objective.batches(range(len(objective)), gradients=True):
         longest = max(objective.lengths[text] for text in chosen)
-        found = output_gradients(objective, embeddings[chosen, :longest], chosen, model.mixers)
+        found = output_gradients(objective, embeddings[chosen, :longest], chosen, model.mixers, attention=True)
         trace = model.trace(objective.batch.rows(chosen))
-        for frozen, (_, gradient) in zip(trace.frozen, found, strict=True):
+        for frozen, (_, gradient) in zip(trace.frozen, found):
             scores[chosen, :longest] += column_sums(frozen, gradient.to(frozen.u)).to(scores)
+        for A, gradient in found[len(trace.frozen) :]:
+            scores[chosen, :longest] += (A * gradient).sum((1, 2)).to(scores)
     return Scores(scores.masked_fill(~objective.batch.mask, 0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ssmscope.attention_layers import attending
 from ssmscope.errors import InputError
 from ssmscope.intercept import After, watched
 from ssmscope.interp.explain.result import Scores
@@ -94,13 +95,22 @@ def gradcam(objective: Objective, *, layer: int = -1) -> Scores:
 
 
 def output_gradients(
-    objective: Objective, embeddings: Float[Tensor, "runs length width"], texts: list[int], layers: list[nn.Module]
+    objective: Objective,
+    embeddings: Float[Tensor, "runs length width"],
+    texts: list[int],
+    layers: list[nn.Module],
+    *,
+    attention: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """The output of each of these layers and the gradient of f there, (runs, length, width) each."""
+    """The output of each of these layers and the gradient of f there, (runs, length, width) each; with `attention` also
+    the weights of every layer of softmax attention, (runs, heads, queries, keys)."""
     kept: dict[int, Tensor] = {}
-    with weights_constant(objective.model.module), torch.enable_grad(), outputs_kept(layers, kept):
+    weights: dict[int, Tensor] = {}
+    module = objective.model.module
+    see = attending(module, see=weights.__setitem__) if attention else nullcontext()
+    with weights_constant(module), torch.enable_grad(), outputs_kept(layers, kept), see:
         values = objective(embeddings.detach().requires_grad_(), texts)
-        outputs = [kept[index] for index in range(len(layers))]
+        outputs = [*(kept[index] for index in range(len(layers))), *weights.values()]
         gradients = torch.autograd.grad(values.sum(), outputs)
     return [(output.detach(), gradient) for output, gradient in zip(outputs, gradients, strict=True)]
 

@@ -41,7 +41,14 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer, Path, as_diagonal
 from ssmscope.intercept import evaluating, taken_over, twin, unhooked
 from ssmscope.interp.explain.result import Scores
-from ssmscope.interp.methods.lrp_blocks import caps_frozen, frozen_parts, halved, is_family_norm, of_families
+from ssmscope.interp.methods.lrp_blocks import (
+    caps_frozen,
+    frozen_parts,
+    gated,
+    is_family_norm,
+    of_families,
+    runs_its_parts,
+)
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
@@ -202,11 +209,7 @@ def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
     h = block.up(x)
     if block.gate is None:
         return block.down(h * as_diagonal(gelu, h.detach()))
-    g = block.gate(x)
-    inner = h * silu(g.detach())
-    if half:
-        inner = (inner + h.detach() * g * torch.sigmoid(g.detach())) / 2
-    return block.down(inner)
+    return block.down(gated(silu, block.gate(x), h, half))
 
 
 def _beside(one: Tensor, y: Tensor) -> Tensor:
@@ -229,7 +232,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
         raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
     read = {id(mixer) for mixer in found} | {id(module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
-    rules = _rules(module, read | {id(part) for part, handler in others if handler is not halved}, one, half)
+    rules = _rules(module, read | {id(part) for part, handler in others if not runs_its_parts(handler)}, one, half)
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(_apply, rule)) for part, rule in rules]
     handlers += others

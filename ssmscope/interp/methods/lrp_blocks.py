@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import as_diagonal
@@ -30,17 +31,27 @@ Handler = Callable[..., Any]
 
 FAMILIES = tuple(f"transformers.models.{name}." for name in LATER)
 ADDING = re.compile(
-    r"(Layer|Block|MLP|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
+    r"(Layer|Block|MLP|Mlp|FeedForward|MoE|Moe|Experts|Attention|Attention2|RotaryEmbedding|Router|Gating|Model|"
     r"ForCausalLM|ForSequenceClassification)$"
 )
 """Classes of these families that are linear in what passes them once the rules for their parts hold."""
-CONSTANT = ("q_proj", "q_b_proj", "k_proj", "router", "gate", "shared_expert_gate")
+CONSTANT = ("q_proj", "q_b_proj", "k_proj", "g_proj", "router", "gate", "shared_expert_gate")
 """Parts of attention and experts whose output is frozen."""
 ADAPTERS = ("linear_q_adapter_list", "linear_k_adapter_list")
 """Lists of parts that add to q and k (Zamba2)."""
 ACTIVATIONS = ("act_fn", "activation")
 GATED = ("gate_proj", "gate_up_proj", "input_linear", "w1", "proj_up_gate")
 OUT = ("down_proj", "output_linear", "w2", "proj_down")
+WRITTEN_OUT = {
+    "Lfm2MLP": ("w1", "w3", "w2"),
+    "Lfm2MoeMLP": ("w1", "w3", "w2"),
+    "Lfm3MLP": ("w1", "w3", "w2"),
+    "RecurrentGemmaMlp": ("gate_proj", "up_proj", "down_proj"),
+}
+"""Feed-forward parts W₃ (act(g) ⊙ h) whose activation is a function, or that have a bias behind their product, by their
+class, with the names of what makes g and h, and of W₃."""
+CAPS = ("output_logit_soft_cap", "logits_soft_cap")
+"""Fields of configurations with the soft cap of logits."""
 
 
 def of_families(module: nn.Module) -> bool:
@@ -65,6 +76,11 @@ def frozen_parts(module: nn.Module, half: bool) -> list[tuple[nn.Module, Handler
     found += [(parts[name], _constant) for name in CONSTANT if name in parts]
     found += [(each, _constant) for name in ADAPTERS if name in parts for each in parts[name].children()]
     activation = next((parts[name] for name in ACTIVATIONS if name in parts), None)
+    if type(module).__name__ in WRITTEN_OUT:
+        found += [] if activation is None else [(activation, lambda below, c: below(c))]
+        return [*found, (module, partial(_through_gated, module, activation or silu, half))]
+    if activation is None and any(callable(getattr(module, name, None)) for name in ACTIVATIONS):
+        raise InputError(f"lrp has no rule for a {type(module).__name__}, whose activation is no module")
     if activation is None:
         return found
     gated = any(hasattr(module, name) for name in GATED)
@@ -98,8 +114,9 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 
 @contextmanager
 def caps_frozen(module: Any) -> Iterator[None]:
-    """Within, logits behind a soft cap (xLSTM) are those of the head times what the cap makes of each, frozen."""
-    if not getattr(module.config, "output_logit_soft_cap", None):
+    """Within, logits behind a soft cap (xLSTM, RecurrentGemma) are the head's, each times what the cap makes of it,
+    frozen."""
+    if not any(getattr(module.config, name, None) for name in CAPS):
         yield
         return
     seen: list[Tensor] = []
@@ -128,6 +145,22 @@ def _bent(carries: bool, below: Callable[..., Any], c: Tensor) -> Tensor:
     """act(c) as c [act(c) / c], or all of it frozen."""
     c_frozen = c.detach()
     return c * as_diagonal(below, c_frozen) if carries else below(c_frozen)
+
+
+def _through_gated(module: Any, act: Callable[[Tensor], Tensor], half: bool, below: Handler, x: Tensor) -> Tensor:
+    g, h, project = (getattr(module, name) for name in WRITTEN_OUT[type(module).__name__])
+    return project(gated(act, g(x), h(x), half))
+
+
+def gated(act: Callable[[Tensor], Tensor], g: Tensor, h: Tensor, half: bool) -> Tensor:
+    """act(g) ⊙ h with the half rule (MambaLRP), or with its gate frozen."""
+    y = h * act(g.detach())
+    return (y + h.detach() * g * as_diagonal(act, g.detach())) / 2 if half else y
+
+
+def runs_its_parts(handler: Handler) -> bool:
+    """Whether a handler of `frozen_parts` runs the parts of its module, which have rules of their own."""
+    return getattr(handler, "func", handler) in (halved, _through_gated)
 
 
 def _mapped(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -21,6 +21,7 @@ def survival(objective: Objective) -> Scores:
     It is of the text alone, whatever the target: what the model still has of a token, and not what it makes of it.
     """
     mask, model = objective.batch.mask, objective.model
+    model.check_remembers("the method survival")
     total = torch.zeros(mask.shape, dtype=torch.float64)
 
     def add(_: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -36,6 +37,7 @@ def self_retention(objective: Objective) -> Scores:
 
     It is of the text alone, whatever the target: the average of `selection_heatmap`.
     """
+    objective.model.check_remembers("the method self-retention, or self-write,")
     retention = objective.model.trace(objective.batch, keep_inputs=False).retention.cpu().double().mean(0)
     return Scores(retention.masked_fill(~objective.batch.mask.cpu(), 0).float())
 

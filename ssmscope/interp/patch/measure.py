@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,16 @@ from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
+from ssmscope.interp.resuming import Joining, pieces
 from ssmscope.interp.spans import positions_of
 from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
-from ssmscope.states import States, gathered
+from ssmscope.states import States, gathered, tensors
 from ssmscope.trace import LayerState
 
+ENDS = 8
+"""Behind how many tokens states are kept at once."""
 MOST_HEADS = 256
 """Of a layer: with more they are channels, one by one."""
 
@@ -149,6 +153,7 @@ class Runs:
     def __init__(self, model: Model, base: Batch, source: Batch) -> None:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
+        self.joining = Joining(model, base)
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),
@@ -172,24 +177,49 @@ class Runs:
 
     def of_states(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, the state of a layer patched behind a token."""
-        cells: list[int | None] = [*self.layers, None]
-        rows = [torch.tensor([int(own in (layer, None)) for own in cells]) for layer in self.layers]
-        states: States | None = None
-        at = 0
-        for place in sorted(positions):
-            named: Cells = [(layer, place) for layer in cells]
-            if self.model.continues:
-                states = self.model.run(between(self.pair, at, place + 1), states, last_only=True).states
-                at = place + 1
-                mixed = tuple(gathered((state,), row)[0] for state, row in zip(states, rows))
+        layers: list[int | None] = [None, *self.layers]
+        for places, states in self._groups(sorted(positions)):
+            cells = sorted(((layer, place) for place in places for layer in layers), key=_layer_of)
+            rows = [
+                torch.tensor([2 * places.index(place) + int(own in (layer, None)) for own, place in cells])
+                for layer in self.layers
+            ]
+            if states is not None:
+                counts = self._counts(cells)
+                mixed = tuple(gathered((state,), row[:count])[0] for state, row, count in zip(states, rows, counts))
                 mixed += gathered(states[len(rows) :], torch.zeros(len(cells), dtype=torch.long))  # of attention
-                yield named, self._logits(len(cells), place + 1, mixed, [])
+                yield cells, self._logits(cells, [place + 1 for _, place in cells], mixed, [])
             else:
                 kept: dict[int, Any] = {}
-                keep = new_state(place, partial(_kept, kept))
+                keep = new_state(places[0], partial(_kept, kept))
                 self.model.run(self.pair, edits=keep, last_only=True)
-                put = new_state(place, partial(_put, kept, rows))
-                yield named, self._logits(len(cells), 0, None, [put])
+                put = new_state(places[0], partial(_put, kept, rows))
+                yield cells, self._logits(cells, [0] * len(cells), None, [put])
+
+    def _groups(self, positions: Sequence[int]) -> Iterator[tuple[Sequence[int], States | None]]:
+        """Positions whose cells are run together, with the states behind them: of each the base run's and then the
+        source's; one by one and without states of a model that cannot continue from them.
+
+        The states behind several tokens come from one run, whose rows have different ends.
+        """
+        if not self.model.continues:
+            yield from (([place], None) for place in positions)
+            return
+        before: States | None = None
+        at = 0
+        for first in range(0, len(positions), ENDS):
+            chosen = positions[first : first + ENDS]
+            places = [place for place in chosen for _ in self.pair.tokens]
+            batch = pieces(self.pair, [0, 1] * len(chosen), [at] * len(places), [place + 1 for place in places])
+            start = None if before is None else gathered(before, torch.tensor([0, 1] * len(chosen)))
+            after = self.model.run(batch, start, last_only=True).states
+            before, at = gathered(after, torch.tensor([-2, -1]) + len(places)), chosen[-1] + 1
+            done = 0
+            while done < len(chosen):
+                tokens = (len(self.layers) + 1) * (self.length - chosen[done])
+                group = chosen[done : done + (max(1, TOKENS_AT_ONCE // tokens) if self.joining.works else 1)]
+                yield group, gathered(after, torch.arange(2 * done, 2 * (done + len(group))))
+                done += len(group)
 
     def of_positions(self, site: Any, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, what a layer has at `site` patched at a token."""
@@ -198,15 +228,16 @@ class Runs:
         if not kept:
             raise InputError(f"the layers of {self.model.name} have no {site}; patch another site")
         patched = {key[0] if isinstance(key, tuple) else key for key in kept}
-        cells: Cells = [(layer, place) for place in sorted(positions) for layer in (*sorted(patched), None)]
+        cells: Cells = [(layer, place) for place in sorted(positions) for layer in (None, *sorted(patched))]
         for chosen, start, states in self._chunks(cells, [place for _, place in cells]):
+            counts = self._counts(chosen)
             rows = {}
             for layer in patched:
-                rows[layer] = torch.zeros(len(chosen), self.length - start, dtype=torch.bool)
-                for row, (own, place) in enumerate(chosen):
+                rows[layer] = torch.zeros(counts[layer], self.length - start, dtype=torch.bool)
+                for row, (own, place) in enumerate(chosen[: counts[layer]]):
                     rows[layer][row, place - start] = own in (layer, None)
             values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(len(chosen), start, states, [replaced(site, values, rows=rows)])
+            yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced(site, values, rows=rows)])
 
     def of_heads(self, positions: Sequence[int]) -> Iterator[tuple[Cells, Tensor]]:
         """Cells with their logits, what a head reads of the state patched at all of these tokens."""
@@ -217,15 +248,15 @@ class Runs:
         cells: Cells = [(layer, head) for layer in self.layers for head in range(kept[layer, 0].shape[2])]
         first = min(positions)
         for chosen, start, states in self._chunks(cells, [first] * len(cells)):
-            rows = {}
+            rows, counts = {}, self._counts(chosen)
             for layer in self.layers:
                 heads = kept[layer, 0].shape[2]
-                rows[layer] = torch.zeros(len(chosen), self.length - start, heads, dtype=torch.bool)
-                for row, (own, head) in enumerate(chosen):
+                rows[layer] = torch.zeros(counts[layer], self.length - start, heads, dtype=torch.bool)
+                for row, (own, head) in enumerate(chosen[: counts[layer]]):
                     if own == layer:
                         rows[layer][row, [place - start for place in positions], head] = True
             values = {key: value[:, start:] for key, value in kept.items()}
-            yield chosen, self._logits(len(chosen), start, states, [replaced("scans", values, rows=rows)])
+            yield chosen, self._logits(chosen, [start] * len(chosen), states, [replaced("scans", values, rows=rows)])
 
     def _chunks(self, cells: Cells, begins: Sequence[int]) -> Iterator[tuple[Cells, int, States | None]]:
         """Cells that are run together, where they begin, and the base run's state there; `begins` is sorted."""
@@ -233,19 +264,44 @@ class Runs:
         while done < len(cells):
             start = begins[done] if self.model.continues else 0
             if start > at:
-                states = self.model.run(between(self.base, at, start), states, last_only=True).states
+                states = self.model.run(pieces(self.base, [0], [at], [start]), states, last_only=True).states
                 at = start
             count = max(1, TOKENS_AT_ONCE // (self.length - start))
-            chosen = cells[done : done + count]
-            rows = torch.zeros(len(chosen), dtype=torch.long)
-            yield chosen, start, None if states is None else gathered(states, rows)
+            chosen = sorted(cells[done : done + count], key=_layer_of)
+            begin = None
+            if states is not None:
+                counts = self._counts(chosen)
+                own = [torch.zeros(n, dtype=torch.long) for n in counts]
+                begin = tuple(gathered((state,), rows)[0] for state, rows in zip(states, own))
+                begin += gathered(states[len(counts) :], torch.zeros(len(chosen), dtype=torch.long))  # of attention
+            yield chosen, start, begin
             done += count
 
-    def _logits(self, rows: int, start: int, states: States | None, edits: Sequence[Edit]) -> Tensor:
-        """The last logits of so many runs of the base text from a token on."""
-        batch = between(self.base, start, self.length).rows([0] * rows)
-        with edited(self.model, edits), torch.no_grad(), self.model.running(mask=batch.mask, states=states):
+    def _counts(self, cells: Cells) -> list[int]:
+        """How many of these cells' rows each layer runs; they are in the order of their layers."""
+        layers = [_layer_of(cell) for cell in cells]
+        return self.joining.counts(layers) if self.joining.works else [len(cells)] * len(self.layers)
+
+    def _logits(self, cells: Cells, begins: Sequence[int], states: States | None, edits: Sequence[Edit]) -> Tensor:
+        """The last logits of runs of the base text from some token on, one for each cell, in the order of their
+        layers.
+
+        Rows that begin later are padded on the right, where nothing of them is read any more: layers need no mask.
+        """
+        batch = pieces(self.base, [0] * len(cells), begins, [self.length] * len(cells))
+        with ExitStack() as around:
+            if self.joining.works:
+                around.enter_context(self.joining.rows([_layer_of(cell) for cell in cells], begins))
+            if edits:
+                around.enter_context(edited(self.model, edits))
+            around.enter_context(torch.no_grad())
+            around.enter_context(self.model.running(mask=torch.ones_like(batch.mask), states=states))
             return self.model.forward(batch, last_only=True)
+
+
+def _layer_of(cell: tuple[int | None, int]) -> int:
+    """From which layer on a cell's run differs from the base run; 0 where all layers are patched."""
+    return cell[0] or 0
 
 
 def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerState:
@@ -253,19 +309,9 @@ def _kept(into: dict[int, LayerState], state: LayerState, site: Site) -> LayerSt
     return into.setdefault(site.layer, state)
 
 
-def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], _: LayerState, site: Site) -> LayerState:
-    """The kept state of a layer, of the rows that it is patched in."""
-    return gathered((kept[site.layer],), rows[site.layer])[0]
-
-
-def between(batch: Batch, start: int, stop: int) -> Batch:
-    """The tokens start ≤ t < stop of texts of one length."""
-    return Batch(
-        batch.input_ids[:, start:stop],
-        batch.mask[:, start:stop],
-        tuple(tokens[start:stop] for tokens in batch.tokens),
-        tuple(words[start:stop] for words in batch.words),
-    )
+def _put(kept: Mapping[int, LayerState], rows: Sequence[Tensor], state: LayerState, site: Site) -> LayerState:
+    """The kept state of a layer, of the rows that it is patched in, of as many rows as the run has there."""
+    return gathered((kept[site.layer],), rows[site.layer][: len(tensors((state,))[0])])[0]
 
 
 def _last(model: Model, batch: Batch) -> Tensor:

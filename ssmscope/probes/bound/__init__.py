@@ -68,6 +68,7 @@ def generalization_bound(
     from ssmscope.results import record_provenance
 
     parts = theorem_model(model)
+    model.check_remembers("the bound")
     if examples is None:
         examples = trained_examples(model.name)
     setting: dict[str, Any] = {"length": length, "examples": examples}

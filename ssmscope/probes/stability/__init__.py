@@ -75,6 +75,7 @@ def stability(
     from ssmscope.results import record_provenance
 
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
+    model.check_remembers("stability")
     chosen = places(positions, inputs.longest)
     found = run(model, inputs.batch, chosen)
     layers = tuple(

@@ -1,0 +1,112 @@
+"""What a language model scores on benchmarks, and how it is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.results import Result
+from ssmscope.show.table import Cell, Line, Table, table, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ssmscope.show.blocks import Block
+
+
+@dataclass(frozen=True)
+class Score:
+    """One measure of a task."""
+
+    task: str
+    measure: str
+    estimate: Estimate
+    """With the harness's standard error: value ± 1.96 of them; NaN where it gives none."""
+    higher: bool
+    """Whether more is better."""
+    shots: int
+    examples: int
+    """How many were asked; 0 of a group."""
+
+
+@dataclass(frozen=True)
+class Benchmarks(Result, kind="benchmarks"):
+    """A model's scores on tasks of lm-evaluation-harness. `len` and iteration are over the scores."""
+
+    scores: tuple[Score, ...]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def headline(self) -> str:
+        return f"Benchmarks of {self.model_name}: {', '.join(dict.fromkeys(score.task for score in self.scores))}"
+
+    def verdict(self, at: int = 0) -> str:
+        firsts = {score.task: score for score in reversed(self.scores)}
+        told = (f"{one.measure} {written(one.estimate)} on {task}" for task, one in reversed(firsts.items()))
+        return ", ".join(told)
+
+    @classmethod
+    def compare(cls, results: Sequence[Benchmarks], labels: Sequence[Sequence[str]]) -> Table:
+        lines = [
+            replace(line, labels=(label, *line.labels))
+            for result, (label,) in zip(results, labels)
+            for line in result._lines()
+        ]
+        return table(("model", "task", "measure"), lines)
+
+    def _lines(self) -> list[Line]:
+        return [
+            Line(
+                (one.task, one.measure),
+                {
+                    "value": Cell(one.estimate),
+                    "shots": Cell(text=str(one.shots)),
+                    "examples": Cell(text=f"{one.examples:,}" if one.examples else ""),
+                },
+            )
+            for one in self.scores
+        ]
+
+    def to_frame(self) -> DataFrame:
+        """A row per score: columns task, measure, value, low, high (95 %), higher_is_better, shots, examples."""
+        import pandas as pd
+
+        names = ["task", "measure", "value", "low", "high", "higher_is_better", "shots", "examples"]
+        rows = [
+            (s.task, s.measure, s.estimate.value, s.estimate.low, s.estimate.high, s.higher, s.shots, s.examples)
+            for s in self.scores
+        ]
+        return pd.DataFrame(rows, columns=names)
+
+    def figure(self) -> Figure:
+        """A point with its interval for each score between 0 and 1; the others are larger and in the table alone."""
+        from ssmscope.show.figure import COLOURS, SOFT, Sheet, points
+
+        shown = [one for one in self.scores if 0 <= one.estimate.value <= 1] or list(self.scores)
+        high = 0.3 * len(shown)
+        below = "lm-evaluation-harness; 95 % intervals over examples"
+        sheet = Sheet(8.6, Sheet.TOP + high + 0.55, ("Benchmarks of ", self.model_name, ""), below)
+        axes = sheet.panel(2.6, sheet.top, 3.9, high)
+        names = [f"{one.task}, {one.measure}" for one in shown]
+        points(axes, names, [one.estimate for one in shown], [COLOURS[0]] * len(shown))
+        axes.set_xlabel("score", color=SOFT, size=8.5)
+        return sheet.figure
+
+    def blocks(self) -> Iterable[Block]:
+        from ssmscope.show.blocks import Prose
+
+        yield from self.opening()
+        yield table(("task", "measure"), self._lines())
+        version = self.provenance["versions"].get("lm-eval", "")
+        without = " A score without a standard error has no interval." * any(
+            math.isnan(one.estimate.low) for one in self.scores
+        )
+        yield Prose(
+            f"Prompts, measures and standard errors of lm-eval {version}; 95 % intervals over examples.{without}"
+        )

@@ -1,0 +1,188 @@
+"""Checkpoints of flash-linear-attention give the logits of its layers' definitions, written out step by step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from examples import relative
+from loud import loud
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import logsigmoid, silu, softplus
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+import ssmscope
+from ssmscope.errors import InputError
+
+IDS = [5, 17, 3, 9, 22, 1, 4, 60]
+VOCABULARY, WIDTH, LAYERS, HEADS, INNER, EPS, TAPS = 67, 24, 2, 3, 40, 1e-2, 3  # an epsilon that is seen
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gated_deltanet": dict(head_dim=4, expand_v=1.5, allow_neg_eigval=True, num_v_heads=None),
+    "delta_net": dict(expand_k=0.5, expand_v=1.0, tie_word_embeddings=True),
+    "gla": dict(expand_k=0.5, expand_v=1.0, fuse_norm=True),
+    "retnet": dict(expand_k=1.0),
+}
+SIZES = {"gated_deltanet": (12, 18), "delta_net": (12, 24), "gla": (12, 24), "retnet": (24, 48)}
+LINEAR = ("gla", "retnet")
+
+
+def checkpoint(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A configuration, and random weights by the library's names."""
+    config = dict(
+        **dict(model_type=kind, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_heads=HEADS, vocab_size=VOCABULARY),
+        **dict(intermediate_size=INNER, norm_eps=EPS, conv_size=TAPS, architectures=["ForCausalLM"], attn=None),
+        **CONFIGS[kind],
+    )
+    key, value = SIZES[kind]
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (WIDTH,), "mlp_norm.weight": (WIDTH,)}
+    shapes |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
+    shapes |= {"mlp.down_proj.weight": (WIDTH, INNER), "attn.o_proj.weight": (WIDTH, value)}
+    shapes |= {f"attn.{name}_proj.weight": (size, WIDTH) for name, size in (("q", key), ("k", key), ("v", value))}
+    if kind == "gla":
+        shapes |= {"attn.gk_proj.0.weight": (16, WIDTH), "attn.gk_proj.1.weight": (key, 16)}
+        shapes |= {"attn.gk_proj.1.bias": (key,)}
+    if kind in LINEAR:
+        shapes["attn.g_norm_swish_gate.weight"] = (value // HEADS,)
+    else:
+        shapes |= {f"attn.{n}_conv1d.weight": (size, 1, TAPS) for n, size in (("q", key), ("k", key), ("v", value))}
+        shapes |= {"attn.o_norm.weight": (value // HEADS,), "attn.b_proj.weight": (HEADS, WIDTH)}
+    if kind != "delta_net":
+        shapes["attn.g_proj.weight"] = (value, WIDTH)
+    if kind == "gated_deltanet":
+        shapes |= {"attn.a_proj.weight": (HEADS, WIDTH), "attn.A_log": (HEADS,), "attn.dt_bias": (HEADS,)}
+    torch.manual_seed(3)
+    weights = {
+        f"model.layers.{layer}.{name}": torch.randn(shape) * (0.5 if len(shape) > 1 else 0.3) + (len(shape) == 1)
+        for layer in range(LAYERS)
+        for name, shape in shapes.items()
+    }
+    weights |= {"model.embeddings.weight": torch.randn(VOCABULARY, WIDTH), "model.norm.weight": torch.rand(WIDTH) + 1}
+    if not config.get("tie_word_embeddings"):
+        weights["lm_head.weight"] = torch.randn(VOCABULARY, WIDTH)
+    return config, weights
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def turned(x: Tensor, t: int) -> Tensor:
+    """Dimension i of a head with i + d/2, by t 10000^(−2i/d)."""
+    half, y = len(x) // 2, torch.zeros_like(x)
+    for i in range(half):
+        angle = torch.tensor(t * 10000.0 ** (-2 * i / len(x)), dtype=x.dtype)
+        y[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
+        y[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
+    return y
+
+
+def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
+    """A layer's output from its input (length, width), token by token and head by head."""
+    length, (key, value) = len(x), (size // HEADS for size in SIZES[kind])
+    made = {}
+    for name in "qkv":
+        made[name] = x @ p[f"{name}_proj.weight"].T
+        if kind not in LINEAR:
+            taps, before = p[f"{name}_conv1d.weight"][:, 0], made[name]
+            after = torch.zeros_like(before)
+            for t in range(length):
+                for j in range(TAPS):
+                    if t - j >= 0:
+                        after[t] += taps[:, TAPS - 1 - j] * before[t - j]
+            made[name] = silu(after)
+    q, k, v = (made[name].view(length, HEADS, -1) for name in "qkv")
+    outputs = torch.zeros(length, HEADS, value, dtype=x.dtype)
+    for h in range(HEADS):
+        S = torch.zeros(key, value, dtype=x.dtype)
+        for t in range(length):
+            a, b = q[t, h], k[t, h]
+            if kind == "retnet":
+                a, b = turned(a, t), turned(b, t)
+                S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(b, v[t, h])
+            elif kind == "gla":
+                gate = x[t] @ p["gk_proj.0.weight"].T @ p["gk_proj.1.weight"].T + p["gk_proj.1.bias"]
+                S = (logsigmoid(gate).view(HEADS, key)[h] / 16).exp()[:, None] * S + torch.outer(b, v[t, h])
+            else:
+                a, b = (each / (each.square().sum() + 1e-6).sqrt() for each in (a, b))
+                beta = (2 if kind == "gated_deltanet" else 1) * torch.sigmoid(x[t] @ p["b_proj.weight"][h])
+                if kind == "gated_deltanet":
+                    S = S * (-p["A_log"][h].exp() * softplus(x[t] @ p["a_proj.weight"][h] + p["dt_bias"][h])).exp()
+                S = S + beta * torch.outer(b, v[t, h] - b @ S)
+            outputs[t, h] = (a * key**-0.5) @ S
+    o = normed(outputs, p["g_norm_swish_gate.weight" if kind in LINEAR else "o_norm.weight"]).reshape(length, -1)
+    if kind != "delta_net":
+        o = o * silu(x @ p["g_proj.weight"].T)
+    return o @ p["o_proj.weight"].T
+
+
+def logits(kind: str, weights: dict[str, Tensor]) -> Tensor:
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    x = w["model.embeddings.weight"][IDS]
+    for layer in range(LAYERS):
+        p = {n.removeprefix(s): t for s in [f"model.layers.{layer}."] for n, t in w.items() if n.startswith(s)}
+        own = {name.removeprefix("attn."): tensor for name, tensor in p.items() if name.startswith("attn.")}
+        x = x + mixed(kind, own, normed(x, p["attn_norm.weight"]))
+        inner = normed(x, p["mlp_norm.weight"])
+        gate, up = (inner @ p[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (silu(gate) * up) @ p["mlp.down_proj.weight"].T
+    head = w.get("lm_head.weight", w["model.embeddings.weight"])
+    return normed(x, w["model.norm.weight"]) @ head.T
+
+
+def saved(directory, config: dict[str, Any], weights: dict[str, Tensor]):
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(weights, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_are_those_of_the_definition(kind, tmp_path):
+    config, weights = checkpoint(kind)
+    model = ssmscope.load(saved(tmp_path / "theirs", config, weights), dtype="float64")
+    batch = model.encode(ids=[IDS, IDS[:3]])
+    expected = logits(kind, weights)
+    found = model.logits(batch)
+    assert relative(found[0], expected) < 1e-9 and relative(found[1, :3], expected[:3]) < 1e-9
+    model.module.save_pretrained(tmp_path / "ours")
+    again = ssmscope.load(tmp_path / "ours", dtype="float64")
+    assert again.fingerprint == model.fingerprint and torch.equal(again.logits(batch), found)
+    for name in [each for each in weights if each.endswith("mlp.gate_proj.weight")]:  # as stored before 2025
+        weights[name] = torch.cat([weights[name], weights.pop(name.replace("gate_proj", "up_proj"))])
+    assert torch.equal(ssmscope.load(saved(tmp_path, config, weights), dtype="float64").logits(batch), found)
+
+
+def test_what_our_layers_do_not_have_is_refused(tmp_path):
+    for kind, change, words in (
+        ("gated_deltanet", {"attn": {"layers": [1]}}, "attn is .*; allowed is None"),
+        ("gated_deltanet", {"num_v_heads": 6}, "num_v_heads is 6; allowed is None"),
+        ("delta_net", {"use_gate": True}, "use_gate is true; allowed is False"),
+        ("gla", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is None"),
+        ("gla", {"norm_eps": "small"}, "norm_eps is 'small'; allowed is a number"),
+        ("gla", {"num_heads": 4}, "do not fit its configuration"),
+        ("retnet", {"num_heads": 0}, "num_heads 0 must be an integer, 1 or more"),
+        ("delta_net", {"num_heads": 0}, "cannot be built from its config.json"),
+        ("gated_deltanet", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; allowed is no more than"),
+        ("gated_deltanet", {"head_dim": 10**6}, "it describes a model of more than"),
+    ):
+        config, weights = checkpoint(kind)
+        with pytest.raises(InputError, match=words):
+            ssmscope.load(saved(tmp_path, {**config, **change}, weights))
+
+
+def test_mamba2_is_transformers_with_its_own_fields(tmp_path):
+    torch.manual_seed(0)
+    shared = dict(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, expand=2, head_dim=8, num_heads=4)
+    shared |= dict(state_size=4, n_groups=1, chunk_size=8, tie_word_embeddings=False)
+    module = loud(Mamba2ForCausalLM(Mamba2Config(**shared, layer_norm_epsilon=EPS, time_step_limit=(0.1, 0.7))))
+    config = {"model_type": "mamba2", **shared, "norm_eps": EPS, "dt_limit": [0.1, 0.7], "hidden_act": "silu"}
+    weights = {name: weight.detach().clone() for name, weight in module.state_dict().items()}
+    model = ssmscope.load(saved(tmp_path, config, weights))
+    with torch.no_grad():
+        own = module(torch.tensor([IDS]), use_cache=False).logits
+    assert relative(model.logits(model.encode(ids=IDS)), own) < 1e-5
+    with pytest.raises(InputError, match="hidden_act is 'gelu'; allowed is 'silu'"):
+        ssmscope.load(saved(tmp_path, {**config, "hidden_act": "gelu"}, weights))

@@ -1,0 +1,70 @@
+"""LFM2, whose layers are short convolutions and attention: what can be asked of it, and what has no memory to ask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples import EXAMPLES, random_example, relative
+from loud import loud
+from torch.nn.functional import conv1d, pad
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.model import Model
+from ssmscope.probes.lens.lenses import SSMUnembed, hidden_states
+
+IDS = [5, 17, 3, 9, 22, 1, 4]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(loud(random_example("lfm2")), name="short")
+
+
+def test_what_is_about_a_memory_is_refused_in_one_line(model):
+    batch = model.encode(ids=IDS)
+    for ask, what in (
+        (lambda: ssmscope.selection_heatmap(model, batch), "a heatmap"),
+        (lambda: ssmscope.selection_heatmap(None, model.trace(batch), score="retention"), "a heatmap"),
+        (lambda: ssmscope.stability(model, batch), "stability"),
+        (lambda: ssmscope.explain(model, batch, methods=["survival"]), "the method survival"),
+        (lambda: ssmscope.explain(model, batch, methods=["self-write"]), "the method self-retention, or self-write,"),
+        (lambda: ssmscope.generalization_bound(model), "the bound"),
+        (lambda: ssmscope.steer(model, batch, toward=[IDS], away=[IDS[:3]], site="state"), "a state"),
+    ):
+        with pytest.raises(InputError, match=f"^no layer of short has a recurrent memory, which {what} is about: .*"):
+            ask()
+
+
+def test_implicit_attention_is_the_convolutions_taps(model):
+    """C_t k_{t−s}, averaged over channels, by hand."""
+    found = ssmscope.implicit_attention(model, model.encode(ids=IDS))[0].maps
+    assert [each.layer for each in found] == ["0", "1 attention", "2"]
+    layer, mixer = model.trace(ids=IDS).layers[0], model.mixers[0]
+    expected = torch.zeros(7, 7)
+    for t in range(7):
+        for s in range(max(0, t - 2), t + 1):
+            expected[t, s] = (layer.z[0, t] * mixer.conv.weight[:, 0, 2 - (t - s)]).mean()
+    assert relative(torch.from_numpy(found[0].values), expected) < 1e-5
+    with torch.no_grad():
+        B, C, x = mixer.in_proj(layer.u).chunk(3, dim=-1)
+        assert relative(layer.z, C) == 0
+        k = mixer.conv
+        y = conv1d(pad((B * x).mT, (2, 0)), k.weight, k.bias, groups=k.groups).mT
+        assert relative(layer.recurrence.x.squeeze(-1), y) < 1e-6
+
+
+def test_explanations_and_lenses_answer(model):
+    batch = model.encode(ids=IDS)
+    methods = ["gradxinput", "occlusion", "lrp", "attention-rollout", "attention-gradient"]
+    found = ssmscope.explain(model, batch, methods=methods)
+    assert found.methods == tuple(methods)
+    streams = hidden_states(model, batch)
+    assert len(streams) == 4 and relative(SSMUnembed(model)(streams[-1]), model.logits(batch)) < 1e-5
+
+
+@pytest.mark.skipif("lfm2_moe" not in EXAMPLES, reason="transformers 4.57 has no LFM2 with experts")
+def test_relevance_refuses_experts_whose_activation_is_a_function():
+    experts = Model(loud(random_example("lfm2_moe")))
+    with pytest.raises(InputError, match="no rule for a Lfm2MoeExperts, whose activation is no module"):
+        ssmscope.explain(experts, experts.encode(ids=IDS), methods=["lrp"])

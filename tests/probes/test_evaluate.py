@@ -1,0 +1,102 @@
+"""Benchmarks of lm-evaluation-harness: its own tasks on local files, scored as in its own run through transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+from loud import loud
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.tasks.byte_pairs import train_byte_pairs
+
+lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip install '.[lm-eval]'")
+
+from ssmscope.probes.evaluate import harness  # noqa: E402
+
+PAIRS = [("The cup fell on the plate, and it broke.", "The cup broke."), ("Ann saw Bea when she came.", "Ann came.")]
+ROWS = {
+    "sentence1": [one for one, _ in PAIRS] * 6,
+    "sentence2": [other for _, other in PAIRS] * 6,
+    "label": [0, 1, 1, 0] * 3,
+}
+ROLLING = """
+task: own_text
+dataset_path: parquet
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{sentence1}}}}"
+metric_list:
+  - metric: word_perplexity
+"""
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = train_byte_pairs([text for pair in PAIRS for text in pair], vocabulary=280)
+    sizes = dict(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, state_size=4, expand=2)
+    torch.manual_seed(0)
+    return ssmscope.load(
+        loud(Mamba2ForCausalLM(Mamba2Config(**sizes, head_dim=8, num_heads=4, n_groups=1))), tokenizer=tokenizer
+    )
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    folder = tmp_path / "wnli"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        pd.DataFrame(ROWS).to_parquet(folder / f"{split}.parquet")
+    (tmp_path / "own.yaml").write_text(ROLLING.format(file=folder / "validation.parquet"))
+    monkeypatch.setenv("SSMSCOPE_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_scores_are_those_of_a_run_through_transformers(model, data):
+    found = ssmscope.evaluate(model, tasks=["wnli", "own_text"], include=data, batch_size=5)
+    files = data / "wnli.yaml"
+    base = harness.TaskManager().task_index["wnli"].yaml_path
+    files.write_text(json.dumps({"task": "wnli", "include": str(base), **harness.local_files("wnli")}))
+    plain = harness.HFLM(pretrained=model.module, tokenizer=model.tokenizer, backend="causal", batch_size=1)
+    own = harness.simple_evaluate(plain, tasks=[str(files), str(data / "own.yaml")])["results"]
+    scores = {(one.task, one.measure): one for one in found.scores}
+    accuracy, perplexity = scores["wnli", "acc"], scores["own_text", "word_perplexity"]
+    assert accuracy.estimate.value == own["wnli"]["acc,none"] and accuracy.examples == len(ROWS["label"])
+    half = 1.96 * own["wnli"]["acc_stderr,none"]
+    assert accuracy.estimate.high - accuracy.estimate.low == pytest.approx(2 * half)
+    assert perplexity.estimate.value == pytest.approx(own["own_text"]["word_perplexity,none"], rel=1e-4)
+    assert accuracy.higher and not perplexity.higher and math.isnan(perplexity.estimate.low)
+    assert found.provenance["versions"]["lm-eval"] and f"acc {accuracy.estimate.value:.3f}" in found.verdict()
+    assert list(found.to_frame().task) == ["wnli", "own_text"] and "wnli" in found.to_html()
+    assert ssmscope.Result.load(found.save(data / "out", "scores")["json"]) == found
+
+
+def test_shots_and_limit_change_what_is_asked(model, data):
+    one = ssmscope.evaluate(model, tasks=["wnli"], shots=2, limit=3, seed=1).scores[0]
+    assert (one.shots, one.examples) == (2, 3)
+
+
+def test_the_harness_knows_our_model_by_name(model, data):
+    found = harness.simple_evaluate(
+        "ssmscope", model_args={"pretrained": model}, tasks=[str(data / "own.yaml")], limit=2
+    )
+    assert found["results"]["own_text"]["word_perplexity,none"] > 1
+
+
+def test_what_is_refused(model, data):
+    with pytest.raises(InputError, match="'wnly' is no task of lm-eval; did you mean 'wnli'"):
+        ssmscope.evaluate(model, tasks=["wnly"])
+    with pytest.raises(InputError, match="classifier"):
+        ssmscope.evaluate(ssmscope.load("demo/sst2-mamba2"), tasks=["wnli"])
+    for split in ("train", "validation"):
+        pd.DataFrame({"text": ["a"], "label": [0]}).to_parquet(data / "wnli" / f"{split}.parquet")
+    with pytest.raises(InputError, match="wnli: the data cannot be read .*sentence1"):
+        ssmscope.evaluate(model, tasks=["wnli"])
