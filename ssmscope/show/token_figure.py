@@ -61,7 +61,7 @@ def colour_bar(sheet: Axes, left: float, stops: Sequence[str], ends: tuple[str, 
     width, height = figure.get_size_inches()
     axes = figure.add_axes((left / width, 1 - 0.32 / height, BAR / width, 0.11 / height))
     mappable = ScalarMappable(cmap=ListedColormap(ramp(stops, 256)))
-    labels = {0: ends[0], 0.5: "0", 1: ends[1]} if stops is SIGNED else {0: ends[0], 1: ends[1]}
+    labels: dict[float, str] = {0: ends[0], 0.5: "0", 1: ends[1]} if stops is SIGNED else {0: ends[0], 1: ends[1]}
     scale = figure.colorbar(mappable, cax=axes, orientation="horizontal", ticks=list(labels))
     scale.outline.set_linewidth(0.4)
     axes.set_xticklabels(list(labels.values()), fontsize=7, color=SOFT)
