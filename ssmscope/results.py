@@ -25,10 +25,10 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ssmscope import __version__, register
 from ssmscope.errors import InputError, did_you_mean
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ssmscope.show.table import Table
 
 R = TypeVar("R", bound="Result")
+T = TypeVar("T")
 
 SUFFIXES = ("json", "csv", "png", "html")
 """How the files of a result end, unless others are asked for."""
@@ -117,7 +118,7 @@ class Result(ABC):
     def headline(self) -> str:
         """One line that says what this is and of which model; the title of the page and of the terminal
         view."""
-        return f"{self.kind} of {self.provenance.get('model', 'a model')}"
+        return f"{self.kind} of {self.model_name}"
 
     def verdict(self, at: int = 0) -> str:
         """What the result says of a model, by its number among those that it is of: one line of numbers with their
@@ -305,6 +306,21 @@ class Result(ABC):
             "md": self.to_markdown,
         }[suffix]()
         return text.encode(errors="strict" if suffix == "json" else "backslashreplace")
+
+
+class OverTexts(Generic[T]):
+    """Mixed into a result of several texts: `len`, iteration and `[i]` are over them."""
+
+    texts: tuple[T, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.texts)
+
+    def __getitem__(self, index: int) -> T:
+        return self.texts[index]
 
 
 def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:

@@ -32,10 +32,12 @@ def report(
         Path, typer.Option("--out", metavar="DIR", help="Where results, tables and index.html are, and are added to.")
     ],
     model: Annotated[
-        Sequence[str] | None, "In place of the plan's models; repeatable.", REPEATED, Metavar("MODEL")
+        Sequence[str] | None, "In place of the plan's models; may be repeated.", REPEATED, Metavar("MODEL")
     ] = None,
     data: Annotated[str | None, "The same as --set data=DATA.", Metavar("DATA")] = None,
-    set: Annotated[Sequence[str] | None, "A variable of the plan; repeatable.", REPEATED, Metavar("NAME=VALUE")] = None,
+    set: Annotated[
+        Sequence[str] | None, "A variable of the plan; may be repeated.", REPEATED, Metavar("NAME=VALUE")
+    ] = None,
     dry_run: Annotated[bool, "List the jobs, what is done, and how long they may take."] = False,
     engine: Annotated[Literal["local", "ray"], "In this process, or on the workers of Ray."] = "local",
     address: Annotated[str | None, "A Ray cluster that runs; else one is started.", Metavar("HOST:PORT")] = None,

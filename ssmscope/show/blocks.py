@@ -67,6 +67,7 @@ class TokenRow:
         query: the token that is framed, because the others' scores are what it takes from them.
         state: the score of what comes before the first token.
         remark: what has to be said of it.
+        own: the lowest and highest score, where other rows have the same ends.
     """
 
     name: str
@@ -79,11 +80,12 @@ class TokenRow:
     query: int | None = None
     state: float | None = None
     remark: str = ""
+    own: tuple[float, float] | None = None
 
     @property
     def extent(self) -> str:
         """The ends of the colours in figures."""
-        return f"±{number(self.ends[1])}" if self.signed else span_of(*self.ends)
+        return f"±{number(self.ends[1])}" if self.signed else span_of(*(self.own or self.ends))
 
     def shades(self, scores: np.ndarray | None = None, *, count: int | None = None) -> np.ndarray:
         """Which of `count` colours each token has, or each of other scores on the same scale, from 0 on; −1 for none.

@@ -61,9 +61,10 @@ def colour_bar(sheet: Axes, left: float, stops: Sequence[str], ends: tuple[str, 
     width, height = figure.get_size_inches()
     axes = figure.add_axes((left / width, 1 - 0.32 / height, BAR / width, 0.11 / height))
     mappable = ScalarMappable(cmap=ListedColormap(ramp(stops, 256)))
-    scale = figure.colorbar(mappable, cax=axes, orientation="horizontal", ticks=[0, 1])
+    labels: dict[float, str] = {0: ends[0], 0.5: "0", 1: ends[1]} if stops is SIGNED else {0: ends[0], 1: ends[1]}
+    scale = figure.colorbar(mappable, cax=axes, orientation="horizontal", ticks=list(labels))
     scale.outline.set_linewidth(0.4)
-    axes.set_xticklabels(ends, fontsize=7, color=SOFT)
+    axes.set_xticklabels(list(labels.values()), fontsize=7, color=SOFT)
     axes.tick_params(length=2, width=0.4, pad=1.5)
     axes.set_xlabel(name, fontsize=7, color=SOFT, labelpad=1)
 
@@ -267,7 +268,9 @@ def _extent(paper: Axes, right: float, y: float, row: TokenRow) -> None:
     """A row's range at the right end of its tokens, what comes from the state, and what is to be said of it."""
     write(paper, right + 0.08, y, row.extent, size=6.5, color=SOFT, va="center")
     if row.remark:
-        write(paper, right + 0.82, y, row.remark, size=6.5, color=MARK, va="center")
+        write(
+            paper, right + max(0.82, 0.15 + 0.055 * len(row.extent)), y, row.remark, size=6.5, color=MARK, va="center"
+        )
     if row.state is not None:
         colour = _state_colour(row)
         place = Rectangle((right + 0.8, y - 0.08), 0.72, 0.16, facecolor=colour, edgecolor=SOFT, linewidth=0.4)

@@ -351,6 +351,7 @@ LAYOUTS = {
 def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
     figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
     assert not overlapping(texts) and not outside(figure, texts)
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["−limit", "0", "limit"]
 
 
 def pictures(figure):

@@ -29,6 +29,7 @@ from ssmscope.show.tokens import (
     ink,
     numbers,
     ramp,
+    span_of,
     visible,
     written,
 )
@@ -257,6 +258,7 @@ def test_a_flat_row_is_drawn_flat_and_says_so(trace):
     assert "nothing stands out" in str(result) and "flat: noise" in str(result)
     for row in rows(result).texts[0].rows:
         assert row.remark == "flat: noise" and len(set(row.shades()[1:].tolist())) == 1
+        assert row.extent == "0.969500–0.970000"
     lively = eq_10(trace)
     assert not any(lively[0].flat) and {row.remark for row in rows(lively).texts[0].rows} == {""}
 
@@ -266,6 +268,10 @@ def test_one_scale_for_all_rows_and_texts(model):
     end = max(float(np.vstack([text.mean, text.scores]).max()) for text in result)
     assert scale(result) == (0.0, pytest.approx(end))
     assert {row.ends for text in rows(result).texts for row in text.rows} == {scale(result)}
+    for row, scores in zip(rows(result).texts[0].rows[1:], result[0].scores):
+        low, high = row.own
+        assert (low, high) == (scores[~result[0].special].min(), scores[~result[0].special].max())
+        assert row.extent == span_of(low, high)
     own = selection_heatmap(model, model.encode(ids=IDS), scale="row")
     assert len({row.ends for text in rows(own).texts for row in text.rows}) == 6
     assert rows(result).texts[0].span == (0, 3) and "the convolution reaches before" in str(result)

@@ -280,11 +280,26 @@ class TestResult:
         assert (
             second.get_xscale() == "log" and second.lines[0].get_ydata().tolist() == output.output.within[:, 0].tolist()
         )
-        marks = [own for own in second.lines if len(own.get_xdata()) == 1]
-        reached = [
-            k for k in (output.output.effective_context(share) for share in (0.5, 0.9, 0.95)) if math.isfinite(k)
-        ]
-        assert [mark.get_xdata()[0] for mark in marks] == reached
+        for r2, title in ((0.95, "effective context"), (0.3, "within the text")):
+            reach = dataclasses.replace(output.output, decay=dataclasses.replace(output.output.decay, r2=r2))
+            second = dataclasses.replace(output, reaches=(reach, *output.reaches[1:])).figure().axes[1]
+            marks = [own.get_xdata()[0] for own in second.lines if len(own.get_xdata()) == 1]
+            counted = [reach.effective_context(share, within=r2 < 0.9) for share in (0.5, 0.9, 0.95)]
+            assert marks == [k for k in counted if math.isfinite(k)]
+            assert second.get_legend().get_title().get_text() == title
+        assert len(marks) == 3  # the text's own tokens always hold every share
+
+    def test_layers_without_one_rate_show_what_the_texts_hold(self, found):
+        bent = tuple(
+            dataclasses.replace(reach, decay=dataclasses.replace(reach.decay, r2=0.3)) for reach in found.reaches
+        )
+        upper = next(
+            axes
+            for axes in dataclasses.replace(found, reaches=bent).figure().axes
+            if axes.get_title("left") == "effective context, tokens, within the text"
+        )
+        middle = next(line for line in upper.lines if line.get_label() == "90 %").get_ydata()
+        assert middle.tolist() == [reach.effective_context(0.9, within=True) for reach in found.layers]
 
     @pytest.mark.filterwarnings("error")
     def test_a_single_token_and_long_names(self):

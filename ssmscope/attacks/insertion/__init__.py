@@ -40,7 +40,7 @@ def insertion_sweep(
     data: TextData,
     *,
     insert: Annotated[
-        str | Sequence[str], "What is put in: a phrase, or several, each with its own curve.", REPEATED
+        str | Sequence[str], "What is put in; may be repeated, each phrase with its own curve.", REPEATED
     ] = " and true is true ",
     places: Annotated[
         int | Sequence[float],

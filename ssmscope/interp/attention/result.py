@@ -14,7 +14,7 @@ texts, and each text its maps, one per chosen layer, part and head:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ import numpy as np
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
-from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, folded
 from ssmscope.show.tokens import numbers
@@ -102,8 +102,8 @@ class AttendedText:
 
 
 @dataclass(frozen=True)
-class ImplicitAttention(Result, kind="attention"):
-    """The implicit attention of one or several texts. `len`, iteration and `[i]` are over the texts."""
+class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
+    """The implicit attention of one or several texts."""
 
     texts: tuple[AttendedText, ...]
     level: str
@@ -113,15 +113,6 @@ class ImplicitAttention(Result, kind="attention"):
     top: int
     """How many tokens `recent` and `sink` of the readouts count."""
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __iter__(self) -> Iterator[AttendedText]:
-        return iter(self.texts)
-
-    def __getitem__(self, index: int) -> AttendedText:
-        return self.texts[index]
-
     def token_rows(self) -> TokenRows:
         """The chosen queries of every text, of whole maps the last one: in colours, what they take from each token."""
         from ssmscope.interp.attention.views import query_rows
@@ -129,17 +120,12 @@ class ImplicitAttention(Result, kind="attention"):
         return query_rows(self)
 
     @property
-    def model(self) -> str:
-        """The model's name."""
-        return str(self.provenance.get("model", "a model"))
-
-    @property
     def headline(self) -> str:
         names = list(dict.fromkeys(each.layer for text in self.texts for each in text.maps))
         whole = [int(name) for name in names if name.isdigit()]
         parts = [f"layer{'s' if len(whole) > 1 else ''} {numbers(whole)}"] if whole else []
         parts += [name for name in names if not name.isdigit()]
-        return f"Implicit attention of {self.model}: {self.level_name}, {', '.join(parts) or 'no maps'}"
+        return f"Implicit attention of {self.model_name}: {self.level_name}, {', '.join(parts) or 'no maps'}"
 
     @property
     def level_name(self) -> str:
@@ -213,7 +199,7 @@ class ImplicitAttention(Result, kind="attention"):
                     queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
                     keys = np.where(found < 0, -1, text.edges[found])
                 columns = {
-                    "model": self.model,
+                    "model": self.model_name,
                     "text": number,
                     "layer": each.layer,
                     "part": each.part,
@@ -235,7 +221,7 @@ class ImplicitAttention(Result, kind="attention"):
 
         read = ["distance", "recent", "sink", "outside"]
         rows = [
-            (self.model, at, each.layer, each.part, each.head, *(getattr(each.readouts, name) for name in read))
+            (self.model_name, at, each.layer, each.part, each.head, *(getattr(each.readouts, name) for name in read))
             for at, text in enumerate(self.texts)
             for each in text.maps
         ]

@@ -139,7 +139,7 @@ def draw(result: ImplicitAttention, start: int) -> Figure:
         below += f"underlined: the {STRONGEST} strongest"
     if any(isinstance(one, Triangles) and one.fold > 1 for one in panels):
         below += "several weights share a dot, which shows the strongest of them"
-    named = ("Implicit attention of ", result.model, f": {result.level_name}")
+    named = ("Implicit attention of ", result.model_name, f": {result.level_name}")
     bars = [(SIGNED, ("−limit", "limit"), "weight")]
     below = below.removesuffix("; ")
     return stack(named, (heads_name(result), below), panels, bars, rest_of(len(result), start, len(texts)))

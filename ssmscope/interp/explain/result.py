@@ -8,7 +8,7 @@ result.save("out", "explain")         # json, csv, png and a page on which a tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.results import TABLE_ROWS, OverTexts, Result
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, table
 
@@ -125,22 +125,13 @@ class ExplainedText:
 
 
 @dataclass(frozen=True)
-class Explanation(Result, kind="explain"):
-    """Texts explained by one or several methods. `len`, iteration and `[i]` are over the texts."""
+class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
+    """Texts explained by one or several methods."""
 
     texts: tuple[ExplainedText, ...]
     methods: tuple[str, ...]
     top: int
     """How many tokens the views name."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __iter__(self) -> Iterator[ExplainedText]:
-        return iter(self.texts)
-
-    def __getitem__(self, index: int) -> ExplainedText:
-        return self.texts[index]
 
     @property
     def of_images(self) -> bool:
@@ -154,13 +145,8 @@ class Explanation(Result, kind="explain"):
         return rows(self)
 
     @property
-    def model(self) -> str:
-        """The model's name."""
-        return str(self.provenance.get("model", "a model"))
-
-    @property
     def headline(self) -> str:
-        return f"Explanation of {self.model}: {', '.join(self.methods)}"
+        return f"Explanation of {self.model_name}: {', '.join(self.methods)}"
 
     def verdict(self, at: int = 0) -> str:
         frame = self.summary()
@@ -202,7 +188,7 @@ class Explanation(Result, kind="explain"):
             for each in text.attributions:
                 top = set(text.top(each, self.top))
                 columns = {
-                    "model": self.model,
+                    "model": self.model_name,
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),
@@ -219,7 +205,7 @@ class Explanation(Result, kind="explain"):
         import pandas as pd
 
         rows = [
-            (self.model, at, text.target, text.value, one.method, one.delta, one.steps, one.converged, one.error)
+            (self.model_name, at, text.target, text.value, one.method, one.delta, one.steps, one.converged, one.error)
             for at, text in enumerate(self.texts)
             for one in text.attributions
         ]
@@ -233,7 +219,7 @@ class Explanation(Result, kind="explain"):
         import pandas as pd
 
         rows = [
-            (self.model, at, each.method, rank, position, text.tokens[position], float(each.scores[position]))
+            (self.model_name, at, each.method, rank, position, text.tokens[position], float(each.scores[position]))
             for at, text in enumerate(self.texts)
             for each in text.attributions
             for rank, position in enumerate(text.top(each, self.top if k is None else k), start=1)

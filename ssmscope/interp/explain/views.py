@@ -102,4 +102,4 @@ def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
 
 def draw(result: Explanation, start: int) -> Figure:
     """Rows of coloured tokens, strips of long texts, maps of images."""
-    return draw_rows(rows(result), ("Explanation of ", result.model, ""), start=start)
+    return draw_rows(rows(result), ("Explanation of ", result.model_name, ""), start=start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.heatmap.words import grouped, half_life, joined, tokens_of
-from ssmscope.results import Result
+from ssmscope.results import OverTexts, Result
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Cell, Line, Table, table, written
 from ssmscope.show.tokens import numbers, visible
@@ -102,7 +102,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class SelectionHeatmap(Result, kind="heatmap"):
+class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     """The heatmap of one or several texts. `len`, iteration and `[i]` are over the texts."""
 
     vector: ClassVar[bool] = False
@@ -130,15 +130,6 @@ class SelectionHeatmap(Result, kind="heatmap"):
     """The heads that are shown, the most selective first."""
     attends: bool = False
     """Whether the model has layers of attention too, which keep no state."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __iter__(self) -> Iterator[ScoredText]:
-        return iter(self.texts)
-
-    def __getitem__(self, index: int) -> ScoredText:
-        return self.texts[index]
 
     @property
     def of_images(self) -> bool:
@@ -225,7 +216,7 @@ class SelectionHeatmap(Result, kind="heatmap"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         return f"Memory of {model}: {self.score}, {self.layers_name}"
 
     def top(self, k: int) -> DataFrame:
@@ -262,7 +253,7 @@ class SelectionHeatmap(Result, kind="heatmap"):
                 rows += [(str(h.layer), h.head, row, unknown[0]) for h, row in zip(self.heads, text.heads, strict=True)]
             for layer, head, scores, half_lives in rows:
                 columns = {
-                    "model": self.provenance.get("model", "a model"),
+                    "model": self.model_name,
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),

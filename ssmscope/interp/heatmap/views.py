@@ -48,7 +48,8 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
         score=result.score if result.contrast is None else f"{result.score}, z",
         name=result.score_name,
         around=("below its average", "above"),
-        marked=f"up to {result.size} words that stand out" + WARM * (result.reach > 1 and not result.of_images),
+        marked=f"up to {result.size} {'pixels' if result.of_images else 'words'} that stand out"
+        + WARM * (result.reach > 1 and not result.of_images),
         first=None if result.by_layer else 1,
         summed=result.summed,
     )
@@ -89,7 +90,8 @@ def _text(
         name: str, scores: np.ndarray, flat: bool, marked: Sequence[int], ends: tuple[float, float] | None
     ) -> TokenRow:
         own = ends or _ends(result, [scores[~outside]])
-        middle = float(scores[~outside].mean()) if not outside.all() else 0.0
+        seen = scores[~outside]
+        middle = float(seen.mean()) if seen.size else 0.0
         signed = result.contrast is not None
         return TokenRow(
             name,
@@ -100,6 +102,7 @@ def _text(
             marked,
             (),
             remark=FLAT * flat,
+            own=(float(seen.min()), float(seen.max())) if seen.size and (ends or flat) else None,
         )
 
     single = len(result.layers) == 1
@@ -198,5 +201,5 @@ def notes(result: SelectionHeatmap) -> list[str]:
 
 def draw(result: SelectionHeatmap, start: int) -> Figure:
     """Rows of coloured tokens, strips of long texts, maps of images."""
-    before, model, after = result.headline.partition(str(result.provenance.get("model", "a model")))
+    before, model, after = result.headline.partition(result.model_name)
     return draw_rows(rows(result), (before, model, after), start=start)

@@ -68,7 +68,7 @@ class Knockout(Result, kind="knockout"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         texts = f"“{visible(self.answers[0])}”" if len(self.answers) == 1 else f"{len(self.answers)} texts"
         return f"Knockout of edges to “{shorten(self.target, 30)}” on {model}: {texts}"
 

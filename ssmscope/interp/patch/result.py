@@ -53,7 +53,7 @@ class Patching(Result, kind="patch"):
 
     @property
     def headline(self) -> str:
-        model = self.provenance.get("model", "a model")
+        model = self.model_name
         return f"Patching {SITES[self.site]} on {model}: {self._asked}"
 
     @property

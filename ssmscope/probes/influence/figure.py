@@ -118,8 +118,9 @@ def _contexts(axes: Axes, result: Influence) -> None:
     layers = np.arange(len(result.layers))
     most = float(result.lengths.max())
     top = most * 1.35
+    own = _own(result.layers)
     for column, share in enumerate(SHARES):
-        low, middle, high = (_quantiles(result.layers, share, quantile) for quantile in (0.25, 0.5, 0.75))
+        low, middle, high = (_quantiles(result.layers, share, quantile, own) for quantile in (0.25, 0.5, 0.75))
         at = layers + 0.18 * (column - 1)
         reached = np.isfinite(middle)
         colour = CONTEXT[column]
@@ -141,11 +142,17 @@ def _contexts(axes: Axes, result: Influence) -> None:
     _by_layer(axes, len(layers))
     axes.set_xticklabels([])
     axes.set_xlabel("")
-    _title(axes, f"effective context, {result.unit} (▲ not reached)")
+    what = f"effective context, {result.unit}"
+    _title(axes, f"{what}, within the text" if own else f"{what} (▲ not reached)")
 
 
-def _quantiles(reaches: Sequence[Reach], share: float, quantile: float) -> np.ndarray:
-    return np.array([reach.effective_context(share, quantile) for reach in reaches])
+def _own(reaches: Sequence[Reach]) -> bool:
+    """Whether the texts' own tokens alone are counted: where no one rate says what tokens before them would add."""
+    return any(reach.decay.defined and not reach.decay.straight for reach in reaches)
+
+
+def _quantiles(reaches: Sequence[Reach], share: float, quantile: float, own: bool) -> np.ndarray:
+    return np.array([reach.effective_context(share, quantile, within=own) for reach in reaches])
 
 
 def _by_layer(axes: Axes, layers: int) -> None:
@@ -175,8 +182,9 @@ def _within(axes: Axes, result: Influence) -> None:
     if len(result.lengths) > 1:
         axes.fill_between(tokens, low, high, color=CONTEXT[1], alpha=0.22, linewidth=0)
     axes.plot(tokens, value, color=CONTEXT[1], linewidth=1.6)
+    own = _own([reach])
     for column, share in enumerate(SHARES):
-        middle = reach.effective_context(share)
+        middle = reach.effective_context(share, within=own)
         if math.isnan(middle):
             continue
         text = f"{100 * share:.0f} %: " + ("not reached" if math.isinf(middle) else f"{middle:,.0f}")
@@ -191,7 +199,8 @@ def _within(axes: Axes, result: Influence) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"last k {result.unit}", color=SOFT, size=9)
     _title(axes, "share of the influence within the last k")
-    legend = axes.legend(loc="lower right", fontsize=8, title="effective context", title_fontsize=8, framealpha=0.85)
+    title = "within the text" if own else "effective context"
+    legend = axes.legend(loc="lower right", fontsize=8, title=title, title_fontsize=8, framealpha=0.85)
     legend.get_frame().set_edgecolor("none")
 
 

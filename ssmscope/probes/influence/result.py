@@ -74,7 +74,7 @@ class Influence(Result, kind="influence"):
 
     @property
     def headline(self) -> str:
-        return f"Influence on the output of {self.provenance.get('model', 'a model')}: {self.verdict()}"
+        return f"Influence on the output of {self.model_name}: {self.verdict()}"
 
     def verdict(self, at: int = 0) -> str:
         context = self.output.effective_context(0.9)

@@ -161,7 +161,7 @@ class Trajectory(Result, kind="trajectory"):
 
     @property
     def headline(self) -> str:
-        return f"Answers by layer of {self.provenance.get('model', 'a model')}: {self.lens}"
+        return f"Answers by layer of {self.model_name}: {self.lens}"
 
     def to_frame(self) -> DataFrame:
         """A row per text, position and layer.

@@ -60,7 +60,7 @@ def needle_snr(
     *,
     lens: Annotated[
         Sequence[Literal["logit"] | str | Path | Lens | None] | None,
-        "The tuned lens of each MODEL, in their order (logit: none); repeatable.",
+        "The tuned lens of each MODEL, in their order (logit: none); may be repeated.",
         REPEATED,
         Reads("folder", (NO_LENS,)),
         Metavar("LENS"),
@@ -86,7 +86,7 @@ def needle_snr(
     ] = None,
     questions: Annotated[
         Sequence[str | Path | QuestionData] | None,
-        "Your own: columns context, question, answer and, if need be, distractors; repeatable.",
+        "Your own: columns context, question, answer and, if need be, distractors; may be repeated.",
         REPEATED,
         Reads("file"),
         Metavar("FILE"),

@@ -81,7 +81,7 @@ class NeedleSNR(Result, kind="snr"):
 
     @property
     def headline(self) -> str:
-        return f"Needle probability by layer of {self.provenance.get('model', 'a model')}"
+        return f"Needle probability by layer of {self.model_name}"
 
     def to_frame(self) -> DataFrame:
         """A row for every model, task, length and layer, and below them for every difference of two models.
