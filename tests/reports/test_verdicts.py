@@ -13,6 +13,7 @@ from stand_ins import INTERVALS, NAN, Stand, beside, e, found, said, shown
 
 from ssmscope import load, patch, register
 from ssmscope.interp.heatmap.result import ScoredText, SelectionHeatmap
+from ssmscope.probes.evaluate.result import Score
 from ssmscope.reports.grouping import verdict
 from ssmscope.show.table import ROWS
 
@@ -807,12 +808,34 @@ class TestPair:
         assert verdict(both, "m") == said(pair.results[0]) and "1,000 texts" in verdict(both, "n")
 
 
+class TestEvaluate:
+    def result(self) -> Stand:
+        scores = (
+            Score("wnli", "acc", e(0.543, 0.425, 0.66), True, 0, 70),
+            Score("own", "word_perplexity", e(21.5, NAN, NAN), False, 2, 1200),
+            Score("own", "bits_per_byte", e(1.25, NAN, NAN), False, 2, 1200),
+        )
+        return Stand("evaluate", scores=scores)
+
+    def test_verdict(self) -> None:
+        assert said(self.result()) == "acc 0.543 [0.425, 0.660] on wnli, word_perplexity 21.500 on own"
+
+    def test_table(self) -> None:
+        table = beside(self.result())
+        assert (table.heads, table.columns) == (("model", "task", "measure"), ("value", "shots", "examples"))
+        assert shown(table)[:2] == [
+            ("a", "wnli", "acc", "0.543 [0.425, 0.660]", "0", "70"),
+            ("a", "own", "word_perplexity", "21.500", "2", "1,200"),
+        ]
+
+
 def test_every_kind_has_its_test_here() -> None:
     tested = {
         "TestFidelity", "TestPlausibility", "TestSanity", "TestPosition", "TestPrompts", "TestWords", "TestStability",
         "TestStabilityTable", "TestBound", "TestSnr", "TestRetrieval", "TestLoss", "TestLensFit", "TestOverflow",
         "TestInsertion", "TestInfluence", "TestEffect", "TestTrajectory", "TestHeatmap", "TestAttention", "TestExplain",
         "TestKnockout", "TestPatch", "TestAblate", "TestSteer", "TestPoison", "TestHeatmapData", "TestPair",
+        "TestEvaluate",
     }  # fmt: skip
     assert tested <= set(globals())
     assert {"Test" + kind.title().replace("-", "") for kind in register.kinds()} == tested

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.show.table import Cell, Line, Table, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Benchmarks(Result, kind="benchmarks"):
+class Benchmarks(Result, kind="evaluate"):
     """A model's scores on tasks of lm-evaluation-harness. `len` and iteration are over the scores."""
 
     scores: tuple[Score, ...]
@@ -48,8 +48,8 @@ class Benchmarks(Result, kind="benchmarks"):
 
     def verdict(self, at: int = 0) -> str:
         firsts = {score.task: score for score in reversed(self.scores)}
-        told = (f"{one.measure} {written(one.estimate)} on {task}" for task, one in reversed(firsts.items()))
-        return ", ".join(told)
+        told = ((one.measure, Cell(one.estimate), task) for task, one in reversed(firsts.items()))
+        return ", ".join(" ".join(filter(None, (name, it.value, it.interval, "on", task))) for name, it, task in told)
 
     @classmethod
     def compare(cls, results: Sequence[Benchmarks], labels: Sequence[Sequence[str]]) -> Table:
