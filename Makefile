@@ -15,15 +15,15 @@ export PYTHONDONTWRITEBYTECODE =
 THREADS = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # Each file goes to one worker, which makes what its tests share once; conftest.py has the longest begin first.
 SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# What is about transformers' own code, models and saved files: every architecture's contract, the shipped models, training,
-# explanations that go through its layers.
+# What is about transformers' own code, models, tokenizers and saved files: every architecture's contract, the shipped models,
+# training, explanations and searches that go through its layers.
 ON_BOTH = tests/contracts tests/models tests/evaluation tests/training tests/test_training.py tests/test_demos.py \
-    $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py)
-# What else reads transformers' code, models and tokenizers.
-ON_5 = $(ON_BOTH) \
-    $(addprefix tests/test_,affine.py cli.py intercept.py model.py package.py) \
-    $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
+    tests/test_intercept.py tests/attacks/test_hotflip.py tests/attacks/test_prompts.py \
+    $(addprefix tests/interp/test_,attending.py captum.py lrp.py methods.py) \
+    $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) \
     $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
+# What is run on release 5 too.
+ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py model.py package.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
