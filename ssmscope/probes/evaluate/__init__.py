@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.analysis import analysis
 from ssmscope.reads import LANGUAGE_MODEL
@@ -54,8 +54,22 @@ def evaluate(
     from ssmscope.probes.evaluate.result import Benchmarks
     from ssmscope.results import record_provenance
 
-    asked = {"tasks": list(tasks), "include": None if include is None else str(include), "shots": shots, "limit": limit}
-    scores, versions = measure(model, **asked, batch_size=batch_size, seed=seed, progress=progress)
+    asked: dict[str, Any] = {
+        "tasks": list(tasks),
+        "include": None if include is None else str(include),
+        "shots": shots,
+        "limit": limit,
+    }
+    scores, versions = measure(
+        model,
+        asked["tasks"],
+        include=asked["include"],
+        shots=shots,
+        limit=limit,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
     provenance = record_provenance(model.source, options={**asked, "batch_size": batch_size}, seed=seed)
     provenance["versions"] |= {"lm-eval": versions.pop("lm-eval")}
     return Benchmarks(provenance={**provenance, "task_versions": versions}, scores=tuple(scores))

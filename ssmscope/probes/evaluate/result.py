@@ -12,7 +12,6 @@ from ssmscope.results import Result
 from ssmscope.show.table import Cell, Line, Table, table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from ssmscope.show.blocks import Block
@@ -83,20 +82,6 @@ class Benchmarks(Result, kind="evaluate"):
             for s in self.scores
         ]
         return pd.DataFrame(rows, columns=names)
-
-    def figure(self) -> Figure:
-        """A point with its interval for each score between 0 and 1; the others are larger and in the table alone."""
-        from ssmscope.show.figure import COLOURS, SOFT, Sheet, points
-
-        shown = [one for one in self.scores if 0 <= one.estimate.value <= 1] or list(self.scores)
-        high = 0.3 * len(shown)
-        below = "lm-evaluation-harness; 95 % intervals over examples"
-        sheet = Sheet(8.6, Sheet.TOP + high + 0.55, ("Benchmarks of ", self.model_name, ""), below)
-        axes = sheet.panel(2.6, sheet.top, 3.9, high)
-        names = [f"{one.task}, {one.measure}" for one in shown]
-        points(axes, names, [one.estimate for one in shown], [COLOURS[0]] * len(shown))
-        axes.set_xlabel("score", color=SOFT, size=8.5)
-        return sheet.figure
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.show.blocks import Prose
