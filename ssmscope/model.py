@@ -102,11 +102,7 @@ class Model:
         return len(self.mixers)
 
     def check_remembers(self, what: str) -> None:
-        """Refuse a question about the memory of a model whose layers keep none.
-
-        Raises:
-            InputError: as said.
-        """
+        """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
         check_remembers(remembers(self.module), self.name, what)
 
     @property
@@ -385,11 +381,8 @@ class Model:
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:
-        """Refuse to recompute what a layer did with other weights than it had.
-
-        Raises:
-            InputError: where its weights, or those of layers that it reads, are not those with these versions.
-        """
+        """Refuse, as an InputError, to recompute what a layer did where its weights, or those of layers that it reads,
+        are not those with these versions."""
         names = {id(part): path for path, part in self.module.named_modules()}
         mixer = self.mixers[index]
         for part in (mixer, *getattr(mixer, "before", ())):
@@ -458,11 +451,7 @@ class Model:
         return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 
     def _checked(self, logits: Tensor) -> Tensor:
-        """Logits that are answers.
-
-        Raises:
-            InputError: where one is NaN or infinite.
-        """
+        """The logits, or an InputError where one is NaN or infinite."""
         found = logits.detach()
         if torch._C._functorch.is_functorch_wrapped_tensor(found) or not found.numel():
             return logits
