@@ -47,13 +47,12 @@ def evaluate(
         InputError: no language model with a tokenizer that has an end token, the package lm-eval is not installed, a
             task that it does not know, data that cannot be read or has not the columns that the task asks for.
     """
-    from ssmscope.probes.long_rows import language_models
-
-    language_models(model)
-    from ssmscope.probes.evaluate.harness import measure
+    from ssmscope.probes.evaluate.measure import measure
     from ssmscope.probes.evaluate.result import Benchmarks
+    from ssmscope.probes.long_rows import language_models
     from ssmscope.results import record_provenance
 
+    language_models(model)
     asked: dict[str, Any] = {
         "tasks": list(tasks),
         "include": None if include is None else str(include),
