@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from examples import VARIANTS
 from exhaustive import ALL
 from loud import loud
@@ -39,7 +40,8 @@ def test_reads_the_last_real_position(classifier):
         left = classifier(IDS[1:].roll(3, 1), attention_mask=MASK[1:].roll(3, 1)).logits
     torch.testing.assert_close(together[:1], classifier.head(hidden[:, -1]), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-4)
-    if type(classifier.backbone).__name__ not in ("RecurrentGemmaModel", "xLSTMModel"):  # their blocks are not told
+    untold = {"RecurrentGemmaModel", "xLSTMModel", *(["Lfm2Model"] if transformers.__version__ < "5" else [])}
+    if type(classifier.backbone).__name__ not in untold:  # their blocks do not learn what is padding
         torch.testing.assert_close(left, alone, rtol=1e-4, atol=1e-4)
 
 
