@@ -386,7 +386,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _with_model(to_frame: Callable[[Any], DataFrame]) -> Callable[[Any], DataFrame]:
+def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:
     """A class' own `to_frame`, whose table says in each row which model it is of."""
 
     @functools.wraps(to_frame)
