@@ -514,7 +514,7 @@ class TestOptions:
                 dict(attacks=["stresstest", "textbuger"]),
                 "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
             ),
-            (dict(attacks=[]), "attacks is empty; allowed are stresstest, .* or semantic"),
+            (dict(attacks=[]), "attacks is empty; allowed are stresstest, .* semantic"),
             (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic"),
             (dict(attacks=["pwws"]), "unknown among attacks: 'pwws'"),
             (dict(suffix="ends"), "unknown suffix 'ends'; allowed are end, before; did you mean 'end'"),

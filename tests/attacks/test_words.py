@@ -93,7 +93,7 @@ def given(recipe: str, resources: dict[str, Path]) -> dict[str, Path]:
 @needs_textattack
 class TestIsTextAttack:
     @pytest.mark.parametrize(
-        ("recipe", "budget"), [*((recipe, None) for recipe in PARTS["words"]), ("deepwordbug", 9), ("pwws", 5)]
+        ("recipe", "budget"), [*((recipe, None) for recipe in WORDS), ("deepwordbug", 9), ("pwws", 5)]
     )
     def test_texts_queries_and_fates_are_those_of_its_own_loop(self, resources, recipe, budget, monkeypatch):
         """The model runs in float64, so that the rounding of a batch turns no tie: the scores are read in float32."""
