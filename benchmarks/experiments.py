@@ -196,14 +196,24 @@ def span(values: list[float], digits: int) -> str:
 
 def sweep_table(out: Path) -> str:
     """Appendix B.5's question: which starts can be trained from, and where does s_A end?"""
-    headings = ("task", "T", "s_A at the start", "runs", "loss fell", "s_A at the end", "diverged")
+    headings = (
+        "task",
+        "T",
+        "s_A at the start",
+        "runs",
+        "first loss, median",
+        "loss fell",
+        "s_A at the end",
+        "diverged",
+    )
     rows = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for task, T in SWEPT.items():
         for start in STARTS:
             runs_of = [Run("sweep", task, T, seed, start) for seed in SEEDS]
             found = [one for one in (record(run, out) for run in runs_of) if one is not None]
             whole = [one for one in found if "reason" not in one]
-            cells = [task, str(T), f"{start:.2f}", str(len(found)), str(sum(fell(one, 0.9) for one in found))]
+            first = f"{np.median([losses(one)[0] for one in whole]):.2g}" if whole else "–"
+            cells = [task, str(T), f"{start:.2f}", str(len(found)), first, str(sum(fell(one, 0.9) for one in found))]
             cells.append(span([one["history"][-1]["spectral_abscissa"] for one in whole], 3))
             cells.append(str(len(found) - len(whole)))
             rows.append(f"| {' | '.join(cells)} |")
