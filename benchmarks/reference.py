@@ -41,7 +41,8 @@ ABLATED = {
 MAD = {
     **{name: name for name in COMPARED},
     **ABLATED,
-    **{"groupmamba-k2": "groupmamba --k 2", "groupmamba-k4": "groupmamba --k 4"},
+    **{f"gfssm-q{q}-k{k}": f"gfssm --state-groups {q} --fir-taps {k}" for q in (1, 2) for k in (1, 4)},
+    **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
 }
 TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
 """MAD's; what is ablated is trained on the first two."""
