@@ -557,7 +557,7 @@ def result() -> GeneralizationBound:
 class TestResult:
     def test_frame(self, result):
         frame = result.to_frame()
-        assert list(frame.columns) == ["layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
+        assert list(frame.columns) == ["model", "layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
         values = frame.set_index("symbol").value
         assert values["ln C"] == result.capacity.log and values["vacuous"] == 1 and values["bound"] == 1
         assert values[[f"share of {name}" for name in ("W_B", "W_C", "w", "A", "q")]].sum() == pytest.approx(1)

@@ -44,7 +44,7 @@ def fidelity_auc(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",
@@ -121,8 +121,9 @@ def fidelity_auc(
     from ssmscope.results import record_provenance
 
     check_classifier(model, data, "fidelity")
-    chosen = methods if isinstance(methods, Mapping) else [name for name in named(methods) if name != RANDOM]
-    ready = settled(chosen, option, seed=seed)
+    if methods is not None and not isinstance(methods, Mapping):
+        methods = [name for name in named(methods) if name != RANDOM]
+    ready = settled(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     fill = fill_of(model, replacement)
@@ -186,6 +187,6 @@ def fidelity_auc(
         "batch_size": batch_size,
     }
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
-    if mode == "replace" and not isinstance(chosen, Mapping):
-        found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
+    if mode == "replace" and not isinstance(methods, Mapping):
+        found.said.update({note: None for note in circular_notes(goal, list(ready), option or {}, fill)})
     return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))

@@ -39,7 +39,7 @@ def plausibility(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     top: Annotated[
         float | None,
         "How many tokens a rationale has, or which share of them; else the mean share that people marked.",
@@ -82,7 +82,7 @@ def plausibility(
     from ssmscope.results import record_provenance
 
     check_classifier(model, data, "plausibility")
-    ready = settled(methods, option, seed=seed)
+    ready = settled(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     lengths, _, masks = read_texts(model, data)
