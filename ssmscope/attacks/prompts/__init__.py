@@ -45,6 +45,7 @@ PAPER: tuple[Attack, ...] = ("stresstest", "checklist", "deepwordbug", "textbugg
     question="How easily does another prompt break it?",
     models=TEXT_MODELS,
     check=check_prompts,
+    sharded=True,
 )
 def prompt_attack(
     model: Model,
