@@ -137,8 +137,8 @@ class _Kept:
 
     def put(self, number: int, part: Columns) -> None:
         if self.folder is not None:
-            stream = io.BytesIO()
-            np.savez(stream, **part)
+            stream, arrays = io.BytesIO(), dict[str, Any](part)
+            np.savez(stream, **arrays)
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / f"{number}.npz", stream.getvalue())
 
