@@ -49,7 +49,7 @@ def fidelity_auc(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",
@@ -126,8 +126,9 @@ def fidelity_auc(
     from ssmscope.sharding.parts import over
 
     check_classifier(model, data, "fidelity")
-    chosen = methods if isinstance(methods, Mapping) else [name for name in named(methods) if name != RANDOM]
-    ready = settled(chosen, option, seed=seed)
+    if methods is not None and not isinstance(methods, Mapping):
+        methods = [name for name in named(methods) if name != RANDOM]
+    ready = settled(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     fill = fill_of(model, replacement)
@@ -196,7 +197,7 @@ def fidelity_auc(
     batches = list(by_length(lengths, room, rows=used, size=batch_size, most=room // TOKENS_A_TEXT))
     for rows, part in over(model, batches, measure, provenance=provenance):
         found.take([line_of[row] for row in rows], part)
-    if mode == "replace" and not isinstance(chosen, Mapping):
+    if mode == "replace" and not isinstance(methods, Mapping):
         goal = objective(model, model.encode(data.texts[batches[-1][0]]))
-        found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
+        found.said.update({note: None for note in circular_notes(goal, list(ready), option or {}, fill)})
     return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))

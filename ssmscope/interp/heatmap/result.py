@@ -253,7 +253,6 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
                 rows += [(str(h.layer), h.head, row, unknown[0]) for h, row in zip(self.heads, text.heads, strict=True)]
             for layer, head, scores, half_lives in rows:
                 columns = {
-                    "model": self.model_name,
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),

@@ -42,7 +42,7 @@ def plausibility(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     top: Annotated[
         float | None,
         "How many tokens a rationale has, or which share of them; else the mean share that people marked.",
@@ -86,7 +86,7 @@ def plausibility(
     from ssmscope.sharding.parts import over
 
     check_classifier(model, data, "plausibility")
-    ready = settled(methods, option, seed=seed)
+    ready = settled(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     lengths, sizes, masks = read_texts(model, data)
