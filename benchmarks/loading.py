@@ -1,4 +1,4 @@
-"""mamba-790m's shape on a CPU, stored in bfloat16: loaded and asked for a heatmap in each dtype, seconds and peak memory.
+"""mamba-790m's shape, stored in bfloat16, on a CPU in each dtype: seconds and peak memory of loading and of a heatmap.
 
     python benchmarks/loading.py --into /tmp/790m            # writes 1.5 GB there, once
     python benchmarks/loading.py --into /tmp/790m --dtypes bfloat16 --tokens 256 2048

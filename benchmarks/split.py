@@ -91,7 +91,7 @@ def told(kind: str, how: str, model: Model, ids: list[list[int]], whole: dict[st
         start = time.perf_counter()
         try:
             found[name] = ask().double().cpu()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # of one question; the others are still asked
             cells.append(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
             continue
         expected = whole.get(name, found[name])
@@ -132,7 +132,11 @@ def main() -> None:
         maps[f"halves, {first} and {second}"] = halves(directory, options.layers, first, second)
         maps[f"halves, {first} and cpu"] = halves(directory, options.layers, first, "cpu")
         for how, device_map in maps.items():
-            model = ssmscope.load(directory, device_map=device_map, dtype="float32")
+            try:
+                model = ssmscope.load(directory, device_map=device_map, dtype="float32")
+            except (RuntimeError, ValueError) as error:
+                print(f"| {kind} | {how} | not loaded, {type(error).__name__}: {error} |", flush=True)
+                continue
             told(kind, how, model, ids, whole)
             del model
 
