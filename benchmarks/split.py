@@ -1,6 +1,6 @@
-"""A sharded directory over several devices, or over a GPU and the CPU: the same numbers as on one.
+"""A sharded directory over two devices: the same numbers as on one.
 
-    python benchmarks/split.py --into /tmp/split            # two GPUs: "balanced", and halves over GPU and CPU
+    python benchmarks/split.py --into /tmp/split            # two GPUs: "balanced", "auto", and halves
 
 A model of each family with random weights is saved in shards and loaded whole on the first GPU, in float32, then with
 each `device_map`. Printed is the largest difference relative to the largest value, of logits, survival of every layer,
@@ -55,13 +55,15 @@ def halves(directory: Path, layers: int, first: Any, second: Any) -> dict[str, A
     """The first half of the layers and the embeddings on one device, all behind them on another."""
     model = ssmscope.load(directory)
     base, name = model.module.base_model, model.module.base_model_prefix
-    found: dict[str, Any] = {"lm_head": first if model.config.tie_word_embeddings else second}
+    found: dict[str, Any] = {}
     for part, inside in base.named_children():
         if part == "layers":
             found |= {f"{name}.layers.{i}": first if i < layers // 2 else second for i in range(layers)}
+        elif isinstance(inside, torch.nn.Embedding):  # named first: inputs go to the first device that is named
+            found = {f"{name}.{part}": first} | found
         else:
-            found[f"{name}.{part}"] = first if isinstance(inside, torch.nn.Embedding) else second
-    return found
+            found[f"{name}.{part}"] = second
+    return found | {"lm_head": first if model.config.tie_word_embeddings else second}
 
 
 def answers(model: Model, ids: list[list[int]]) -> dict[str, Callable[[], Tensor]]:
@@ -130,7 +132,6 @@ def main() -> None:
         whole = told(kind, f"whole, {shards} shards", ssmscope.load(directory, device=first), ids, {})
         maps: dict[str, Any] = {} if first == second else {"balanced": "balanced", "auto": "auto"}
         maps[f"halves, {first} and {second}"] = halves(directory, options.layers, first, second)
-        maps[f"halves, {first} and cpu"] = halves(directory, options.layers, first, "cpu")
         for how, device_map in maps.items():
             try:
                 model = ssmscope.load(directory, device_map=device_map, dtype="float32")

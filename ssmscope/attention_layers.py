@@ -159,7 +159,8 @@ class _Run:
         number, hidden = depths[time % len(depths)], named["hidden_states"]
         state = None if self.states is None else self.states[number]
         assert state is None or isinstance(state, AttentionState)
-        real = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if self.mask is None else self.mask
+        mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
+        real = mask.to(hidden.device)
         own = real * torch.arange(1, real.shape[1] + 1, device=real.device)
         places = own if state is None else torch.cat([state.places, _behind(own, state.places)], dim=1)
         if not all(each is None for each in (state, self.change, self.see)):
