@@ -3,8 +3,9 @@
     python benchmarks/split.py --into /tmp/split            # two GPUs: "balanced", "auto", and halves
 
 A model of each family with random weights is saved in shards and loaded whole on the first GPU, in float32, then with
-each `device_map`. Printed is the largest difference relative to the largest value, of logits, survival of every layer,
-the implicit attention of the middle layer, relevance and gradient × input; and which devices hold it.
+each `device_map`. Printed is the largest difference relative to the largest value, of logits (also from float64 on the
+CPU), survival of every layer, the implicit attention of the middle layer, relevance and gradient × input; and which
+devices hold it.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def answers(model: Model, ids: list[list[int]]) -> dict[str, Callable[[], Tensor
     }
 
 
-def told(kind: str, how: str, model: Model, ids: list[list[int]], whole: dict[str, Tensor]) -> dict[str, Tensor]:
+def told(
+    kind: str, how: str, model: Model, ids: list[list[int]], whole: dict[str, Tensor], exact: Tensor
+) -> dict[str, Tensor]:
     where = Counter(str(weight.device) for weight in model.module.parameters())
     cells, found = [], dict[str, Tensor]()
     for name, ask in answers(model, ids).items():
@@ -99,6 +102,8 @@ def told(kind: str, how: str, model: Model, ids: list[list[int]], whole: dict[st
         expected = whole.get(name, found[name])
         difference = ((found[name] - expected).abs().max() / expected.abs().max()).item()
         cells.append(f"{difference:.1e} ({time.perf_counter() - start:.1f} s)")
+        if name == "logits":
+            cells[-1] += f", from float64 {((found[name] - exact).abs().max() / exact.abs().max()).item():.1e}"
     places = ", ".join(f"{count} on {device}" for device, count in sorted(where.items()))
     print(f"| {kind} | {how} | {places} | " + " | ".join(cells) + f" | {model.fingerprint[:12]} |", flush=True)
     return found
@@ -129,7 +134,9 @@ def main() -> None:
         module.save_pretrained(directory, max_shard_size=options.shards)
         del module
         shards = len(list(directory.glob("*.safetensors")))
-        whole = told(kind, f"whole, {shards} shards", ssmscope.load(directory, device=first), ids, {})
+        by_float64 = ssmscope.load(directory, dtype="float64")
+        exact = by_float64.logits(by_float64.encode(ids=ids))
+        whole = told(kind, f"whole, {shards} shards", ssmscope.load(directory, device=first), ids, {}, exact)
         maps: dict[str, Any] = {} if first == second else {"balanced": "balanced", "auto": "auto"}
         maps[f"halves, {first} and {second}"] = halves(directory, options.layers, first, second)
         for how, device_map in maps.items():
@@ -138,7 +145,7 @@ def main() -> None:
             except (RuntimeError, ValueError) as error:
                 print(f"| {kind} | {how} | not loaded, {type(error).__name__}: {error} |", flush=True)
                 continue
-            told(kind, how, model, ids, whole)
+            told(kind, how, model, ids, whole, exact)
             del model
 
 

@@ -228,6 +228,8 @@ def twin(module: nn.Module) -> nn.Module:
             forward = forward.below
         if isinstance(forward, partial) and forward.args[:1] == (module,):
             forward = partial(forward.func, found, *forward.args[1:], **forward.keywords)
+        elif isinstance(forward, MethodType) and forward.__self__ is module and name != "forward":
+            forward = MethodType(forward.__func__, found)
         if forward is not None and (name != "forward" or not is_own(module, forward)):
             vars(found)[name] = forward
     return found
