@@ -45,6 +45,7 @@ PAPER = ("stresstest", "checklist", "deepwordbug", "textbugger")
     question="How easily does another prompt break it?",
     models=TEXT_MODELS,
     check=check_prompts,
+    sharded=True,
 )
 def prompt_attack(
     model: Model,

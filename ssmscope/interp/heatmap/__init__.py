@@ -55,6 +55,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     kinds=("heatmap", "heatmap-data"),
     pair=pair,
     check=check_heatmap,
+    sharded=True,
 )
 def selection_heatmap(
     model: Model | None,
