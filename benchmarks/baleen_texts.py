@@ -61,7 +61,7 @@ def name(data: str, arm: str, seed: int) -> str:
 
 def train(arguments: argparse.Namespace) -> None:
     """Train and measure what is missing."""
-    done = {(r["data"], r["arm"], r["seed"]) for r in running.read(RESULTS)}
+    done = {(r["data"], r["arm"], r["seed"]) for r in results() if r["delta"]}
     device = "cuda" if arguments.gpus else "cpu"
     jobs: list[running.Job] = []
     for data in arguments.data:
@@ -126,6 +126,11 @@ def measure(arguments: argparse.Namespace) -> None:
     arguments.into.write_text(json.dumps(kept))
 
 
+def results() -> list[dict[str, Any]]:
+    """The latest line of every model; those that were trained and not measured have no `delta`."""
+    return list({(r["data"], r["arm"], r["seed"]): r for r in running.read(RESULTS)}.values())
+
+
 def chosen(records: Iterable[dict[str, Any]], kind: str) -> str | None:
     """Of a kind the arm with β > 0 whose mean validation accuracy over the seeds is highest, none while some miss."""
     means = {}
@@ -139,15 +144,15 @@ def chosen(records: Iterable[dict[str, Any]], kind: str) -> str | None:
 
 def table(arguments: argparse.Namespace) -> None:
     """Per data set the accuracies and ΔA × 100, mean ± half of the 95 % t interval over seeds."""
-    records = running.read(RESULTS)
+    records = results()
     for data in RECIPES:
         of_data = [r for r in records if r["data"] == data]
         if not of_data:
             continue
         best = {chosen(of_data, kind) for kind in BETAS}
         arms = [arm for arm in ARMS if arguments.all or arm in best or arm == "mamba2" or arm.endswith(("=0", "warm"))]
-        methods = list(of_data[0]["delta"])
-        print(f"\n{data}, {of_data[0]['texts']} texts\n")
+        methods = [*METHODS, "random"]
+        print(f"\n{data}, {LIMITS[data]} texts\n")
         print("| arm | seeds | validation | test | selects | " + " | ".join(methods) + " |")
         print("|---|---|---|---|---|" + "---|" * len(methods))
         plain = {r["seed"]: r for r in of_data if r["arm"] == "mamba2"}
@@ -157,10 +162,11 @@ def table(arguments: argparse.Namespace) -> None:
                 shares = [sum(s["selective"] for s in r["selectivity"]) / len(r["selectivity"]) for r in found]
                 cells = [running.told([r[part] for r in found]) for part in ("validation", "test")]
                 cells += [f"{sum(shares) / len(shares):.2f}"]
-                cells += [running.told([100 * r["delta"][m] for r in found], 1) for m in methods]
+                measured = [r["delta"] for r in found if r["delta"]]
+                cells += [running.told([100 * delta[m] for delta in measured], 1) if measured else "" for m in methods]
                 print(f"| {arm} | {len(found)} | " + " | ".join(cells) + " |")
         for arm in arms:
-            found = [r for r in of_data if r["arm"] == arm and r["seed"] in plain]
+            found = [r for r in of_data if r["arm"] == arm and r["seed"] in plain and r["delta"]]
             if found and arm != "mamba2":
                 cells = [running.told([r[p] - plain[r["seed"]][p] for r in found]) for p in ("validation", "test")]
                 cells += [""] + [

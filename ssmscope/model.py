@@ -418,7 +418,7 @@ class Model:
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-            logits = self._logits(given, batch.last if last_only else None)
+            logits = self._logits(given, batch.last if last_only else None).to(self.device)
         return self._checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
@@ -430,7 +430,7 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None))
+        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None).to(self.device))
 
     def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
         """The model's own logits, of a language model at every position or at one of each row."""

@@ -47,7 +47,7 @@ def window_losses(
     began, done = time.perf_counter(), 0
     for part in pieces_of(model, rows, piece=piece):
         stop = part.start + part.hidden.shape[1]
-        targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(model.device).reshape(-1)
+        targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(part.hidden.device).reshape(-1)
         hidden = part.hidden.flatten(0, 1)
         losses = [
             torch.nn.functional.cross_entropy(
