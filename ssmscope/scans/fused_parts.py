@@ -1,7 +1,8 @@
 """What stands around a Mamba-2's scan, by Triton kernels (`fused_parts_kernels`), for float32 on a GPU; optional.
 
 The causal convolution with SiLU (`passes` has its kernel) and the gated norm are bound by memory: each kernel reads its
-inputs once, and the backward pass computes anew what the forward pass could have kept. Without triton torch compiles or runs them.
+inputs once, and the backward pass computes anew what the forward pass could have kept. Without triton torch compiles or
+runs them.
 """
 
 from __future__ import annotations

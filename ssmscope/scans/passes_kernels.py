@@ -1,7 +1,7 @@
 """Triton kernels of passes over a layer's terms that no gradient flows through.
 
-Imported by `ssmscope.scans.passes` and `fused_parts_kernels` alone, where triton is installed. Inputs are of any floating type, arithmetic is in
-float32; channels lie side by side, strides are those of batch and step.
+Imported by `ssmscope.scans.passes` and `fused_parts_kernels` alone, where triton is installed. Inputs are of any
+floating type, arithmetic is in float32; channels lie side by side, strides are those of batch and step.
 """
 
 import triton
