@@ -46,11 +46,11 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.frozen import Entry, FrozenLayer, Path, skip_alone
+from ssmscope.frozen import Entry, FrozenLayer, Path
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32, constant
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ssm import Recurrence, Scan, skip_alone
 from ssmscope.trace import LayerState, LayerTrace
 
 # How many numbers of a module's states are in memory at a time: on a CPU what stays in its cache.
@@ -296,9 +296,8 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     own = base.state_after(mixer, layer, scans)
     if not isinstance(layer, GroupTrace):
         return own
-    before = []
-    for one, recurrence, start in zip(layer.before, layer.borrowed, layer.borrowed_initial):
-        before.append(base.state_after(mixer, one, (ssm.scan(recurrence, start),)))
+    others = zip(layer.before, layer.borrowed, layer.borrowed_initial)
+    before = (base.state_after(mixer, one, (ssm.scan(read, start),)) for one, read, start in others)
     return GroupState(own.conv, own.ssm, tuple(before))
 
 
@@ -334,13 +333,15 @@ class Memory:
         """Keep a module's input; the last k inputs side by side.
 
         Raises:
-            InputError: outside a forward pass, where the inputs of the modules before this one are unknown.
+            InputError: outside a forward pass, where those before this one are unknown, or on several devices.
         """
         inputs = self.inputs
         if inputs is None:
             raise InputError("a GroupMamba's block reads the modules before it: call the model, not the block alone")
         inputs.append(u)
         del inputs[:-k]
+        if any(each.device != u.device for each in inputs):
+            raise InputError("the modules of a group attend to each other's states: load a GroupMamba on one device")
         return torch.cat(inputs, dim=-1) if len(inputs) > 1 else u
 
 

@@ -67,6 +67,8 @@ def train_model(
     prior_every: int | None = None,
     scope: str | None = None,
     differential_layers: str | None = None,
+    normalize: bool | None = None,
+    lambda_form: str | None = None,
     tied: bool | None = None,
     k: int | None = None,
     state_groups: int | None = None,
@@ -154,6 +156,9 @@ def train_model(
         prior_every: epochs between two steps of the prior (10).
         scope: of Diff-Mamba, `block` (Diff-Mamba, default) or `s6` (Diff-S6).
         differential_layers: `full` (default) or `hybrid`, every second layer.
+        normalize: of Diff-Mamba, whether a root-mean-square norm follows the subtraction (True; Eqs. 16 and 21).
+        lambda_form: of Diff-Mamba, λ of the sum of a vector (`sum`, default; Eq. 17), of one number (`scalar`) or by
+            exponentials (`exponential`, Eq. 11).
         tied: of a language model, whether its head is its embeddings (True for `instruct`).
         k: of GroupMamba, the modules whose states a module attends to (2).
         state_groups: Q of GFSSM, the states that take turns (2).

@@ -14,6 +14,7 @@ import ssmscope.models.load
 from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
 from ssmscope.reports.engines import ray_engine
+from ssmscope.sharding.cluster import Setting, lacking
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -51,7 +52,7 @@ class TestAWorker:
             ssmscope.models.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         jobs = jobs_of(plan(models)).to_run()
-        setting = engines._Setting(engines.models_at_once(jobs))
+        setting = Setting(engines.models_at_once(jobs))
         for job in jobs:
             outcome, files = engines._work(job, setting)
             written = {f"{job.key}/{name}" for name in ("job.log", f"{job.verb}.json", f"{job.verb}.csv")}
@@ -60,7 +61,7 @@ class TestAWorker:
 
     def test_sends_how_a_job_failed(self, models) -> None:
         (job,) = jobs_of({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}).every
-        outcome, files = engines._work(job, engines._Setting(1))
+        outcome, files = engines._work(job, Setting(1))
         assert "99" in str(outcome.error) and "Traceback" in str(outcome.traceback) and set(files) == {f"{job.key}.log"}
 
     def test_works_as_the_process_that_sends_it(self, tmp_path, monkeypatch) -> None:
@@ -68,7 +69,7 @@ class TestAWorker:
 
         monkeypatch.setenv("SSMSCOPE_DATA", "there")
         before = torch.get_num_threads()
-        setting = engines._Setting(1)
+        setting = Setting(1)
         setting.directory, setting.threads = str(tmp_path), before + 1
         monkeypatch.delenv("SSMSCOPE_DATA")
         monkeypatch.chdir(os.getcwd())
@@ -95,9 +96,10 @@ class TestResources:
     def test_a_job_that_no_node_can_run_is_found(self, models) -> None:
         (job,) = jobs_of({"models": models[:1], "analyses": [{"stability": {}, "resources": {"gpus": 1}}]}).every
         nodes = [{"Alive": True, "Resources": {"CPU": 4}}, {"Alive": False, "Resources": {"CPU": 4, "GPU": 1}}]
-        assert engines._lacking(nodes, job) == "no node of the cluster has the 1 CPUs and 1 GPUs that the job asks for"
-        assert engines._lacking([*nodes, {"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}], job) is None
-        assert engines._lacking([{"Alive": True, "Resources": {"GPU": 1}}], job) is not None
+        needs = job.cpus, job.gpus
+        assert lacking(nodes, *needs) == "no node of the cluster has the 1 CPUs and 1 GPUs"
+        assert lacking([*nodes, {"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}], *needs) is None
+        assert lacking([{"Alive": True, "Resources": {"GPU": 1}}], *needs) is not None
 
 
 @pytest.fixture
