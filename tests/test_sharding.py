@@ -149,13 +149,14 @@ class TestAKilledRun:
         assert {file.name for file in out.iterdir()} == {"fidelity.json", "fidelity.csv"}
 
     def test_of_other_options_keeps_its_own(self, tmp_path) -> None:
-        call, again = self.call(tmp_path), Workers()
+        call, again, out = self.call(tmp_path), Workers(), tmp_path / "out"
         with pytest.raises(Killed), given(dying(after=2)):
-            call.run(tmp_path / "out")
+            call.run(out)
+        kept = sorted(out.rglob("*.npz"))
         other = Call.of("fidelity", [MODEL], {**call.inputs, **call.options, "seed": 1})
         with given(again):
-            other.run(tmp_path / "out", ["csv"])
-        assert again.batches > 2
+            other.run(out, ["csv"])
+        assert again.batches > 2 and len(kept) == 2 and sorted(out.rglob("*.npz")) == kept
 
     def test_leaves_nothing_where_the_input_is_refused(self, tmp_path) -> None:
         def refusing(model: Model, measure: Any, batches: Any) -> Iterator[Any]:
