@@ -42,9 +42,17 @@ ARMS = {
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
 
 
-def command(data: str, arm: str, seed: int, out: Path) -> str:
+def command(data: str, arm: str, seed: int, out: Path, device: str) -> str:
+    """The words of `analyze train`."""
     start = f" {shlex.quote(str(out / name(data, 'mamba2', seed)))}" if arm.endswith("warm") else f" {SIZES}"
-    return f"{ARMS[arm]}{start} {RECIPES[data]} --device cpu --seed {seed}"
+    return f"{ARMS[arm]}{start} {RECIPES[data]} --device {device} --seed {seed}"
+
+
+def fidelity_command(data: str, out: Path, device: str) -> str:
+    """The words of `analyze fidelity`, of a trained model; in float32 on a GPU too, though stored in bfloat16."""
+    where = "" if device == "cpu" else f" --device {device} --dtype float32"
+    methods = ",".join(METHODS)
+    return f"fidelity {out} --data {data} --split test --limit {LIMITS[data]} --methods {methods}{where}"
 
 
 def name(data: str, arm: str, seed: int) -> str:
@@ -54,25 +62,25 @@ def name(data: str, arm: str, seed: int) -> str:
 def train(arguments: argparse.Namespace) -> None:
     """Train and measure what is missing."""
     done = {(r["data"], r["arm"], r["seed"]) for r in running.read(RESULTS)}
+    device = "cuda" if arguments.gpus else "cpu"
     jobs: list[running.Job] = []
     for data in arguments.data:
         for seed in SEEDS:
             for arm in ARMS:
                 key = (data, arm, seed)
                 out = arguments.out / name(*key)
-                line = f"train {command(data, arm, seed, arguments.out)}"
+                line = f"train {command(data, arm, seed, arguments.out, device)}"
                 trained = (out / "training.json").exists
                 needs = frozenset({name(data, "mamba2", seed)} if arm.endswith("warm") else ())
                 log = out.with_suffix(".log")
                 words = ["-m", "ssmscope", *shlex.split(line), "--out", str(out)]
                 jobs.append(running.Job(out.name, [words], log, trained, needs))
     for data in arguments.data:
-        methods = ",".join(METHODS)
         for seed in SEEDS:
             for arm in ARMS:
                 key = (data, arm, seed)
                 out = arguments.out / name(*key)
-                line = f"fidelity {out} --data {data} --split test --limit {LIMITS[data]} --methods {methods}"
+                line = fidelity_command(data, out, device)
                 written = out / "fidelity.json"
                 words = ["-m", "ssmscope", *shlex.split(line), "--out", str(out / "fidelity")]
                 keep = [__file__, "measure", "--out", str(out), "--into", str(written)]
@@ -86,7 +94,8 @@ def train(arguments: argparse.Namespace) -> None:
                         partial(ended, key, f"analyze {line}", written),
                     )
                 )
-    running.run(jobs, [""] * arguments.cores, arguments.minutes)
+    gpus = [str(gpu) for gpu in range(arguments.gpus)]
+    running.run(jobs, (gpus or [""]) * arguments.cores, arguments.minutes)
 
 
 def ended(key: tuple[str, str, int], line: str, written: Path, seconds: float) -> None:
@@ -165,6 +174,7 @@ def main() -> None:
     found = running.verbs(__doc__, train, measure, table)
     found["train"].add_argument("data", nargs="+", choices=list(RECIPES))
     found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
+    found["train"].add_argument("--gpus", type=int, default=0, help="run on them, --cores at a time on each")
     found["table"].add_argument("--all", action="store_true", help="every β, not only the chosen")
     running.start(found)
 

@@ -7,31 +7,36 @@
 - induction: a token stands once among others, all of them different, and comes again at the end; the token behind it is
   the answer (A B … A).
 - two-hop: who took the object, and where did that person go? Stories of qa2 (`ssmscope.tasks.babi`) of three to five
-  facts, in which the place is changed where the person walked to it, or the person who took the object. Models of this
-  size do not learn it in minutes: the shipped ones are asked, and the seed is that of the stories.
+  facts, in which the place is changed where the person walked to it, or the person who took the object. Models are
+  those of --stories, trained before (`analyze train mamba2 --data qa2 --length 1 …`, minutes on a GPU).
 
 In the corrupted text one token is another, and so is the answer. What was put into the state behind that token must
-flip the answer, what is put in before it must not, and of all tokens its edges must be those whose loss costs it.
+flip the answer, what is put in before it must not, and of all tokens its edges must be those whose loss costs it. With
+its edges and its taps in the convolutions cut, the answer must be lost as often as with a stranger in the token's
+place, one that stands nowhere else in the text: what is left of it then is a guess.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import running
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
-from ssmscope.cuts import cut_edges
+from ssmscope.cuts import cut_convolution, cut_edges
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
+from ssmscope.shipped import demos
 from ssmscope.tasks.babi import Question, questions
 from ssmscope.tasks.mad import associative_recall
-from ssmscope.tasks.stories import PLACES
+from ssmscope.tasks.stories import PERSONS, PLACES
 from ssmscope.tasks.tokens import IGNORED
 
 WIDTH, BATCH = 64, 64
@@ -45,19 +50,23 @@ MODELS: dict[str, Callable[..., torch.nn.Module]] = {
 
 
 class Pair(NamedTuple):
-    """A text, as ids or as words of a token each, the same with another token at one place, and the answers of both."""
+    """A text, as ids or as words of a token each, the same with another token at one place, the answers of both, and
+    the tokens that might stand in that place and are in neither text."""
 
     clean: list[Any]
     corrupted: list[Any]
     place: int
     answers: tuple[Any, Any]
+    strangers: tuple[Any, ...]
 
     def encoded(self, model: ssmscope.Model) -> Pair:
         """It in the ids of a model of words."""
         ids = [model.encode(" ".join(text)).input_ids[0].tolist() for text in (self.clean, self.corrupted)]
-        answers = [int(model.encode(word).input_ids[0]) for word in self.answers]
+        answers, strangers = (
+            tuple(int(model.encode(word).input_ids[0]) for word in each) for each in (self.answers, self.strangers)
+        )
         assert len(ids[0]) == len(self.clean)
-        return Pair(ids[0], ids[1], self.place, (answers[0], answers[1]))
+        return Pair(ids[0], ids[1], self.place, (answers[0], answers[1]), strangers)
 
 
 class Task(NamedTuple):
@@ -94,11 +103,12 @@ def values_changed(seed: int) -> Iterator[Pair]:
         places = [at for at in range(0, len(prompt) - 1, 2) if prompt[at] == prompt[-1]]
         if len(places) == 1:
             other = int(random.choice([v for v in range(VOCABULARY // 2, VOCABULARY) if v != answer]))
-            yield changed(prompt, places[0] + 1, other, (answer, other))
+            yield changed(prompt, places[0] + 1, other, (answer, other), range(VOCABULARY // 2, VOCABULARY))
 
 
-def changed(prompt: list[Any], place: int, token: Any, answers: tuple[Any, Any]) -> Pair:
-    return Pair(prompt, [token if at == place else own for at, own in enumerate(prompt)], place, answers)
+def changed(prompt: list[Any], place: int, token: Any, answers: tuple[Any, Any], alike: Sequence[Any]) -> Pair:
+    other = [token if at == place else own for at, own in enumerate(prompt)]
+    return Pair(prompt, other, place, answers, tuple(each for each in alike if each not in prompt + other))
 
 
 SYMBOLS, DISTINCT, ASKED = 24, 12, 4
@@ -129,7 +139,7 @@ def successors_changed(seed: int) -> Iterator[Pair]:
         prompt = row[: DISTINCT + 2]
         place = prompt.index(prompt[-1]) + 1
         other = int(random.choice([token for token in range(SYMBOLS) if token not in prompt]))
-        yield changed(prompt, place, other, (prompt[place], other))
+        yield changed(prompt, place, other, (prompt[place], other), range(SYMBOLS))
 
 
 FACTS = 3, 5
@@ -145,8 +155,8 @@ def hops(seed: int) -> Iterator[tuple[Question, int, int]]:
             yield one, touched[0], next(at for at, f in enumerate(one.facts) if f.supporting and at != touched[0])
 
 
-def replaced(one: Question, place: int, word: str, answers: tuple[str, str]) -> Pair:
-    return changed(f"{one.context} {one.question}".split(), place, word, answers)
+def replaced(one: Question, place: int, word: str, answers: tuple[str, str], alike: Sequence[str]) -> Pair:
+    return changed(f"{one.context} {one.question}".split(), place, word, answers, alike)
 
 
 def places_changed(seed: int) -> Iterator[Pair]:
@@ -154,7 +164,7 @@ def places_changed(seed: int) -> Iterator[Pair]:
     random = np.random.default_rng(seed)
     for one, _, walk in hops(seed):
         other = str(random.choice([place for place in PLACES if place not in one.context]))
-        yield replaced(one, one.facts[walk].last_word - 2, other, (one.answer, other))
+        yield replaced(one, one.facts[walk].last_word - 2, other, (one.answer, other), PLACES)
 
 
 def persons_changed(seed: int) -> Iterator[Pair]:
@@ -167,7 +177,7 @@ def persons_changed(seed: int) -> Iterator[Pair]:
         others = sorted(name for name in before if name != facts[taken][0] and walked[name] != one.answer)
         if others:
             name = str(random.choice(others))
-            yield replaced(one, one.facts[taken].first_word, name, (one.answer, walked[name]))
+            yield replaced(one, one.facts[taken].first_word, name, (one.answer, walked[name]), PERSONS)
 
 
 TASKS = {
@@ -216,21 +226,27 @@ def solved(model: ssmscope.Model, pairs: Iterator[Pair], count: int) -> list[Pai
     return found
 
 
-def knocked_out(model: ssmscope.Model, pair: Pair, *, last: bool) -> tuple[bool, bool]:
-    """Whether the answer is lost with the token's edges to the last one, or to all later ones, and whether no other
-    token's edges cost as much."""
-    length = len(pair.clean)
-    steps = torch.arange(length)
-    reads = (steps == length - 1).expand(length, -1) if last else steps > steps[:, None]
-    cut = cut_edges(torch.eye(length, dtype=torch.bool), reads, level="block")
-    logits = model.run(model.encode(ids=[pair.clean] * length), edits=cut, last_only=True).logits
-    answer = pair.answers[0]
-    lost = int(logits[pair.place].argmax()) != answer
-    return lost, int(logits.log_softmax(-1)[:, answer].argmin()) == pair.place
+def knocked_out(model: ssmscope.Model, pair: Pair) -> list[float]:
+    """Whether the answer is lost with the token's edges to the last one, and whether no other token's edges cost as
+    much; the same of its edges to all later ones; whether it is lost with these and the convolutions' taps; and in what
+    share it is with strangers in the token's place."""
+    answer, length = pair.answers[0], len(pair.clean)
+    steps, each = torch.arange(length), torch.eye(length, dtype=torch.bool)
+    last, later = (steps == length - 1).expand(length, -1), steps > steps[:, None]
+    found: list[float] = []
+    for reads, more in ((last, []), (later, []), (later, [cut_convolution(each, later)])):
+        edits = [*more, cut_edges(each, reads, level="block")]
+        logits = model.run(model.encode(ids=[pair.clean] * length), edits=edits, last_only=True).logits
+        found.append(int(logits[pair.place].argmax()) != answer)
+        if not more:
+            found.append(int(logits.log_softmax(-1)[:, answer].argmin()) == pair.place)
+    texts = [[*pair.clean[: pair.place], other, *pair.clean[pair.place + 1 :]] for other in pair.strangers]
+    said = model.run(model.encode(ids=texts), last_only=True).logits.argmax(-1)
+    return [*found, float((said != answer).double().mean())]
 
 
-def measure(model: ssmscope.Model, pairs: Iterator[Pair], count: int) -> str:
-    """What interventions in the first pairs that the model solves come to, as cells of the table."""
+def measure(model: ssmscope.Model, pairs: Iterator[Pair], count: int) -> tuple[int, list[float]]:
+    """How many of the first pairs the model solves, and what interventions in them come to, in per cent."""
     flips: dict[str, list[bool]] = {"all": [], "before": []}
     of_layers, lost = [], []
     chosen = solved(model, pairs, count)
@@ -242,11 +258,25 @@ def measure(model: ssmscope.Model, pairs: Iterator[Pair], count: int) -> str:
         flips["before"] += (values[:, : pair.place] > 0).flatten().tolist()
         flips["all"] += (values[-1, pair.place :] > 0).tolist()
         of_layers.append((values[:-1, pair.place :] > 0).mean(1))
-        lost.append([*knocked_out(model, pair, last=True), *knocked_out(model, pair, last=False)])
-    layers = " ".join(f"{100 * share:.0f} %" for share in np.mean(of_layers, axis=0))
+        lost.append(knocked_out(model, pair))
     behind, before = (100 * float(np.mean(each)) for each in flips.values())
-    knocked = " | ".join(f"{100 * share:.0f} %" for share in np.mean(lost, axis=0))
-    return f"{len(chosen)} | {behind:.1f} % | {layers} | {before:.1f} % | {knocked}"
+    most = 100 * float(np.mean(of_layers, axis=0).max())
+    return len(chosen), [behind, most, before, *(100 * np.mean(lost, axis=0)).tolist()]
+
+
+def table(
+    task: str, name: str, models: Iterator[tuple[str, float, ssmscope.Model, Iterator[Pair]]], count: int
+) -> None:
+    """A line for each seed's model, given with its accuracy and pairs, and their mean with its 95 % t interval."""
+    rows = []
+    for seed, accuracy, model, pairs in models:
+        solves, cells = measure(model, pairs, count)
+        rows.append([100 * accuracy, *cells])
+        print(
+            f"| {task} | {name} | {seed} | {solves} | " + " | ".join(f"{x:.1f} %" for x in rows[-1]) + " |", flush=True
+        )
+    if len(rows) > 1:
+        print(f"| {task} | {name} | mean | | " + " | ".join(running.told(x, 1) for x in zip(*rows)) + " |", flush=True)
 
 
 def main() -> None:
@@ -256,25 +286,43 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, help="at most; each task has its own number")
     parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument(
+        "--stories", nargs="*", default=SHIPPED, help="models of two-hop stories; those of NAME-SEED go together"
+    )
     options = parser.parse_args()
     print(
-        "| task, what is changed | model | seed | accuracy | solved | behind, all layers | layer by layer | before "
-        "| to the last: loses | finds | to all later: loses | finds | training |\n" + "|---" * 13 + "|"
+        "| task, what is changed | model | seed | solved | accuracy | behind, all layers | in the best layer | before "
+        "| to the last: loses | finds | to all later: loses | finds | both roads: loses | stranger: loses |\n"
+        + "|---" * 14
+        + "|"
     )
-    for task in (name for name in options.tasks.split(",") if name in TASKS):
-        for name in options.models.split(","):
-            for seed in map(int, options.seeds.split(",")):
-                start = time.process_time()
-                model, accuracy = trained(TASKS[task], name, seed, options.steps or TASKS[task].steps)
-                taken = time.process_time() - start
-                cells = measure(model, TASKS[task].pairs(seed), options.examples)
-                print(f"| {task} | {name} | {seed} | {100 * accuracy:.1f} % | {cells} | {taken:.0f} s |", flush=True)
-    for name in SHIPPED if "two-hop" in options.tasks.split(",") else ():
-        model = ssmscope.load(name)
+    seeds = options.seeds.split(",")
+    for name in (task for task in options.tasks.split(",") if task in TASKS):
+        task = TASKS[name]
+        for family in options.models.split(","):
+            made = ((seed, *trained(task, family, int(seed), options.steps or task.steps)) for seed in seeds)
+            table(name, family, ((seed, a, model, task.pairs(int(seed))) for seed, model, a in made), options.examples)
+    groups: dict[str, list[str]] = {}
+    for path in options.stories if "two-hop" in options.tasks.split(",") else ():
+        name, _, number = Path(path).name.rpartition("-")
+        groups.setdefault(name if number.isdigit() else path, []).append(path)
+    for family, paths in groups.items():
         for what, stories in STORIES.items():
-            for seed in map(int, options.seeds.split(",")):
-                cells = measure(model, (pair.encoded(model) for pair in stories(seed)), options.examples)
-                print(f"| two-hop, {what} | {name} | {seed} | | {cells} | |", flush=True)
+            table(f"two-hop, {what}", family, of_stories(paths, stories), options.examples)
+
+
+def record(path: str) -> dict[str, Any]:
+    """What is known of a model's training."""
+    return json.loads((Path(demos().get(path, Path(path))) / "training.json").read_text())
+
+
+def of_stories(
+    paths: Sequence[str], stories: Callable[[int], Iterator[Pair]]
+) -> Iterator[tuple[str, float, ssmscope.Model, Iterator[Pair]]]:
+    for path in paths:
+        model, known = ssmscope.load(path), record(path)
+        test = known["test"]
+        yield str(known["seed"]), test["accuracy"], model, (pair.encoded(model) for pair in stories(0))
 
 
 if __name__ == "__main__":

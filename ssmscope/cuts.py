@@ -1,4 +1,5 @@
-"""Edges between tokens cut: what a layer's recurrences read of some tokens at others, or what its attention reads."""
+"""Edges between tokens cut: what a layer's recurrences, its convolution, or its attention read of some tokens at
+others."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssmscope import ssm
 from ssmscope.edits import Edit, Place, Site, digest
@@ -81,6 +83,40 @@ def cut_edges(
 
     more = {"recurrences": recurrences and list(recurrences), "level": level}
     return _edit("scans", change, sources, targets, layers, heads, rows, more)
+
+
+def cut_convolution(
+    sources: Sequence[int] | Tensor,
+    targets: Sequence[int] | Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    rows: Mapping[int, Tensor] | None = None,
+) -> Edit:
+    """Cut what the causal convolution carries from source tokens to target tokens: their taps there are zero.
+
+    The convolution's outputs at the targets, and all that is made of them (x, B, C and, where it is convolved or comes
+    from x, Δ), are those of inputs that are zero at the sources. A token goes on to read itself. It is exact. With
+    `cut_edges` a token's decay is what is left of it: how much it makes the state forget.
+
+    Args:
+        sources, targets: positions in the run, or (batch, length) bool.
+        layers: in which; all by default.
+        rows: by layer, whose taps are cut there, (batch,) bool; of all rows by default.
+
+    Raises:
+        InputError: as it runs, a layer without a convolution.
+    """
+
+    def change(reads: Tensor, site: Site) -> Tensor:
+        batch, length, taps = reads.shape
+        stop = site.start + length
+        cut, read = (_at(each, batch, stop, reads.device)[:, :stop] for each in (sources, targets))
+        before = pad(cut, (taps - 1, 0)).unfold(1, taps, 1).flip(-1)
+        before = before & (torch.arange(taps, device=reads.device) > 0)
+        own = _heads_cut(1, site, None, rows, reads.device).unsqueeze(-1)
+        return reads & ~(before & read.unsqueeze(-1) & own)[:, site.start :]
+
+    return _edit("taps", change, sources, targets, layers, None, rows, {})
 
 
 def cut_attention(

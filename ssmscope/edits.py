@@ -1,8 +1,8 @@
 """Interventions: pure functions on what a model's layers compute, applied inside one run, in its thread alone.
 
 An `Edit` changes one thing at one place of some layers: the residual stream that a block reads, the mixer's input, what
-its convolution reads, its terms, its state after a token, its scans, or its output. Edits compose in the order in which
-they are given, and nothing of them is left on the model:
+its convolution reads and where, its terms, its state after a token, its scans, or its output. Edits compose in the
+order in which they are given, and nothing of them is left on the model:
 
     with ssmscope.edited(model, [cut_edges([3], [9]), replaced("output", values, [4], layers=[2])]):
         model.logits(batch)
@@ -35,13 +35,15 @@ from ssmscope.intercept import Before, watched
 from ssmscope.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
 from ssmscope.trace import LayerState, LayerTrace
 
-Place = Literal["residual", "input", "convolution", "terms", "state", "scans", "output", "attention"]
+Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
 PLACES: tuple[str, ...] = get_args(Place)
 """Where an edit acts, in the order of a layer's run, with what its function gets and gives:
 
 residual: what the block reads of the residual stream, (batch, length, width).
 input: the mixer's input, as the residual stream.
 convolution: what the causal convolution reads, (batch, length, channels).
+taps: which of the tokens before it, its own first, every position of the convolution (of RWKV the token shifts) reads,
+    (batch, length, taps) bool.
 terms: the `LayerTrace`.
 state: the `LayerState` after token `after`, from which the later tokens continue.
 scans: a `Scan` for each recurrence; their states are not read again.
@@ -152,20 +154,22 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
             raise InputError(f"{edit.name}: there is no layer {absent[0]}; the model has {which}")
     instead: dict[int, Compute] = {}
     entering: dict[int, Callable[[Tensor], Tensor]] = {}
+    taps: dict[int, Callable[[Tensor], Tensor]] = {}
     blocks: list[tuple[nn.Module, Before]] = []
     for index, (mixer, block) in enumerate(zip(found, blocks_of(module))):
         layer = _Layer(index, mixer, tuple(edit for edit in every if edit.acts_in(index)))
         if layer.at("state") and layer.at("scans"):
             raise InputError(f"layer {index}: a state and its scans cannot be edited in one run; edit one of them")
         instead[id(mixer)] = layer.compute
-        entering |= layer.entering()
+        entering |= layer.of_convolutions("convolution")
+        taps |= layer.of_convolutions("taps")
         if layer.at("residual"):
             blocks.append((block, layer.enter))
 
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
     try:
         with ExitStack() as around:
-            around.enter_context(computed_by(instead, entering))
+            around.enter_context(computed_by(instead, entering, taps))
             around.enter_context(watched(before=blocks))
             around.enter_context(fast_scan(module))
             if attention:
@@ -221,10 +225,10 @@ class _Layer:
             value = edit.change(value, Site(self.index, self.mixer, _starts.get(), **more))
         return value
 
-    def entering(self) -> dict[int, Callable[[Tensor], Tensor]]:
-        """How what its convolutions read is changed, by the id of the mixer that each is in."""
-        parts = _convolved(self.mixer) if self.at("convolution") else ()
-        return {id(part): partial(self.changed, "convolution", part=number) for number, part in enumerate(parts)}
+    def of_convolutions(self, place: Place) -> dict[int, Callable[[Tensor], Tensor]]:
+        """How what its convolutions read is changed ("convolution", "taps"), by the id of the mixer that each is in."""
+        parts = _convolved(self.mixer) if self.at(place) else ()
+        return {id(part): partial(self.changed, place, part=number) for number, part in enumerate(parts)}
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The block's arguments with another residual stream."""
@@ -233,7 +237,11 @@ class _Layer:
         return args, {**kwargs, "hidden_states": self.changed("residual", kwargs["hidden_states"])}
 
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
-        return self.changed("terms", terms_of(self.mixer, u, mask, state))
+        layer = terms_of(self.mixer, u, mask, state)
+        if self.at("taps") and layer.conv_input is None:
+            name = self.at("taps")[0].name
+            raise InputError(f"{name}: layer {self.index}, a {type(self.mixer).__name__}, has no convolution")
+        return self.changed("terms", layer)
 
     def compute(
         self,
@@ -284,7 +292,7 @@ def again(model: _HasModule, edits: Sequence[Edit], index: int, u: Tensor, mask:
     if not edits:
         return terms_of(mixer, u, mask)
     layer = _Layer(index, mixer, tuple(edit for edit in edits if edit.acts_in(index)))
-    with computed_by({}, layer.entering()):
+    with computed_by({}, layer.of_convolutions("convolution"), layer.of_convolutions("taps")):
         return layer.terms(u, mask)
 
 

@@ -43,6 +43,7 @@ class Entry:
         kernel: (channels, taps) of the causal convolution, the current position's coefficient first; None without one.
         bias: (channels,) of the convolution.
         tail: (batch, taps − 1, channels), its inputs before the first position, where those are not zero.
+        taps: (batch, length, taps) bool, which inputs it reads, the current position's first, where not all.
         activation: (batch, length, channels), act(c) / c at the convolution's outputs c; None without an activation.
     """
 
@@ -51,12 +52,13 @@ class Entry:
     kernel: Tensor | None = None
     bias: Tensor | None = None
     tail: Tensor | None = None
+    taps: Tensor | None = None
     activation: Tensor | None = None
 
     def values(self, source: Channels, biased: bool) -> Channels:
         """activation ⊙ (kernel ∗ source), with bias and tail where `biased`."""
         if self.kernel is not None:
-            source = _convolved(source, self.kernel, self.tail if biased else None)
+            source = convolved(source, self.kernel, self.tail if biased else None, self.taps)
             if biased and self.bias is not None:
                 source = source + self.bias
         return source if self.activation is None else source * self.activation
@@ -113,7 +115,7 @@ class Path:
     def written(self, values: Channels, biased: bool) -> Float[Tensor, "batch length heads width"]:
         """What the recurrence reads of the values, filter ∗ values."""
         if self.filter is not None:
-            values = _convolved(values, self.filter.unsqueeze(0), self.filter_tail if biased else None)
+            values = convolved(values, self.filter.unsqueeze(0), self.filter_tail if biased else None, None)
         return rearrange(values, "b t (h p) -> b t h p", h=self.recurrence.shape[2]).to(self.recurrence.x)
 
     def read(self, values: Channels, biased: bool) -> Channels:
@@ -228,12 +230,12 @@ class Path:
         def cut(t):
             return t[row : row + 1, :length] if isinstance(t, Tensor) and t.ndim > 1 else t
 
-        entry = replace(self.entry, source=cut(self.entry.source), activation=cut(self.entry.activation))
+        own = {name: cut(getattr(self.entry, name)) for name in ("source", "activation", "taps")}
         leaving = replace(self.exit, gate=cut(self.exit.gate), behind=cut(self.exit.behind))
         return replace(
             self,
             recurrence=self.recurrence.of_rows(row, row + 1).between(0, length),
-            entry=replace(entry, tail=_row(self.entry.tail, row)),
+            entry=replace(self.entry, tail=_row(self.entry.tail, row), **own),
             exit=leaving,
             filter_tail=_row(self.filter_tail, row),
             initial=_row(self.initial, row),
@@ -274,7 +276,8 @@ class Path:
         activation = like.new_ones(*self._shape(), channels) if activation is None else activation.to(like)
         taps = like.new_zeros(*self._shape(), kernel.shape[1] + len(filtering) - 1, channels)
         for j in range(min(kernel.shape[1], length)):
-            arrived = kernel[:, j] * activation[:, j:]
+            read = 1 if self.entry.taps is None else self.entry.taps[:, j:, j, None]
+            arrived = kernel[:, j] * activation[:, j:] * read
             for i, k in enumerate(filtering):
                 taps[:, : length - j, i + j] += k * arrived
         return taps
@@ -454,13 +457,6 @@ class _Weighed(Path):
         return source if taps is None else taps * source
 
 
-def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
-    """A recurrence that only passes its input on, multiplied by D."""
-    batch, length, heads, _ = recurrence.x.shape
-    nothing = recurrence.x.new_zeros(batch, length, 1, 1)
-    return Recurrence(x=recurrence.x, b=nothing, c=nothing, log_a=recurrence.x.new_zeros(batch, length, heads, 1), D=D)
-
-
 def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
     """act(c) / c of an activation with act(0) = 0; σ(c) for SiLU.
 
@@ -476,12 +472,16 @@ def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
     return torch.where(c == 0, slope, act(c) / torch.where(c == 0, 1, c))
 
 
-def _convolved(source: Channels, kernel: Tensor, tail: Tensor | None) -> Channels:
-    """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first."""
+def convolved(source: Channels, kernel: Tensor, tail: Tensor | None, read: Tensor | None) -> Channels:
+    """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first, over the j that are
+    `read`, (batch, length, taps) bool."""
     taps, (batch, length, channels) = kernel.shape[1], source.shape
     before = source.new_zeros(batch, taps - 1, channels) if tail is None else tail.to(source)
     padded = torch.cat([before, source], dim=1)
-    return torch.stack([padded[:, taps - 1 - j : taps - 1 - j + length] * kernel[:, j] for j in range(taps)]).sum(0)
+    each = [padded[:, taps - 1 - j : taps - 1 - j + length] * kernel[:, j] for j in range(taps)]
+    if read is not None:
+        each = [term * read[..., j, None] for j, term in enumerate(each)]
+    return torch.stack(each).sum(0)
 
 
 def _channel(recurrence: Recurrence, place: int) -> Recurrence:

@@ -280,27 +280,43 @@ Compute = Callable[..., Tensor]
 
 _computed_by: ContextVar[Mapping[int, Compute]] = ContextVar("computed by", default=MappingProxyType({}))
 _entering: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("entering", default=MappingProxyType({}))
+_taps: ContextVar[Mapping[int, Callable[[Tensor], Tensor]]] = ContextVar("taps", default=MappingProxyType({}))
 
 
 @contextmanager
-def computed_by(instead: Mapping[int, Compute], entering: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+def computed_by(
+    instead: Mapping[int, Compute],
+    entering: Mapping[int, Callable[[Tensor], Tensor]],
+    taps: Mapping[int, Callable[[Tensor], Tensor]],
+) -> Iterator[None]:
     """Within the context, and in this thread alone, `fast_scan` computes mixers (by their id) with these functions, and
-    what their convolutions read is changed by `entering`."""
+    what their convolutions read is changed by `entering`, and which of it by `taps`."""
     tokens = (
         _computed_by.set(MappingProxyType({**_computed_by.get(), **instead})),
         _entering.set(MappingProxyType({**_entering.get(), **entering})),
+        _taps.set(MappingProxyType({**_taps.get(), **taps})),
     )
     try:
         yield
     finally:
         _computed_by.reset(tokens[0])
         _entering.reset(tokens[1])
+        _taps.reset(tokens[2])
 
 
 def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:
     """What a mixer's convolution reads, as it was computed or as a run changes it."""
     change = _entering.get().get(id(mixer))
     return conv_input if change is None else change(conv_input)
+
+
+def taps_read(mixer: nn.Module, conv_input: Tensor, count: int) -> Tensor | None:
+    """Which of the last `count` inputs each position of a mixer's convolution reads, (batch, length, count) bool, its
+    own first; None where it reads them all."""
+    change = _taps.get().get(id(mixer))
+    if change is None:
+        return None
+    return change(torch.ones(*conv_input.shape[:2], count, dtype=torch.bool, device=conv_input.device))
 
 
 def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerState | None) -> Any:

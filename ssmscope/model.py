@@ -444,7 +444,8 @@ class Model:
         def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args or args[0].shape[:2] != whole:
                 return None
-            return (args[0][rows, at].unsqueeze(1), *args[1:]), kwargs
+            where = args[0].device  # not the input's, of a model over several
+            return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
         with watched(before=[(self.module.get_output_embeddings(), choose)]):
             logits = self.module(**arguments, use_cache=False).logits

@@ -449,6 +449,13 @@ def _around(recurrence: Recurrence, groups: int, left: Tensor | None, taps: Tens
     return Around(left, taps)
 
 
+def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
+    """A recurrence that only passes its input on, multiplied by D."""
+    batch, length, heads, _ = recurrence.x.shape
+    nothing = recurrence.x.new_zeros(batch, length, 1, 1)
+    return Recurrence(x=recurrence.x, b=nothing, c=nothing, log_a=recurrence.x.new_zeros(batch, length, heads, 1), D=D)
+
+
 def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
     """Mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq. 10).
 

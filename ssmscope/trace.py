@@ -52,6 +52,8 @@ class LayerTrace:
             hold their state, so the final state is that of each row's last real position.
         conv_input: what the causal convolution reads, (batch, length, channels); None without one.
         conv_tail: the taps − 1 inputs before the first position, where the run continued from a state.
+        taps: which of these the convolution reads at every position, (batch, length, taps) bool, its own first, where
+            an edited run leaves some out; None where it reads all.
         z: the output gate before its activation, (batch, length, channels); None without one.
         initial: the recurrences' states before the first position, (batch, heads, width, state) each, where they are
             learnt or carried over by a layer that has several; None where they are zero.
@@ -66,6 +68,7 @@ class LayerTrace:
     mask: Tensor | None = None
     conv_input: Tensor | None = None
     conv_tail: Tensor | None = None
+    taps: Tensor | None = None
     z: Tensor | None = None
     initial: tuple[Tensor, ...] | None = None
     turn: Tensor | None = None
@@ -197,5 +200,5 @@ class Trace:
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")
-        found = [layer.survival(at, signed=signed) for layer in self.layers]
+        found = [layer.survival(at, signed=signed).to(self.mask.device) for layer in self.layers]
         return torch.stack(found).masked_fill(~self.mask, torch.nan)

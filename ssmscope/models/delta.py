@@ -24,7 +24,7 @@ from torch.nn.functional import normalize, rms_norm, silu, softplus
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.gated_delta import unit
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
@@ -89,7 +89,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     mask = as_mask(mask)
     conv_input = entering(mixer, hide_padding(mixer.qkv_proj(u), mask))
     tail = state.conv if state is not None else None
-    convolved = hide_padding(silu(causal_convolution(conv_input, *convolution(mixer, conv_input), tail)), mask)
+    taps = taps_read(mixer, conv_input, mixer.taps)
+    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail, taps)
+    convolved = hide_padding(silu(convolved), mask)
     q, k, v = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)
@@ -102,7 +104,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     q, k = ((normalize(t, dim=-1) if not mixer.unit_epsilon else unit(t, mixer.unit_epsilon)) for t in (q, k))
     recurrence = DeltaRecurrence(x=v, b=k, c=q, log_a=log_a.unsqueeze(-1), beta=beta)
     z = mixer.z_proj(u) if mixer.z_proj is not None else None
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=mixer.taps)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.taps}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -30,7 +30,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
@@ -64,8 +64,8 @@ MODEL_TYPES = ("diff-mamba", "diff-mamba1")
 def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
     """The layer's terms: two recurrences, first the one that is kept, then the one that is subtracted.
 
-    `extras["lambda"]` is λ. With two whole mixers `conv_input`, `conv_tail` and `z` are both mixers' side by side along
-    the channels, m₁'s first; Diff-S6 has one of each.
+    `extras["lambda"]` is λ. With two whole mixers `conv_input`, `conv_tail`, `taps` and `z` are both mixers' side by
+    side along the last dimension, m₁'s first; Diff-S6 has one of each.
     """
     extras = {"lambda": mixer.current_lambda()}
     if isinstance(mixer, DiffS6Mixer):
@@ -78,6 +78,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         recurrences=(first.recurrence, second.recurrence),
         conv_input=torch.cat([first.conv_input, second.conv_input], dim=-1),
         conv_tail=state.conv if state is not None else None,
+        taps=None if first.taps is None else torch.cat([first.taps, second.taps], dim=-1),
         z=torch.cat([first.z, second.z], dim=-1),
         extras=extras,
     )
@@ -89,14 +90,15 @@ def _s6_quantities(
     z, conv_input, step = mixer.in_proj(u).split(mixer.parts, dim=-1)
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail)
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail, taps)
     x, B1, C1, B2, C2 = mixer.terms(hide_padding(mixer.act(convolved), mask))
     A, D = -at_least_float32(mixer.A_log).exp().unsqueeze(-1), at_least_float32(mixer.D)
     recurrences = tuple(
         Recurrence(x=x, b=B, c=C, delta=hide_padding(delta, mask), A=A[i], D=D[i])
         for i, (B, C, delta) in enumerate(zip((B1, B2), (C1, C2), mixer.steps(step)))
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "z": z, "reach": mixer.conv_kernel_size}
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
     return LayerTrace(u, recurrences, mask=mask, extras=extras, **around)
 
 
@@ -126,12 +128,14 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     if isinstance(mixer, DiffS6Mixer):
         return _s6_frozen(mixer, layer, u, weight, outside)
     assert layer.z is not None and layer.conv_input is not None
-    tails = (None, None) if layer.conv_tail is None else layer.conv_tail.chunk(2, dim=-1)
+    tails, taps = ((None, None) if each is None else each.chunk(2, dim=-1) for each in (layer.conv_tail, layer.taps))
     conv_inputs, gates = layer.conv_input.chunk(2, dim=-1), layer.z.chunk(2, dim=-1)
     bases = [_base(m).frozen for m in (mixer.m1, mixer.m2)]
     first, second = (
-        each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, z=z))
-        for each, m, r, x, tail, z in zip(bases, (mixer.m1, mixer.m2), layer.recurrences, conv_inputs, tails, gates)
+        each(m, replace(layer, recurrences=(r,), conv_input=x, conv_tail=tail, taps=read, z=z))
+        for each, m, r, x, tail, read, z in zip(
+            bases, (mixer.m1, mixer.m2), layer.recurrences, conv_inputs, tails, taps, gates
+        )
     )
     of_both = first.matvec(u) + first.bias + weight * (second.matvec(u) + second.bias)
     behind, factor = _sub_norm(mixer, of_both)

@@ -19,7 +19,7 @@ from torch.nn.functional import silu, softplus
 
 from ssmscope.affine import innermost
 from ssmscope.frozen import Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -58,7 +58,8 @@ def terms(
     mask = as_mask(mask)
     conv_input = entering(mixer, hide_padding(projected.qkv, mask))
     tail = state.conv if state is not None else None
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail)
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
     convolved = at_least_float32(hide_padding(convolved, mask))
     q, k, v = convolved.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
@@ -71,8 +72,8 @@ def terms(
         log_a=log_a.unsqueeze(-1),
         beta=at_least_float32(projected.beta),
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "z": projected.z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, z=projected.z, **around)
 
 
 def unit(t: Tensor, eps: float = EPS) -> Tensor:

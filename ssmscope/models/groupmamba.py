@@ -46,11 +46,11 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
-from ssmscope.frozen import Entry, FrozenLayer, Path, skip_alone
+from ssmscope.frozen import Entry, FrozenLayer, Path
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32, constant
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ssm import Recurrence, Scan, skip_alone
 from ssmscope.trace import LayerState, LayerTrace
 
 # How many numbers of a module's states are in memory at a time: on a CPU what stays in its cache.

@@ -17,7 +17,7 @@ from torch.nn.functional import silu, softplus
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention, KimiLinearRMSNormGated
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.gated_delta import output_through, unit
 from ssmscope.models.parts import (
     activated_convolution,
@@ -49,7 +49,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     qkv = torch.cat([mixer.q_proj(u), mixer.k_proj(u), mixer.v_proj(u)], dim=-1)
     conv_input = entering(mixer, hide_padding(qkv, mask))
     tail = state.conv if state is not None else None
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail)
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
     q, k, v = rearrange(
         at_least_float32(hide_padding(convolved, mask)), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim
     )
@@ -63,7 +64,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         beta=at_least_float32(torch.sigmoid(mixer.b_proj(u))),
     )
     z = mixer.g_b_proj(mixer.g_a_proj(u))
-    around = {"conv_input": conv_input, "conv_tail": tail, "z": z, "reach": mixer.conv_kernel_size}
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 

@@ -14,7 +14,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from ssmscope.affine import depthwise
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
@@ -42,12 +42,13 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     B, C, x = mixer.in_proj(u).chunk(3, dim=-1)
     conv_input = entering(mixer, hide_padding(B * x, mask))
     tail = state.conv if state is not None else None
-    convolved = at_least_float32(causal_convolution(conv_input, *_convolution(mixer, conv_input), tail))
+    taps = taps_read(mixer, conv_input, mixer.config.conv_L_cache)
+    convolved = at_least_float32(causal_convolution(conv_input, *_convolution(mixer, conv_input), tail, taps))
     convolved = hide_padding(convolved, mask).unsqueeze(-1)
     log_a = hide_padding(torch.full_like(convolved, smallest_exponent(torch.float32)), mask)
     one = torch.ones_like(convolved)
     recurrence = Recurrence(x=convolved, b=one, c=one, log_a=log_a)
-    around = {"conv_input": conv_input, "conv_tail": tail, "z": C, "reach": mixer.config.conv_L_cache}
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": C, "reach": mixer.config.conv_L_cache}
     return LayerTrace(u, (recurrence,), mask=mask, extras={"B": B}, **around)
 
 
@@ -81,6 +82,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         kernel=at_least_float32(weight[:, 0].flip(-1)),
         bias=None if bias is None else at_least_float32(bias),
         tail=layer.conv_tail,
+        taps=layer.taps,
         activation=shown,
     )
     project = projection(mixer, "out_proj")

@@ -13,7 +13,7 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMi
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -44,7 +44,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input, z = mixer.in_proj(u).chunk(2, dim=-1)
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    x = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    x = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
     x = hide_padding(x, mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
@@ -61,8 +62,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         A=-at_least_float32(mixer.A_log).exp(),
         D=at_least_float32(mixer.D),
     )
-    reach = mixer.conv_kernel_size
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=reach)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     activated_convolution,
     as_mask,
@@ -57,7 +57,8 @@ def terms(
     z, conv_input, step = projected.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
-    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail)
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
     xBC = at_least_float32(hide_padding(xBC, mask))
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
@@ -71,8 +72,8 @@ def terms(
         A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
         D=at_least_float32(mixer.D),
     )
-    reach = mixer.conv_kernel_size
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=reach)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import (
 
 from ssmscope.affine import depthwise
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     BY_WEIGHT,
     as_mask,
@@ -46,7 +46,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     mask = as_mask(mask) if mask is None or mask.ndim == 2 else None  # 4.57 hands over that of attention
     conv_input = entering(mixer, hide_padding(mixer.linear_x(u), mask))
     tail = state.conv if state is not None else None
-    x = at_least_float32(hide_padding(causal_convolution(conv_input, *_convolution(mixer, conv_input), tail), mask))
+    taps = taps_read(mixer, conv_input, mixer.conv1d_width)
+    convolved = causal_convolution(conv_input, *_convolution(mixer, conv_input), tail, taps)
+    x = at_least_float32(hide_padding(convolved, mask))
     log_a = -8.0 * _gate(mixer, x, "recurrent_gate") * softplus(at_least_float32(mixer.rg_lru.recurrent_param))
     root = SqrtBoundDerivative.apply(1 - torch.exp(2 * log_a))  # not expm1, as the library's own
     if state is None:
@@ -55,8 +57,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     b = hide_padding(_gate(mixer, x, "input_gate") * root, mask).unsqueeze(-1)
     log_a = hide_padding(log_a, mask).unsqueeze(-1)
     recurrence = Recurrence(x=x.unsqueeze(-1), b=b, c=torch.ones_like(b), log_a=log_a)
-    around = {"conv_input": conv_input, "conv_tail": tail, "z": mixer.linear_y(u), "reach": mixer.conv1d_width}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "reach": mixer.conv1d_width}
+    return LayerTrace(u, (recurrence,), mask=mask, z=mixer.linear_y(u), **around)
 
 
 def _gate(mixer: nn.Module, x: Tensor, name: str) -> Tensor:
@@ -101,6 +103,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         kernel=at_least_float32(weight[:, 0].flip(-1)),
         bias=None if bias is None else at_least_float32(bias),
         tail=layer.conv_tail,
+        taps=layer.taps,
         activation=shown,
     )
     opening = opened_by(enter_gate, mixer.act_fn, z)

@@ -40,9 +40,9 @@ from transformers.models.rwkv.modeling_rwkv import RwkvBlock, RwkvForCausalLM, R
 
 from ssmscope.affine import agrees_with_weight, norm_terms
 from ssmscope.errors import InputError
-from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, skip_alone
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.intercept import taken_over, watched
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     as_mask,
     at_least_float32,
@@ -52,7 +52,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ssm import Recurrence, Scan, skip_alone
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)
@@ -104,7 +104,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     mask = as_mask(mask)
     tail = state.conv if state is not None else None
     x = entering(mixer, hide_padding(mixer.ln1(_entering(mixer, u)), mask))
-    before = _before(x, tail)
+    taps = taps_read(mixer, x, 2)
+    before = _before(x, tail, taps)
     k, v, z = (
         project(_mixed(x, before, mix))
         for project, mix in (
@@ -131,7 +132,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     if isinstance(state, RwkvState):
         extras["channel_tail"] = state.channel
     initial = state.ssm if state is not None else None
-    around = {"conv_input": x, "conv_tail": tail, "z": z, "initial": initial, "extras": extras}
+    around = {"conv_input": x, "conv_tail": tail, "taps": taps, "z": z, "initial": initial, "extras": extras}
     return LayerTrace(u, (recurrence,), mask, reach=2, **around)
 
 
@@ -149,7 +150,7 @@ def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: 
 def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     mixing = mixer.feed_forward
     shown = hide_padding(mixer.ln2(x), layer.mask)
-    before = _before(shown, layer.extras.get("channel_tail"))
+    before = _before(shown, layer.extras.get("channel_tail"), layer.taps)
     k = torch.relu(mixing.key(_mixed(shown, before, mixing.time_mix_key))).square()
     r = torch.sigmoid(mixing.receptance(_mixed(shown, before, mixing.time_mix_receptance)))
     return r * mixing.value(k) * _undone(mixer)
@@ -197,7 +198,7 @@ def _beside(
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
         shown = hide_padding(second(x, biased), layer.mask)
-        return _mixed(shown, _before(shown, tail if biased else None), mix.to(shown))
+        return _mixed(shown, _before(shown, tail if biased else None, layer.taps), mix.to(shown))
 
     k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
     r = torch.sigmoid(receptance(shifted(x, mixing.time_mix_receptance, True), True))
@@ -228,7 +229,7 @@ def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Ten
         for norm in norms:
             v = norm(v, biased)
         v = hide_padding(v, layer.mask)
-        before = _before(v, layer.conv_tail if biased else None)
+        before = _before(v, layer.conv_tail if biased else None, layer.taps)
         return value(_mixed(v, before, attention.time_mix_value.to(v)), biased)
 
     return enter
@@ -268,10 +269,11 @@ def _entering(mixer: nn.Module, u: Tensor) -> Tensor:
     return mixer.pre_ln(u) if mixer.layer_id == 0 else u
 
 
-def _before(x: Tensor, tail: Tensor | None) -> Tensor:
-    """The input one token earlier."""
+def _before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
+    """The input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
     first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
-    return torch.cat([first, x[:, :-1]], dim=1)
+    before = torch.cat([first, x[:, :-1]], dim=1)
+    return before if taps is None else before * taps[..., 1:]
 
 
 def _mixed(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from transformers.models.zamba.modeling_zamba import ZambaMambaMixer
 
 from ssmscope.frozen import FrozenLayer
-from ssmscope.mixers import entering
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models import mamba
 from ssmscope.models.mamba import output, state_after
 from ssmscope.models.parts import activated_convolution, as_mask, at_least_float32, convolution, hide_padding
@@ -36,7 +36,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     projected = mixer.in_proj(u)
     conv_input, z = entering(mixer, hide_padding(projected[..., X], mask)), projected[..., Z]
     tail = state.conv if state is not None else None
-    x = hide_padding(activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail), mask)
+    taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
+    x = hide_padding(activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps), mask)
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")
@@ -51,8 +52,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         A=-at_least_float32(mixer.A_log).exp().flatten(0, 1),
         D=at_least_float32(mixer.D).flatten(),
     )
-    reach = mixer.conv_kernel_size
-    return LayerTrace(u, (recurrence,), mask=mask, conv_input=conv_input, conv_tail=tail, z=z, reach=reach)
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
 def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:

@@ -13,14 +13,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ssm
 from ssmscope.attention_layers import attention_layers, look_back
-from ssmscope.cuts import contribution, cut_attention, cut_edges
+from ssmscope.cuts import contribution, cut_attention, cut_convolution, cut_edges
 from ssmscope.edits import PLACES, Edit, edited, new_state, recorded, replaced
 from ssmscope.errors import InputError
 from ssmscope.frozen import Exit, Path
 from ssmscope.intercept import taken_over
 from ssmscope.mixers import reader_of, remembers
 from ssmscope.model import Model
-from ssmscope.models import groupmamba, rwkv
+from ssmscope.models import delta, diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv
 
 NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]
@@ -109,6 +109,109 @@ def test_cut_edges_are_zeros_in_the_matrices(module):
         found = precise(model, batch, cut_edges(sources, targets, level=level))
         changed = relative(expected, plain)
         assert changed > 1e-6 and relative(found, expected) < 1e-8 * min(1, changed)
+
+
+def convolution_without(sources: torch.Tensor, targets: torch.Tensor):
+    """`causal_convolution` term by term, without those from `sources` at other `targets`, (batch, length) bool each."""
+
+    def run(x, weight, bias, tail=None, taps=None):
+        count = weight.shape[-1]
+        rows = []
+        for t in range(x.shape[1]):
+            total = torch.zeros_like(x[:, 0])
+            for j in range(min(count, t + 1)):
+                cut = sources[:, t - j] & targets[:, t] if j else torch.zeros(len(x), dtype=torch.bool)
+                total = total + torch.where(cut[:, None], 0, x[:, t - j] * weight[:, 0, count - 1 - j])
+            rows.append(total if bias is None else total + bias)
+        return torch.stack(rows, dim=1)
+
+    return run
+
+
+def has_convolution(model: Model) -> bool:
+    kept: dict = {}
+    model.run(model.encode(ids=IDS[:1]), edits=recorded("convolution", kept))
+    return bool(kept)
+
+
+def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
+    """Alone, and with the edges of the states."""
+    model = Model(doubled(module))
+    batch = model.encode(ids=IDS)
+    sources, targets = (torch.zeros_like(batch.mask) for _ in range(2))
+    sources[0, [1, 4, 5]] = sources[1, 2] = True
+    targets[0, [2, 3, 5, 6, 10]] = targets[1, [3, 4, 6]] = True
+    cut = cut_convolution(sources, targets)
+    if not has_convolution(model):
+        with pytest.raises(InputError, match="has no convolution"):
+            model.run(batch, edits=cut)
+        return
+    plain, alone = precise(model, batch), precise(model, batch, cut)
+    both = precise(model, batch, [cut, cut_edges(sources, targets)])
+    naive, before = convolution_without(sources, targets), rwkv._before
+    for file in (parts, diff_mamba, delta, lfm2, recurrent_gemma):
+        monkeypatch.setattr(file, "causal_convolution", naive)
+    late = torch.zeros_like(sources)
+    late[:, 1:] = sources[:, :-1] & targets[:, 1:]
+    monkeypatch.setattr(rwkv, "_before", lambda x, *_: before(x, None, None).masked_fill(late.unsqueeze(-1), 0))
+    keep = ~(targets[:, :, None] & sources[:, None, :])
+    for found, expected in (
+        (alone, precise(model, batch)),
+        (both, brute_force(model, batch, keep)),
+    ):
+        changed = relative(expected, plain)
+        assert changed > 1e-6 and relative(found, expected) < 1e-8 * min(1, changed)
+
+
+def test_maps_of_a_cut_convolution_are_the_layers_own(module):
+    """What is frozen in an edited run is its layers' output, and the block's matrices are what recurrences read."""
+    model = Model(doubled(module))
+    batch, kept = model.encode(ids=IDS[:1]), {}
+    if not has_convolution(model):
+        return
+    with TrueFloat64(), edited(model, [cut_convolution([2, 3], range(11)), recorded("output", kept)]):
+        trace = model.trace(batch)
+        for index in range(model.num_layers):
+            frozen = trace.frozen[index]
+            assert relative(frozen.matvec(frozen.u) + frozen.bias, kept[index]) < 1e-9
+            for path in frozen.paths:
+                bare = replace(path, weight=None, exit=Exit(lambda v: v))
+                made = torch.einsum("bcts,bsc->btc", matrices(bare, "block"), path.entry.source)
+                assert relative(made + 1, bare.read(path.entry.values(path.entry.source, False), False) + 1) < 1e-9
+
+
+MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm"
+"""In which a token is read by another road too: in what RWKV and xLSTM divide by, in GroupMamba's attention over
+modules, and by GFSSM's filter in the skip of later tokens."""
+
+
+def held_at(place: int) -> Edit:
+    """What a token makes the states forget is a constant."""
+
+    def held(r):
+        terms = {name: getattr(r, name, None) for name in ("b", "delta", "log_a", "beta")}
+        at, given = torch.tensor([place]), {name: term for name, term in terms.items() if term is not None}
+        return replace(r, **{name: t.index_fill(1, at, -0.1 if name == "log_a" else 0.1) for name, t in given.items()})
+
+    def change(layer, site):
+        return replace(layer, recurrences=tuple(map(held, layer.recurrences)))
+
+    return Edit("decay held", "terms", change)
+
+
+def test_no_other_road_leads_from_a_token(module):
+    """With its edges cut, in states, convolutions and attention, and its decays held, no later token depends on it."""
+    model = Model(doubled(module))
+    if model.architecture.startswith(MORE_ROADS) or model.is_classifier:
+        return
+    later = range(4, 11)
+    edits = [cut_edges([3], later), held_at(3)]
+    edits += [cut_convolution([3], later)] * has_convolution(model)
+    edits += [cut_attention([3], later)] * bool(attention_layers(model.module))
+    changed = [[*IDS[0][:3], 77, *IDS[0][4:]]]
+    for cut in (True, False):
+        one, other = (precise(model, model.encode(ids=ids), edits * cut)[:, 4:] for ids in (IDS[:1], changed))
+        assert (relative(other, one) < 1e-9) == cut
 
 
 def attended_without(keep: torch.Tensor):
@@ -253,7 +356,7 @@ def test_nothing_is_left_behind(model):
     for place in PLACES:
         after = 1 if place == "state" else None
         edit = Edit("fails", place, fail, after=after)
-        if place == "convolution" and model.run(batch).states[0].conv is None:
+        if place in ("convolution", "taps") and model.run(batch).states[0].conv is None:
             continue
         if place == "attention" and not attention_layers(model.module):
             continue

@@ -11,7 +11,7 @@ from planned import tiny_model
 
 import ssmscope
 from ssmscope.analysis import Call
-from ssmscope.cuts import cut_attention, cut_edges
+from ssmscope.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.edits import edited
 from ssmscope.errors import InputError
 from ssmscope.interp.knockout.result import Cut
@@ -97,6 +97,24 @@ def test_both_roads_of_a_hybrid_are_cut(models):
     assert found.figure() is not None and Result.from_dict(found.to_dict()) == found
 
 
+@pytest.mark.parametrize("name", ["mamba", "bamba"])
+def test_the_convolution_is_a_road(models, name):
+    model = models[name]
+    for roads in ("convolution", "both"):
+        result = ssmscope.knockout(
+            model, model.encode(ids=IDS[0]), from_=["2:4"], to="5:7", window=1, roads=roads, answer=7
+        )
+        for at, cut in enumerate(result.cuts):
+            own = [index for index, number in enumerate(model.layer_numbers) if cut.first <= number <= cut.last]
+            edits = [cut_convolution([2, 3], range(3, 7), layers=own)]
+            if roads == "both":
+                edits.append(cut_edges([2, 3], [5, 6], layers=own, level="block"))
+            if roads == "both" and len(own) < cut.last - cut.first + 1:
+                edits.append(cut_attention([2, 3], [5, 6]))
+            assert result.probabilities[0, 0, at] == pytest.approx(probability(model, IDS[0], 7, edits), rel=1e-4)
+        assert "convolution" in result.headline
+
+
 def test_windows_are_centred(models):
     model = Model(loud(random_example("mamba")))
     result = ssmscope.knockout(model, model.encode(ids=IDS[0]), from_=["2"], window=2, answer=3)
@@ -163,6 +181,7 @@ class TestSpans:
     [
         ({"from_": ["3"], "to": "1"}, "no edge leads from '3' back to '1'"),
         ({"from_": ["1"], "window": 3}, "window is 3; mamba has 2 layers"),
+        ({"from_": ["1"], "by": "head", "roads": "both"}, "the convolution is cut in windows of layers; leave out by"),
         ({"from_": ["1"], "by": "part"}, "have one recurrence each"),
         ({"from_": ["1"], "answer": 97}, "there is no target 97"),
     ],

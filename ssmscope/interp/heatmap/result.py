@@ -173,7 +173,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     def verdict(self, at: int = 0) -> str:
         if not len(self) or self.of_images:
-            return f"{self.score} of {len(self):,} images, {self.layers_name}"
+            hardly = ", which hardly selects" * any(text.flat[:1] == (True,) for text in self)
+            return f"{self.score} of {len(self):,} images, {self.layers_name}{hardly}"
         where = {"survival": "of the states", "retention": "kept at", "write": "replaced at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:

@@ -41,6 +41,11 @@ def knockout(
         Literal["ssm", "block"],
         "Cut what is written at a source, or all that comes of it behind the convolution, at later tokens too.",
     ] = "block",
+    roads: Annotated[
+        Literal["states", "convolution", "both"],
+        "Cut what is read of states (and in a hybrid by attention), what the convolution carries from a source to the "
+        "tokens behind it, or both.",
+    ] = "states",
     window: Annotated[int | None, "How many layers are cut at once; by default a fifth of them.", Range(1)] = None,
     answer: Annotated[
         int | str | None, "The class or next token that is asked after; else what is predicted.", Metavar("NAME")
@@ -59,21 +64,25 @@ def knockout(
     level "block" a source is what the convolution reads, so that all that came of the token is cut; at "ssm" it is what
     the recurrence reads at its position, and what was written of it with later tokens stays.
 
+    The other road is the convolution itself: it brings a source into x, B, C and Δ of the few tokens behind it, which
+    may be all that the answer needs of it. It is cut by zeros in the taps of later tokens, as far as the last target.
+
     In a hybrid's layers of softmax attention sources are masked at the targets, and the softmax is over what is left; a
     token still reads itself. Over several texts the change is a mean with a 95 % bootstrap interval.
 
     Args:
         from_: each is cut by itself. Words must stand in every text once.
+        roads: "convolution" and "both" cut windows of layers.
         by: "part" cuts windows in each part of its layers alone, such as what a Diff-Mamba keeps and what it subtracts,
             or the states and the attention of a hybrid; "head" every head of every layer.
         answer: a class's number or name; a token's id or text.
 
     Raises:
         InputError: a span that is not there, from which no edge leads to the target, an answer of several tokens, a
-            window of more layers than there are, "part" for a model whose layers have one recurrence, or "head" where
-            heads are single channels.
+            window of more layers than there are, "part" for a model whose layers have one recurrence, "head" where
+            heads are single channels, either with the convolution, or the convolution of a layer that has none.
     """
     from ssmscope.interp.knockout.measure import sweep
     from ssmscope.model import as_batch
 
-    return sweep(model, as_batch(model, texts), tuple(from_), to, by, level, window, answer, seed)
+    return sweep(model, as_batch(model, texts), tuple(from_), to, by, level, roads, window, answer, seed)

@@ -10,7 +10,7 @@ import torch
 from ssmscope.attention_layers import attention_layers, attention_numbers, look_back
 from ssmscope.batching import TOKENS_AT_ONCE
 from ssmscope.bootstrap import estimates, resampled_means
-from ssmscope.cuts import cut_attention, cut_edges
+from ssmscope.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.edits import Edit, edited
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
@@ -31,6 +31,7 @@ def sweep(
     target: str,
     by: str,
     level: str,
+    roads: str,
     window: int | None,
     answer: int | str | None,
     seed: int,
@@ -40,6 +41,8 @@ def sweep(
     window = max(1, layers // 5) if window is None else window
     if window > layers:
         raise InputError(f"window is {window}; {model.name} has {layers} layers")
+    if roads != "states" and by != "window":
+        raise InputError(f"the convolution is cut in windows of layers; leave out by {by!r} or roads {roads!r}")
     to = [positions_of(target, batch, text) for text in range(texts)]
     spans = [[positions_of(span, batch, text) for text in range(texts)] for span in sources]
     for name, places in zip(sources, spans):
@@ -58,7 +61,7 @@ def sweep(
         one = batch.rows([text])
         plain[:, text] = [float(each) for each in measured(_last(model, one), ids[text])]
         for number, places in enumerate(spans):
-            for chosen, edits in _edits(model, cuts, parts, places[text], to[text], level, len(one.tokens[0])):
+            for chosen, edits in _edits(model, cuts, parts, places[text], to[text], level, roads, len(one.tokens[0])):
                 with edited(model, edits):
                     logits = _last(model, one.rows([0] * len(chosen)))
                 values[:, text, number, chosen] = torch.stack(measured(logits, ids[text])).cpu().numpy()
@@ -67,7 +70,8 @@ def sweep(
     ends = estimates(rows.reshape(len(rows), len(sources), len(cuts)))
     if texts == 1:
         ends[..., 1:] = np.nan
-    options = {"from": list(sources), "to": target, "by": by, "level": level, "window": window, "answer": answer}
+    options = {"from": list(sources), "to": target, "by": by, "level": level, "roads": roads}
+    options |= {"window": window, "answer": answer}
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),
         tokens=batch.tokens,
@@ -77,6 +81,7 @@ def sweep(
         target=target if texts > 1 else named(to[0], batch),
         targets=tuple(to),
         by=by,
+        roads=roads,
         cuts=tuple(cuts),
         probability=plain[0],
         logit=plain[1],
@@ -155,6 +160,7 @@ def _edits(
     sources: Sequence[int],
     targets: Sequence[int],
     level: str,
+    roads: str,
     length: int,
 ) -> Iterator[tuple[list[int], list[Edit]]]:
     """Numbers of cuts that are run together, a row each, with the edits that make them; `parts` as `parts_of`."""
@@ -162,14 +168,14 @@ def _edits(
     for cut in cuts:
         if cut.head is not None:
             heads[cut.first, cut.part] = max(heads.get((cut.first, cut.part), 0), cut.head + 1)
-    roads, at_once = roads_of(model), max(1, TOKENS_AT_ONCE // length)
+    at_once, later = max(1, TOKENS_AT_ONCE // length), range(min(sources) + 1, max(targets) + 1)
     hybrid = bool(attention_layers(model.module))
     for name in dict.fromkeys(cut.part for cut in cuts):
         own = [number for number, cut in enumerate(cuts) if cut.part == name]
         for start in range(0, len(own), at_once):
             chosen = own[start : start + at_once]
             edits = []
-            for layer, (states, attending) in roads.items():
+            for layer, (states, attending) in roads_of(model).items():
                 rows = torch.tensor([cuts[number].first <= layer <= cuts[number].last for number in chosen])
                 if (count := heads.get((layer, name))) is not None:
                     which = [cuts[number].head for number in chosen]
@@ -178,6 +184,10 @@ def _edits(
                     ]
                     rows = rows.unsqueeze(-1) & torch.stack(each)
                 if not bool(rows.any()) or (name and not heads and name not in parts[layer]):
+                    continue
+                if roads != "states":
+                    edits += [cut_convolution(sources, later, rows={index: rows}) for index in states]
+                if roads == "convolution":
                     continue
                 if name != ATTENTION:
                     recurrences = [parts[layer].index(name)] if name and not hybrid else None

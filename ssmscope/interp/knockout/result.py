@@ -53,6 +53,7 @@ class Knockout(Result, kind="knockout"):
     target: str
     targets: tuple[tuple[int, ...], ...]
     by: str
+    roads: str
     cuts: tuple[Cut, ...]
     """The first is in all layers."""
     probability: np.ndarray
@@ -67,10 +68,16 @@ class Knockout(Result, kind="knockout"):
     """Whether the model has attention of which nothing is cut."""
 
     @property
+    def knocked_out(self) -> str:
+        """What was cut, in words."""
+        names = {"states": "edges", "convolution": "the convolution", "both": "edges and the convolution"}
+        return names[self.roads]
+
+    @property
     def headline(self) -> str:
         model = self.model_name
         texts = f"“{visible(self.answers[0])}”" if len(self.answers) == 1 else f"{len(self.answers)} texts"
-        return f"Knockout of edges to “{shorten(self.target, 30)}” on {model}: {texts}"
+        return f"Knockout of {self.knocked_out} to “{shorten(self.target, 30)}” on {model}: {texts}"
 
     def verdict(self, at: int = 0) -> str:
         found = []
@@ -155,7 +162,7 @@ class Knockout(Result, kind="knockout"):
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows
         ]
-        note = f"Change of the probability with the edges to “{self.target}” cut, −100 % where nothing of it is left."
+        note = f"Change of the probability with {self.knocked_out} to “{self.target}” cut; −100 %: nothing is left of it."
         yield table(("cut in",), lines, note=note)
         if self.attends:
             yield Prose("Other parts of the model look back too: of these nothing is cut.", "note")

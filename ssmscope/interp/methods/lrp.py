@@ -154,7 +154,7 @@ def through_layer(
     project(shown(y) ⊙ opened) comes through y and half through the gate, with shown(y) frozen (MambaLRP, the rule of
     multiplicative gates).
     """
-    constant = one.view(-1, 1, 1)
+    constant = one.to(u.device).view(-1, 1, 1)
     nothing = torch.zeros_like(layer.u)
     exits: dict[int, list[Path]] = {}
     for path in layer.paths:  # those with one exit meet before it

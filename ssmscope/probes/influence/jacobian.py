@@ -19,9 +19,6 @@ from ssmscope.interp.objective import room
 from ssmscope.mixers import head_logits, reader_of, weights_constant
 from ssmscope.model import Model
 
-VECTORS = ("signs", "normal")
-OUTPUTS = ("hidden", "logits")
-
 
 @dataclass(frozen=True)
 class Probes:
