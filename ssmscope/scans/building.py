@@ -99,9 +99,9 @@ def library(source: Path, name: str, declare: Callable[[ctypes.CDLL], None]) -> 
 
     if not hasattr(os, "getuid"):
         return "it is built on POSIX systems only"
-    for file in brought(source, name):
+    for ready in brought(source, name):
         with contextlib.suppress(OSError):  # what it needs of the system is not there
-            return loaded(file)
+            return loaded(ready)
     try:
         compiler = _compiler()
         file = f"{name}-{_key(compiler, source)}.so"
