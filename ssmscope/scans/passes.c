@@ -9,7 +9,6 @@
 
 typedef struct {
     int64_t batch, length, channels, taps, size;
-    float eps;
     int threads;
 } shape;
 
@@ -71,7 +70,7 @@ INLINE void weighed(const float *weight, lanes factor, float *out, int count) {
 }
 
 /* `size` divides the channels; out (batch, length, channels), contiguous. */
-void ssm_norm(const shape *s, view y, view z, const float *weight, float *out) {
+void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, float *out) {
     int64_t whole = s->size - s->size % LANES;
     int rest = (int)(s->size - whole);
 #pragma omp parallel for num_threads(s->threads) schedule(static)
@@ -83,7 +82,7 @@ void ssm_norm(const shape *s, view y, view z, const float *weight, float *out) {
             lanes squares = {0};
             for (int64_t c = 0; c < whole; c += LANES) squares += opened(of_y + c, of_z + c, to + c, LANES);
             if (rest) squares += opened(of_y + whole, of_z + whole, to + whole, rest);
-            lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + s->eps));
+            lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + eps));
             for (int64_t c = 0; c < whole; c += LANES) weighed(w + c, factor, to + c, LANES);
             if (rest) weighed(w + whole, factor, to + whole, rest);
         }

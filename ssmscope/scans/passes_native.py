@@ -40,13 +40,12 @@ def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tenso
 def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
     """weight · RMSNorm(y ⊙ SiLU(z)) of (batch, length, channels) over each `size` neighbours."""
     out = z.new_empty(z.shape)
-    kernels.loaded().ssm_norm(_shape(z, size=size, eps=eps), _view(y), _view(z), address(weight), address(out))
+    kernels.loaded().ssm_norm(_shape(z, size=size), _view(y), _view(z), address(weight), eps, address(out))
     return out
 
 
 class _Shape(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int64) for n in ("batch", "length", "channels", "taps", "size")] + [
-        ("eps", ctypes.c_float),
         ("threads", ctypes.c_int),
     ]
 
@@ -55,8 +54,8 @@ class _View(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("batch", "step")]
 
 
-def _shape(x: Tensor, *, taps: int = 0, size: int = 0, eps: float = 0.0) -> _Shape:
-    return _Shape(*x.shape, taps, size, eps, torch.get_num_threads() if x.numel() > SMALL else 1)
+def _shape(x: Tensor, *, taps: int = 0, size: int = 0) -> _Shape:
+    return _Shape(*x.shape, taps, size, torch.get_num_threads() if x.numel() > SMALL else 1)
 
 
 def _view(t: Tensor) -> _View:
@@ -66,7 +65,7 @@ def _view(t: Tensor) -> _View:
 def _declare(library: ctypes.CDLL) -> None:
     shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
     library.ssm_convolve.argtypes, library.ssm_convolve.restype = [shape, _View, *[numbers] * 4], None
-    library.ssm_norm.argtypes, library.ssm_norm.restype = [shape, _View, _View, *[numbers] * 2], None
+    library.ssm_norm.argtypes, library.ssm_norm.restype = [shape, _View, _View, numbers, ctypes.c_float, numbers], None
 
 
 kernels = building.Library(SOURCE, "passes", "the C passes", _declare)
