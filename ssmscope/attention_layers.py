@@ -194,10 +194,13 @@ def _eager(part: nn.Module) -> Callable[..., Any]:
 
 
 class _Cache:
-    """What a layer asks for the keys and values that it attends to, (batch, heads, keys, width)."""
+    """What a layer asks for the keys and values that it attends to, (batch, heads, keys, width); a layer with a
+    convolution before them finds its last inputs in `tail`, (batch, taps − 1, channels), and puts those after the run
+    there."""
 
     def __init__(self, before: AttentionState | None) -> None:
         self.before = before
+        self.tail = None if before is None else before.conv
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if self.before is not None:
@@ -210,7 +213,7 @@ class _Cache:
         """That after the run, without what is padding in every row."""
         real = places.any(0)
         keys, values = (t.transpose(1, 2)[:, real] for t in (self.keys, self.values))
-        return alone(AttentionState(None, (), keys, values, places[:, real]))
+        return alone(AttentionState(self.tail, (), keys, values, places[:, real]))
 
 
 def _behind(own: Tensor, before: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ HYBRIDS = tuple(
     if any(
         type(part).__name__.endswith("Attention")
         and not isinstance(part, architecture.MIXERS)
-        and not type(part).__module__.startswith(("ssmscope.", "transformers.models.rwkv"))
+        and not type(part).__module__.startswith(("ssmscope.models.groupmamba", "transformers.models.rwkv"))
         for part in module.modules()
     )
 )

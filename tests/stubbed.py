@@ -65,8 +65,10 @@ def main(directory: str) -> None:
 
     import ssmscope
 
-    for layer in ({}, {"layer": "Mamba2", "d_state": 8, "headdim": 8, "chunk_size": 16}):
-        config = MambaConfig(d_model=24, n_layer=2, vocab_size=97, ssm_cfg=layer, fused_add_norm=False)
+    second = {"layer": "Mamba2", "d_state": 8, "headdim": 8, "chunk_size": 16}
+    attention = {"attn_layer_idx": [1], "attn_cfg": {"num_heads": 3, "causal": True, "d_conv": 4}, "d_intermediate": 32}
+    for layer, beside in (({}, {}), (second, {}), (second, attention)):
+        config = MambaConfig(d_model=24, n_layer=2, vocab_size=97, ssm_cfg=layer, fused_add_norm=False, **beside)
         theirs = MambaLMHeadModel(config)
         model = ssmscope.load(theirs)
         batch = model.encode(ids=[[5, 17, 3, 9], [7, 8]])

@@ -16,6 +16,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.fields import check_depth, check_value, number, refused
+from ssmscope.models.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.models.stored import (
     Contents,
@@ -37,7 +38,14 @@ def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
 
 
 FIELDS: dict[str, Any] = dict(
-    d_model=1, n_layer=1, rms_norm=True, residual_in_fp32=True, tie_embeddings=True, norm_epsilon=1e-5
+    d_model=1,
+    n_layer=1,
+    rms_norm=True,
+    residual_in_fp32=True,
+    tie_embeddings=True,
+    norm_epsilon=1e-5,
+    attn_layer_idx=[],
+    d_intermediate=0,
 )
 SSM_FIELDS: dict[str, Any] = dict(
     layer="Mamba1",
@@ -56,14 +64,18 @@ SSM_FIELDS: dict[str, Any] = dict(
     D_has_hdim=False,
 )
 """The fields of a config.json and of its ssm_cfg that are read, each with a value that it may have."""
+MLP_MULTIPLE = 128
+"""To the next multiple of it the width of an MLP is rounded up."""
 
 
 def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """A Mamba-1 or Mamba-2 language model saved by mamba_ssm, as transformers' model; `config` is its config.json.
+    """A Mamba-1 or Mamba-2 language model saved by mamba_ssm, as transformers' model, or ours where it has layers of
+    attention or MLPs; `config` is its config.json.
 
     Raises:
         InputError: for weights that are missing or do not fit, for fields of another kind, and for parts that
-            transformers' models lack (attention layers, MLPs, LayerNorm, a norm before the gate, a skip per channel).
+            neither transformers' models nor `Mamba2AttnForCausalLM` have (attention that looks ahead, attention or MLPs
+            beside Mamba-1, LayerNorm, a norm before the gate, a skip per channel).
     """
     what = str(directory)
     files = weight_files(directory)
@@ -100,9 +112,10 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
 
 def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[], PreTrainedModel]:
     """What builds transformers' model of mamba_ssm's configuration, into which the weights that are held fit."""
-    cfg = config.get("ssm_cfg") or {}
-    if not isinstance(cfg, dict):
-        raise refused(what, "ssm_cfg", cfg, "an object")
+    cfg, attention = (config.get(name) or {} for name in ("ssm_cfg", "attn_cfg"))
+    for name, given in (("ssm_cfg", cfg), ("attn_cfg", attention)):
+        if not isinstance(given, dict):
+            raise refused(what, name, given, "an object")
     for given, known in ((config, FIELDS), (cfg, SSM_FIELDS)):
         for name in known.keys() & given.keys():
             check_value(name, given[name], known[name], what)
@@ -110,8 +123,8 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
         raise InputError(f"{what} has layers {cfg['layer']!r:.60}; Mamba1 and Mamba2 can be read from this layout")
     second = cfg.get("layer", "Mamba1") == "Mamba2"
     unsupported = {
-        "attention layers (attn_layer_idx)": config.get("attn_layer_idx"),
-        "MLPs (d_intermediate)": config.get("d_intermediate"),
+        "attention layers (attn_layer_idx) beside Mamba-1": config.get("attn_layer_idx") and not second,
+        "MLPs (d_intermediate) beside Mamba-1": config.get("d_intermediate") and not second,
         "LayerNorm (rms_norm false)": not config.get("rms_norm", True),
         "a norm before the gate (norm_before_gate)": cfg.get("norm_before_gate"),
         "no gated norm (rmsnorm false)": not cfg.get("rmsnorm", True),
@@ -163,17 +176,20 @@ def _mamba_ssm_model(
         )
     head = cfg.get("headdim", 64)
     low, high = map(number, cfg.get("dt_limit", (0.0, float("inf"))))
-    return Mamba2ForCausalLM(
-        Mamba2Config(
-            **shared,
-            state_size=cfg.get("d_state", 128),
-            head_dim=head,
-            num_heads=expand * width // head,
-            n_groups=cfg.get("ngroups", 1),
-            chunk_size=cfg.get("chunk_size", 256),
-            time_step_limit=(low, high),
-        )
+    shared |= dict(
+        state_size=cfg.get("d_state", 128),
+        head_dim=head,
+        num_heads=expand * width // head,
+        n_groups=cfg.get("ngroups", 1),
+        chunk_size=cfg.get("chunk_size", 256),
+        time_step_limit=(low, high),
     )
+    attending, inner = config.get("attn_layer_idx") or [], config.get("d_intermediate") or 0
+    if not attending and not inner:
+        return Mamba2ForCausalLM(Mamba2Config(**shared))
+    inner = -(-inner // MLP_MULTIPLE) * MLP_MULTIPLE
+    parts: dict[str, Any] = dict(attn_layer_idx=attending, attn_cfg=config.get("attn_cfg"), d_intermediate=inner)
+    return Mamba2AttnForCausalLM(Mamba2AttnConfig(**shared, **parts))
 
 
 def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetensors: bool = False) -> Path:

@@ -32,7 +32,7 @@ from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
-MODEL_TYPES = ("mamba2",)
+MODEL_TYPES = ("mamba2", "mamba2attn")
 
 
 def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> LayerTrace:
@@ -129,6 +129,8 @@ def examples() -> dict[str, nn.Module]:
     """Small random language models of this family, by name; seeded by the caller."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
+    from ssmscope.models.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
+
     sizes = dict(
         vocab_size=97,
         hidden_size=24,
@@ -138,9 +140,13 @@ def examples() -> dict[str, nn.Module]:
         conv_kernel=4,
         chunk_size=8,
     )
+    hybrid = dict(sizes, num_hidden_layers=3, num_heads=6, head_dim=8, n_groups=1, initializer_range=0.1)
+    options = dict(num_heads=4, num_heads_kv=2, head_dim=8, causal=True, d_conv=4, rotary_emb_dim=4)
+    attention = Mamba2AttnConfig(**hybrid, attn_layer_idx=[1], attn_cfg=options, d_intermediate=16)
     return {
         "mamba2": Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=6, head_dim=8, n_groups=2)),
         "mamba2-one-group": Mamba2ForCausalLM(
             Mamba2Config(**sizes, num_heads=4, head_dim=12, n_groups=1, use_bias=True, time_step_limit=(0.01, 0.2))
         ),
+        "mamba2attn": with_longer_memory(Mamba2AttnForCausalLM(attention)),
     }

@@ -304,15 +304,25 @@ def rms_factor(v: Tensor, eps: float, size: int | None = None) -> Tensor:
 
 
 def convolution_tail(layer: LayerTrace, taps: int) -> Float[Tensor, "batch before channels"]:
-    """The last taps − 1 inputs of the layer's convolution, up to each row's last real position."""
+    """`last_inputs` of a layer's convolution."""
     assert layer.conv_input is not None
-    x = layer.conv_input
-    before = layer.conv_tail if layer.conv_tail is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
+    return last_inputs(layer.conv_input, taps, layer.conv_tail, layer.mask)
+
+
+def last_inputs(
+    x: Float[Tensor, "batch length channels"],
+    taps: int,
+    before: Float[Tensor, "batch before channels"] | None = None,
+    mask: Bool[Tensor, "batch length"] | None = None,
+) -> Float[Tensor, "batch before channels"]:
+    """The last taps − 1 inputs of a convolution, up to each row's last real position; `before` stand those of before
+    the run, zeros when absent."""
+    before = before if before is not None else x.new_zeros(x.shape[0], taps - 1, x.shape[2])
     x = torch.cat([before.to(x.dtype), x], dim=1)
-    if layer.mask is None:
+    if mask is None:
         return x[:, x.shape[1] - (taps - 1) :]
-    positions = torch.arange(layer.mask.shape[1], device=x.device)
-    last = (layer.mask * (positions + 1)).amax(1)  # how many positions a row's continuation has behind it
+    positions = torch.arange(mask.shape[1], device=x.device)
+    last = (mask * (positions + 1)).amax(1)  # how many positions a row's continuation has behind it
     index = last[:, None] + torch.arange(taps - 1, device=x.device)
     return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
 

@@ -58,12 +58,12 @@ def test_its_parameters_are_read_and_neither_copied_nor_changed(name):
 
 def test_what_it_has_that_is_not_read_is_refused():
     for other, words in (
-        ({"attn_layer_idx": [1]}, "has attention layers"),
-        ({"d_intermediate": 32}, "has MLPs"),
+        ({"attn_layer_idx": [1]}, "has attention layers .* beside Mamba-1"),
+        ({"d_intermediate": 32}, "has MLPs .* beside Mamba-1"),
         ({"rms_norm": False}, "has LayerNorm"),
     ):
         with pytest.raises(InputError, match=f"MambaLMHeadModel {words}"):
-            ssmscope.load(language_model(**other)[0])
+            ssmscope.load(language_model("mamba", **other)[0])
     theirs, _ = language_model()
     theirs.backbone.layers[0].register_forward_hook(lambda *_: None)
     with pytest.raises(InputError, match="MambaLMHeadModel has hooks"):

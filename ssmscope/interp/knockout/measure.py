@@ -89,8 +89,14 @@ def sweep(
         probabilities=values[0],
         logits=values[1],
         changes=ends,
-        attends=attention_layers(model.module).keys() != look_back(model.module).keys(),
+        attends=_others_look_back(model),
     )
+
+
+def _others_look_back(model: Model) -> bool:
+    """Whether something looks back that is not cut: attention without a cache, or the convolution before attention."""
+    cut = attention_layers(model.module)
+    return cut.keys() != look_back(model.module).keys() or any(getattr(part, "taps", 0) for part in cut.values())
 
 
 STATES, ATTENTION = "states", "attention"

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
@@ -54,6 +55,7 @@ from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
+from ssmscope.models.mamba2attn import Mamba2AttnAttention, Mamba2AttnBlock, softmax_attention
 from ssmscope.models.parts import at_least_float32, rms_factor
 
 TOLERANCE = 1e-4  # of `Scores.delta`
@@ -61,7 +63,7 @@ MOST = 2**33
 """Bytes that a backward pass keeps before blocks are run again instead."""
 
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
-BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block)
+BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock)
 LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential)
 """What is linear, or only adds and passes on what its parts give."""
 MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
@@ -219,6 +221,27 @@ def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
     return block.down(gated(silu, block.gate(x), h, half))
 
 
+def through_attention(
+    part: Mamba2AttnAttention,
+    one: Tensor,
+    below: Callable[..., Any],
+    x: Tensor,
+    unread: Tensor,
+    position_ids: Tensor,
+    padding_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """A layer of softmax attention with its weights frozen (XAI for Transformers), linear in what its values read, and
+    its constants multiplied by `one`; and the weights."""
+    constant = _beside(one, x) - 1
+    with torch.no_grad():
+        q, k, _ = part.heads_of(x, position_ids, padding_mask)
+        unmoved = part.heads_of(torch.zeros_like(x), position_ids, padding_mask)[2]
+    v = part.heads_of(x, position_ids, padding_mask)[2] + constant.unsqueeze(-1) * unmoved
+    y, weights = softmax_attention(part, q, k, v, unread.to(q.dtype), scaling=part.scale)
+    y = rearrange(y, "b t h p -> b t (h p)")
+    return part.out_proj(y) + constant * part.out_proj(torch.zeros_like(y)).detach(), weights
+
+
 def _beside(one: Tensor, y: Tensor) -> Tensor:
     return one.to(y).view(-1, *[1] * (y.ndim - 1))
 
@@ -237,10 +260,12 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
-    read = {id(mixer) for mixer in found} | {id(module.get_input_embeddings())}
+    attention = [part for part in module.modules() if isinstance(part, Mamba2AttnAttention)]
+    read = {id(part) for part in (*found, *attention, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
     rules = _rules(module, read | {id(part) for part, handler in others if not runs_its_parts(handler)}, one, half)
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
+    handlers += [(part, partial(through_attention, part, one)) for part in attention]
     handlers += [(part, partial(_apply, rule)) for part, rule in rules]
     handlers += others
     with ExitStack() as around:
@@ -308,7 +333,7 @@ def _rules(
     if is_family_norm(innermost(module)):
         measured = norm_terms(twin(module), (), what)
         return [(module, lambda x: through_norm(measured, x, one, centred=False))]
-    if kind is FeedForward:
+    if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
     elif not (kind in LINEAR or of_families(module) or _is_model(kind)):
         known = ", ".join(sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR)))

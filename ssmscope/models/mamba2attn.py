@@ -1,0 +1,314 @@
+"""Mamba-2 with layers of softmax attention and gated feed-forward parts, as mamba_ssm's models have them (mamba2attn;
+An Empirical Study of Mamba-based Language Models, Waleffe et al. 2024, and Mamba-2, section 9.2.3).
+
+Layer i of `attn_layer_idx` has attention where the others have a Mamba-2 mixer. Its queries, keys and values are
+convolved over a few tokens, without an activation; then queries and keys are rotated. With `d_intermediate` every layer
+has a part W₂ (h ⊙ SiLU(g)) behind its mixer, [h, g] = W₁ x. Each part reads a norm of the stream and adds to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import GenerationMixin, Mamba2Config, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2PreTrainedModel
+
+from ssmscope.affine import depthwise
+from ssmscope.errors import InputError
+from ssmscope.models.generation import MAMBA2_TIED, HeadOnBackbone
+from ssmscope.models.linear_attention import FeedForward
+from ssmscope.models.parts import as_mask, at_least_float32, causal_convolution, hide_padding, last_inputs
+
+ATTENTION: dict[str, Any] = dict(
+    num_heads=1,
+    num_heads_kv=None,
+    head_dim=None,
+    qkv_proj_bias=True,
+    out_proj_bias=True,
+    softmax_scale=None,
+    causal=False,
+    d_conv=0,
+    rotary_emb_dim=0,
+    rotary_emb_base=10000.0,
+    rotary_emb_interleaved=False,
+    mlp_dim=0,
+)
+"""The options of a layer of attention by mamba_ssm's names, with its defaults but for `num_heads`, which has none."""
+
+
+class Mamba2AttnConfig(Mamba2Config):
+    """Mamba-2 with attention and feed-forward parts.
+
+    Args (beside those of `Mamba2Config`):
+        attn_layer_idx: the layers with attention, from 0.
+        attn_cfg: their options, see `ATTENTION`.
+        d_intermediate: the width of the feed-forward parts; 0 leaves them out.
+
+    Raises:
+        InputError: for a layer that there is not, options that are unknown or do not fit, attention that looks ahead,
+            and a feed-forward part within it (mlp_dim).
+    """
+
+    model_type = "mamba2attn"
+
+    def __init__(
+        self,
+        attn_layer_idx: Sequence[int] = (),
+        attn_cfg: Mapping[str, Any] | None = None,
+        d_intermediate: int = 0,
+        **kwargs,
+    ):
+        super().__init__(**{**kwargs, "use_cache": False})
+        self.attn_layer_idx, self.d_intermediate = list(attn_layer_idx), d_intermediate
+        self.attn_cfg = dict(attn_cfg or {})
+        outside = [i for i in self.attn_layer_idx if type(i) is not int or not 0 <= i < self.num_hidden_layers]
+        if outside:
+            raise InputError(
+                f"attn_layer_idx has {outside[0]!r:.60}: give layers, from 0 to {self.num_hidden_layers - 1}"
+            )
+        if type(d_intermediate) is not int or d_intermediate < 0:
+            raise InputError(f"d_intermediate {d_intermediate!r:.60} must be an integer, 0 or more")
+        if self.attn_layer_idx:
+            _check_attention(self.attn_cfg, self.hidden_size)
+            self.num_attention_heads = self.attn_cfg["num_heads"]
+
+
+def _check_attention(options: Mapping[str, Any], width: int) -> None:
+    unknown = sorted(options.keys() - ATTENTION.keys())
+    if unknown or "num_heads" not in options:
+        wrong = f"{unknown[0]}, which is unknown" if unknown else "no num_heads"
+        raise InputError(f"attn_cfg has {wrong}; its options are {', '.join(ATTENTION)}")
+    o = {**ATTENTION, **options}
+    if not o["causal"]:
+        raise InputError("attn_cfg has causal false: attention that looks ahead cannot be read")
+    if o["mlp_dim"]:
+        raise InputError("attn_cfg has mlp_dim: a feed-forward part within attention cannot be read")
+    for name in ("num_heads", "num_heads_kv", "head_dim"):
+        if o[name] is not None and (type(o[name]) is not int or o[name] < 1):
+            raise InputError(f"attn_cfg has {name} {o[name]!r:.60}: give an integer, 1 or more")
+    for name in ("d_conv", "rotary_emb_dim"):
+        if type(o[name]) is not int or o[name] < 0:
+            raise InputError(f"attn_cfg has {name} {o[name]!r:.60}: give an integer, 0 or more")
+    for name in ("qkv_proj_bias", "out_proj_bias", "rotary_emb_interleaved"):
+        if type(o[name]) is not bool:
+            raise InputError(f"attn_cfg has {name} {o[name]!r:.60}: give true or false")
+    for name in ("rotary_emb_base", "softmax_scale"):
+        if o[name] is not None and (type(o[name]) not in (int, float) or not 0 < o[name] < math.inf):
+            raise InputError(f"attn_cfg has {name} {o[name]!r:.60}: give a positive number")
+    heads, keys, turned = o["num_heads"], o["num_heads_kv"] or o["num_heads"], o["rotary_emb_dim"]
+    if heads % keys or (o["head_dim"] is None and width % heads):
+        raise InputError(f"attn_cfg has {heads} heads, which {keys} heads of keys or a width of {width} do not fit")
+    if turned % 2 or turned > (o["head_dim"] or width // heads):
+        raise InputError(f"attn_cfg has rotary_emb_dim {turned}: give an even number of a head's dimensions")
+
+
+def rotated(x: Tensor, position: Tensor, size: int, base: float, interleaved: bool) -> Tensor:
+    """Heads (batch, length, heads, width) with pairs of their first `size` dimensions turned: pair i by
+    position (batch, length) × base^{−2i / size} (RoFormer, Eq. 15). A pair is dimensions i and i + size / 2, or
+    `interleaved`, 2i and 2i + 1."""
+    exponent = torch.arange(0, size, 2, device=x.device, dtype=at_least_float32(x).dtype) / size
+    angle = (position.to(exponent)[..., None] * base**-exponent)[:, :, None]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    pattern = "b t h (i two) -> two b t h i" if interleaved else "b t h (two i) -> two b t h i"
+    a, b = rearrange(x[..., :size], pattern, two=2)
+    left, right = pattern.split(" -> ")
+    turned = rearrange(torch.stack([a * cos - b * sin, a * sin + b * cos]), f"{right} -> {left}")
+    return torch.cat([turned, x[..., size:]], dim=-1)
+
+
+class Mamba2AttnAttention(nn.Module):
+    """Softmax attention over queries, keys and values that are convolved, then rotated."""
+
+    def __init__(self, config: Mamba2AttnConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, options = config, layer_idx, {**ATTENTION, **config.attn_cfg}
+        width, self.heads = config.hidden_size, options["num_heads"]
+        self.key_heads, self.head_dim = (
+            options["num_heads_kv"] or self.heads,
+            options["head_dim"] or width // self.heads,
+        )
+        self.num_key_value_groups = self.heads // self.key_heads
+        self.scale = options["softmax_scale"] or self.head_dim**-0.5
+        self.rotary = tuple(options[f"rotary_emb_{name}"] for name in ("dim", "base", "interleaved"))
+        channels, self.taps = (self.heads + 2 * self.key_heads) * self.head_dim, options["d_conv"]
+        self.in_proj = nn.Linear(width, channels, bias=options["qkv_proj_bias"])
+        if self.taps:
+            self.conv1d = nn.Conv1d(channels, channels, self.taps, padding=self.taps - 1, groups=channels)
+        self.out_proj = nn.Linear(self.heads * self.head_dim, width, bias=options["out_proj_bias"])
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        padding_mask: Tensor | None = None,
+        past_key_values: Any = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layer's output (batch, length, width), and its weights (batch, heads, queries, keys) when it is `eager`.
+
+        `attention_mask` (batch, 1 or heads, queries, keys) is 0 where a key is read, `padding_mask` (batch, length)
+        True at tokens. `past_key_values` adds the keys and values before these, and has the convolution's last inputs.
+        """
+        q, k, v = self.heads_of(hidden_states, position_ids, padding_mask, past_key_values)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        unread = torch.zeros_like(attention_mask, dtype=q.dtype)
+        unread = unread.masked_fill(attention_mask != 0, torch.finfo(q.dtype).min)
+        kind = self.config._attn_implementation
+        attend = softmax_attention if kind == "eager" else ALL_ATTENTION_FUNCTIONS[kind]
+        y, weights = attend(self, q, k, v, unread, scaling=self.scale)
+        return self.out_proj(rearrange(y, "b t h p -> b t (h p)")), weights
+
+    def heads_of(
+        self, x: Tensor, position_ids: Tensor, padding_mask: Tensor | None, past_key_values: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (batch, heads, length, width) of the layer's input."""
+        qkv = self.in_proj(x)
+        if self.taps:
+            qkv = hide_padding(qkv, padding_mask)
+            tail = None if past_key_values is None else past_key_values.tail
+            if past_key_values is not None:
+                past_key_values.tail = last_inputs(qkv, self.taps, tail, padding_mask)
+            weight, bias = depthwise(self.conv1d, qkv.shape[-1], self.taps, f"{type(self).__name__}.conv1d")
+            qkv = causal_convolution(qkv, weight, bias, tail)
+        sizes = [self.heads, self.key_heads, self.key_heads]
+        q, k, v = rearrange(qkv, "b t (h p) -> b t h p", p=self.head_dim).split(sizes, dim=2)
+        q, k = (rotated(each, position_ids, *self.rotary) for each in (q, k))
+        q, k, v = (rearrange(each, "b t h p -> b h t p") for each in (q, k, v))
+        return q, k, v
+
+
+def softmax_attention(
+    part: nn.Module, q: Tensor, k: Tensor, v: Tensor, unread: Tensor, *, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · scaling + unread) v (batch, length, heads, width), and the softmax."""
+    k, v = (repeat(each, "b h t p -> b (h n) t p", n=part.num_key_value_groups) for each in (k, v))
+    weights = (q @ k.mT * scaling + unread).softmax(-1)
+    return rearrange(weights @ v, "b h t p -> b t h p"), weights
+
+
+class Mamba2AttnFeedForward(FeedForward):
+    """W₂ (h ⊙ SiLU(g)), [h, g] = W₁ x."""
+
+    def __init__(self, config: Mamba2AttnConfig) -> None:
+        nn.Module.__init__(self)
+        self.fc1 = nn.Linear(config.hidden_size, 2 * config.d_intermediate, bias=False)
+        self.fc2 = nn.Linear(config.d_intermediate, config.hidden_size, bias=False)
+
+    def up(self, x: Tensor) -> Tensor:
+        return self.fc1(x).chunk(2, dim=-1)[0]
+
+    def gate(self, x: Tensor) -> Tensor:
+        return self.fc1(x).chunk(2, dim=-1)[1]
+
+    def down(self, y: Tensor) -> Tensor:
+        return self.fc2(y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, g = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(h * silu(g))
+
+
+class Mamba2AttnBlock(nn.Module):
+    """x + mixer(norm(x)), then x + feed-forward(norm(x)) where there is one; the stream in float32 if need be."""
+
+    def __init__(self, config: Mamba2AttnConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.norm, self.wide = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon), config.residual_in_fp32
+        self.attends = layer_idx in config.attn_layer_idx
+        self.mixer = (Mamba2AttnAttention if self.attends else Mamba2Mixer)(config, layer_idx)
+        self.norm2, self.mlp = None, None
+        if config.d_intermediate:
+            self.norm2 = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+            self.mlp = Mamba2AttnFeedForward(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None, reads: Tensor, position_ids: Tensor) -> Tensor:
+        normed = self.norm(x.to(self.norm.weight.dtype))
+        if self.attends:
+            mixed = self.mixer(normed, reads, position_ids, mask)[0]
+        else:
+            mixed = self.mixer(normed, attention_mask=mask)
+        x = (at_least_float32(x) if self.wide else x) + mixed
+        return x if self.mlp is None or self.norm2 is None else x + self.mlp(self.norm2(x.to(self.norm2.weight.dtype)))
+
+
+class _Mamba2AttnPreTrainedModel(Mamba2PreTrainedModel):
+    config_class = Mamba2AttnConfig
+    main_input_name = "input_ids"
+    _no_split_modules = ["Mamba2AttnBlock"]
+    _supports_sdpa = True
+
+
+class Mamba2AttnModel(_Mamba2AttnPreTrainedModel):
+    """Embedding, blocks, norm."""
+
+    def __init__(self, config: Mamba2AttnConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Mamba2AttnBlock(config, number) for number in range(config.num_hidden_layers))
+        self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        """The last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
+
+        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
+        what transformers' callers say to every model.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
+        reads = (steps <= steps[:, None]).expand(len(x), 1, -1, -1)
+        reads = reads if mask is None else reads & mask[:, None, None]
+        unread = torch.zeros_like(reads, dtype=x.dtype).masked_fill(~reads, torch.finfo(x.dtype).min)
+        position_ids = steps.expand(len(x), -1) if position_ids is None else position_ids
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        after = []
+        for block in self.layers:
+            x = block(x, mask, unread, position_ids)
+            after.append(x)
+        x = self.norm_f(x.to(self.norm_f.weight.dtype))
+        result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
+        return result if return_dict is not False else result.to_tuple()
+
+
+class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, GenerationMixin):
+    """The backbone and a head on the vocabulary."""
+
+    _tied_weights_keys = MAMBA2_TIED
+
+    def __init__(self, config: Mamba2AttnConfig) -> None:
+        super().__init__(config)
+        self.backbone = Mamba2AttnModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
+    (Mamba2AttnConfig, {"AutoModel": Mamba2AttnModel, "AutoModelForCausalLM": Mamba2AttnForCausalLM}),
+)
