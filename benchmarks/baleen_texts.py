@@ -42,9 +42,17 @@ ARMS = {
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
 
 
-def command(data: str, arm: str, seed: int, out: Path) -> str:
+def command(data: str, arm: str, seed: int, out: Path, device: str) -> str:
+    """The words of `analyze train`."""
     start = f" {shlex.quote(str(out / name(data, 'mamba2', seed)))}" if arm.endswith("warm") else f" {SIZES}"
-    return f"{ARMS[arm]}{start} {RECIPES[data]} --device cpu --seed {seed}"
+    return f"{ARMS[arm]}{start} {RECIPES[data]} --device {device} --seed {seed}"
+
+
+def fidelity_command(data: str, out: Path, device: str) -> str:
+    """The words of `analyze fidelity`, of a trained model; in float32 on a GPU too, though stored in bfloat16."""
+    where = "" if device == "cpu" else f" --device {device} --dtype float32"
+    methods = ",".join(METHODS)
+    return f"fidelity {out} --data {data} --split test --limit {LIMITS[data]} --methods {methods}{where}"
 
 
 def name(data: str, arm: str, seed: int) -> str:
@@ -53,26 +61,26 @@ def name(data: str, arm: str, seed: int) -> str:
 
 def train(arguments: argparse.Namespace) -> None:
     """Train and measure what is missing."""
-    done = {(r["data"], r["arm"], r["seed"]) for r in running.read(RESULTS)}
+    done = {(r["data"], r["arm"], r["seed"]) for r in results() if r["delta"]}
+    device = "cuda" if arguments.gpus else "cpu"
     jobs: list[running.Job] = []
     for data in arguments.data:
         for seed in SEEDS:
             for arm in ARMS:
                 key = (data, arm, seed)
                 out = arguments.out / name(*key)
-                line = f"train {command(data, arm, seed, arguments.out)}"
+                line = f"train {command(data, arm, seed, arguments.out, device)}"
                 trained = (out / "training.json").exists
                 needs = frozenset({name(data, "mamba2", seed)} if arm.endswith("warm") else ())
                 log = out.with_suffix(".log")
                 words = ["-m", "ssmscope", *shlex.split(line), "--out", str(out)]
                 jobs.append(running.Job(out.name, [words], log, trained, needs))
     for data in arguments.data:
-        methods = ",".join(METHODS)
         for seed in SEEDS:
             for arm in ARMS:
                 key = (data, arm, seed)
                 out = arguments.out / name(*key)
-                line = f"fidelity {out} --data {data} --split test --limit {LIMITS[data]} --methods {methods}"
+                line = fidelity_command(data, out, device)
                 written = out / "fidelity.json"
                 words = ["-m", "ssmscope", *shlex.split(line), "--out", str(out / "fidelity")]
                 keep = [__file__, "measure", "--out", str(out), "--into", str(written)]
@@ -86,7 +94,8 @@ def train(arguments: argparse.Namespace) -> None:
                         partial(ended, key, f"analyze {line}", written),
                     )
                 )
-    running.run(jobs, [""] * arguments.cores, arguments.minutes)
+    gpus = [str(gpu) for gpu in range(arguments.gpus)]
+    running.run(jobs, (gpus or [""]) * arguments.cores, arguments.minutes)
 
 
 def ended(key: tuple[str, str, int], line: str, written: Path, seconds: float) -> None:
@@ -117,6 +126,11 @@ def measure(arguments: argparse.Namespace) -> None:
     arguments.into.write_text(json.dumps(kept))
 
 
+def results() -> list[dict[str, Any]]:
+    """The latest line of every model; those that were trained and not measured have no `delta`."""
+    return list({(r["data"], r["arm"], r["seed"]): r for r in running.read(RESULTS)}.values())
+
+
 def chosen(records: Iterable[dict[str, Any]], kind: str) -> str | None:
     """Of a kind the arm with β > 0 whose mean validation accuracy over the seeds is highest, none while some miss."""
     means = {}
@@ -130,15 +144,15 @@ def chosen(records: Iterable[dict[str, Any]], kind: str) -> str | None:
 
 def table(arguments: argparse.Namespace) -> None:
     """Per data set the accuracies and ΔA × 100, mean ± half of the 95 % t interval over seeds."""
-    records = running.read(RESULTS)
+    records = results()
     for data in RECIPES:
         of_data = [r for r in records if r["data"] == data]
         if not of_data:
             continue
         best = {chosen(of_data, kind) for kind in BETAS}
         arms = [arm for arm in ARMS if arguments.all or arm in best or arm == "mamba2" or arm.endswith(("=0", "warm"))]
-        methods = list(of_data[0]["delta"])
-        print(f"\n{data}, {of_data[0]['texts']} texts\n")
+        methods = [*METHODS, "random"]
+        print(f"\n{data}, {LIMITS[data]} texts\n")
         print("| arm | seeds | validation | test | selects | " + " | ".join(methods) + " |")
         print("|---|---|---|---|---|" + "---|" * len(methods))
         plain = {r["seed"]: r for r in of_data if r["arm"] == "mamba2"}
@@ -148,10 +162,11 @@ def table(arguments: argparse.Namespace) -> None:
                 shares = [sum(s["selective"] for s in r["selectivity"]) / len(r["selectivity"]) for r in found]
                 cells = [running.told([r[part] for r in found]) for part in ("validation", "test")]
                 cells += [f"{sum(shares) / len(shares):.2f}"]
-                cells += [running.told([100 * r["delta"][m] for r in found], 1) for m in methods]
+                measured = [r["delta"] for r in found if r["delta"]]
+                cells += [running.told([100 * delta[m] for delta in measured], 1) if measured else "" for m in methods]
                 print(f"| {arm} | {len(found)} | " + " | ".join(cells) + " |")
         for arm in arms:
-            found = [r for r in of_data if r["arm"] == arm and r["seed"] in plain]
+            found = [r for r in of_data if r["arm"] == arm and r["seed"] in plain and r["delta"]]
             if found and arm != "mamba2":
                 cells = [running.told([r[p] - plain[r["seed"]][p] for r in found]) for p in ("validation", "test")]
                 cells += [""] + [
@@ -165,6 +180,7 @@ def main() -> None:
     found = running.verbs(__doc__, train, measure, table)
     found["train"].add_argument("data", nargs="+", choices=list(RECIPES))
     found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
+    found["train"].add_argument("--gpus", type=int, default=0, help="run on them, --cores at a time on each")
     found["table"].add_argument("--all", action="store_true", help="every β, not only the chosen")
     running.start(found)
 

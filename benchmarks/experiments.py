@@ -28,33 +28,42 @@ import numpy as np
 
 LENGTHS = {"majority": (50, 100, 200, 300, 400, 500), "listops": (100, 200, 300)}
 SEEDS = (0, 1, 2, 3, 4)
-RECIPES = ("experiment1", "experiment2")
+RECIPES = ("experiment1", "experiment2", "sweep")
 START = 0.1
 """s_A at the start of Experiment 1."""
+SWEPT = {"majority": 250, "listops": 300}
+STARTS = tuple(round(0.02 * step, 2) for step in range(-5, 6))
+"""The lengths, and s_A at the start, of Experiment 1's sweep (B.5)."""
 DIVERGED = "diverged.json"
 
 
 class Run(NamedTuple):
-    """One training run, and its directory under --out."""
+    """One training run, and its directory under --out. `start` is s_A at the start, of the sweep alone."""
 
     recipe: str
     task: str
     length: int
     seed: int
+    start: float | None = None
 
     def directory(self, out: Path) -> Path:
-        return out / self.recipe / f"{self.task}-T{self.length}-seed{self.seed}"
+        start = "" if self.start is None else f"-start{self.start:+.2f}"
+        return out / self.recipe / f"{self.task}-T{self.length}{start}-seed{self.seed}"
 
 
 def runs(recipes: tuple[str, ...] = RECIPES) -> list[Run]:
     """All runs, seed by seed: what the minutes cut short has fewer seeds, not fewer lengths."""
-    return [
+    found = [
         Run(recipe, task, length, seed)
         for recipe in recipes
+        if recipe != "sweep"
         for seed in SEEDS
         for task, lengths in LENGTHS.items()
         for length in lengths
     ]
+    if "sweep" in recipes:
+        found += [Run("sweep", task, T, seed, start) for seed in SEEDS for task, T in SWEPT.items() for start in STARTS]
+    return found
 
 
 def record(run: Run, out: Path) -> dict[str, Any] | None:
@@ -80,8 +89,11 @@ def train(run: Run, out: Path, deadline: float) -> str:
     started = time.time()
     directory = run.directory(out)
     options: dict[str, Any] = dict(length=run.length, seed=run.seed, device="cpu", progress=False)
+    if run.start is not None:
+        options["spectral_abscissa"] = run.start
     try:
-        train_model("selective", run.task, directory, recipe=run.recipe, **options)
+        recipe = "experiment1" if run.recipe == "sweep" else run.recipe
+        train_model("selective", run.task, directory, recipe=recipe, **options)
     except InputError as error:
         if not str(error).startswith("the loss is "):
             raise
@@ -135,10 +147,10 @@ def abscissae(one: dict[str, Any]) -> np.ndarray:
     return np.array([START, *(epoch["spectral_abscissa"] for epoch in one["history"])])
 
 
-def fell(one: dict[str, Any]) -> bool:
-    """Whether training reduced the loss: the last epoch's is below a tenth of the first's."""
+def fell(one: dict[str, Any], share: float = 0.1) -> bool:
+    """Whether training reduced the loss: the last epoch's is below that share of the first's."""
     loss = losses(one)
-    return "reason" not in one and len(loss) > 1 and bool(loss[-1] < 0.1 * loss[0])
+    return "reason" not in one and len(loss) > 1 and bool(loss[-1] < share * loss[0])
 
 
 def mean(values: np.ndarray) -> tuple[float, float, float]:
@@ -180,6 +192,32 @@ def claim_table(out: Path) -> str:
 def span(values: list[float], digits: int) -> str:
     low, high = (f"{end:.{digits}f}" for end in (min(values), max(values))) if values else ("–", "–")
     return low if low == high else f"{low} to {high}"
+
+
+def sweep_table(out: Path) -> str:
+    """Appendix B.5's question: which starts can be trained from, and where does s_A end?"""
+    headings = (
+        "task",
+        "T",
+        "s_A at the start",
+        "runs",
+        "first loss, median",
+        "loss fell",
+        "s_A at the end",
+        "diverged",
+    )
+    rows = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for task, T in SWEPT.items():
+        for start in STARTS:
+            runs_of = [Run("sweep", task, T, seed, start) for seed in SEEDS]
+            found = [one for one in (record(run, out) for run in runs_of) if one is not None]
+            whole = [one for one in found if "reason" not in one]
+            first = f"{np.median([losses(one)[0] for one in whole]):.2g}" if whole else "–"
+            cells = [task, str(T), f"{start:.2f}", str(len(found)), first, str(sum(fell(one, 0.9) for one in found))]
+            cells.append(span([one["history"][-1]["spectral_abscissa"] for one in whole], 3))
+            cells.append(str(len(found) - len(whole)))
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows).replace("-0.", "−0.")
 
 
 def trained(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -357,6 +395,8 @@ def save(figure: Any, path: Path) -> None:
 
 def figures(arguments: argparse.Namespace) -> None:
     arguments.to.mkdir(parents=True, exist_ok=True)
+    if any(record(run, arguments.out) is not None for run in runs(("sweep",))):
+        print(f"sweep\n\n{sweep_table(arguments.out)}\n")
     for name, draw, table in (("experiment1", draw_first, claim_table), ("experiment2", draw_second, gap_table)):
         if not any(ended(name, arguments.out).values()):
             print(f"{name}: no run has ended in {arguments.out}")

@@ -30,7 +30,22 @@ QUESTIONED = {
     "hybrid": "diff-mamba --differential-layers hybrid",
     "diff-mamba": "diff-mamba",
 }
-MAD = ("fuzzy-recall", "compression")
+ABLATED = {
+    "diff-s6": "diff-mamba --scope s6",
+    "diff-mamba-hybrid": "diff-mamba --differential-layers hybrid",
+    "diff-mamba-without-norm": "diff-mamba --no-normalize",
+    "diff-mamba-scalar": "diff-mamba --lambda-form scalar",
+    "diff-mamba-exponential": "diff-mamba --lambda-form exponential",
+}
+"""Differential Mamba's Table 2."""
+MAD = {
+    **{name: name for name in COMPARED},
+    **ABLATED,
+    **{f"gfssm-q{q}-k{k}": f"gfssm --state-groups {q} --fir-taps {k}" for q in (1, 2) for k in (1, 4)},
+    **{f"groupmamba-k{k}": f"groupmamba --k {k}" for k in (2, 4)},
+}
+TASKS = ("fuzzy-recall", "compression", "associative-recall", "noisy-recall", "selective-copying", "memorization")
+"""MAD's; what is ablated is trained on the first two."""
 SEEDS = (0, 1, 2)
 BASE = "instruct-base-0"
 
@@ -46,10 +61,10 @@ def runs(sets: list[str], compiled: bool, out: Path) -> dict[str, str]:
                 found[f"cifar10-{name}-{seed}"] = f"{name} --data cifar10 --epochs 50{on} --seed {seed}"
     if "mad" in sets:
         sizes = "--layers 4 --width 128 --epochs 30 --batch-size 128 --learning-rate 1e-3"
-        for task in MAD:
-            for seed in SEEDS:
-                for name in COMPARED:
-                    found[f"{task}-{name}-{seed}"] = f"{name} --task {task} {sizes}{fused} --seed {seed}"
+        for name, model in MAD.items():
+            for task in TASKS[:2] if name in ABLATED else TASKS:
+                for seed in SEEDS:
+                    found[f"{task}-{name}-{seed}"] = f"{model} --task {task} {sizes}{fused} --seed {seed}"
     if "wikitext2" in sets:
         for seed in SEEDS:
             for name in COMPARED:

@@ -63,6 +63,7 @@ class Analysis:
         loads: whether it gets the models loaded; else it gets what names them.
         writes: whether it writes its own files into the directory that it is given as `out`, and cannot do without.
         then: the command line to try next, with {model} and {out} in it, of one that writes its own files.
+        sharded: whether it goes over a data set by `ssmscope.sharding.over`.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Analysis:
     loads: bool
     writes: bool
     then: str
+    sharded: bool
 
     @property
     def module(self) -> str:
@@ -146,6 +148,7 @@ def analysis(
     loads: bool = True,
     writes: bool = False,
     then: str = "",
+    sharded: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare a function an analysis, see `Analysis`; by default its results are of the kind of its name."""
 
@@ -176,6 +179,7 @@ def analysis(
             loads=loads,
             writes=writes,
             then=then,
+            sharded=sharded,
         )
         called.analysis = declared  # type: ignore[attr-defined]
         register.add(declared)
@@ -286,6 +290,7 @@ class Call:
         """
         from ssmscope.models.load import load
         from ssmscope.results import SUFFIXES, Result, checked_formats, save_together
+        from ssmscope.sharding.parts import keeping
 
         self.check()
         check_writable(out)
@@ -309,7 +314,7 @@ class Call:
             options |= declared.reads.read_besides(self.inputs, self.options, loaded)
         if declared.writes:
             options["out"] = out
-        with _kept_answers(options, out) as options:
+        with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
             each = [declared.function(*arguments, **options) for arguments in calls]
             found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
             results = (found,) if isinstance(found, Result) else tuple(found)

@@ -149,7 +149,7 @@ class _Run:
         given = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
         given = args[0] if given is None else given
         steps = torch.arange(given.shape[1], device=given.device)
-        return args, {**kwargs, "position_ids": self.states[0].places.amax(1, keepdim=True) + steps}
+        return args, {**kwargs, "position_ids": self.states[0].places.amax(1, keepdim=True).to(steps.device) + steps}
 
     def attend(self, part: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         named = dict(zip(_arguments(part), args)) | kwargs
@@ -159,9 +159,11 @@ class _Run:
         number, hidden = depths[time % len(depths)], named["hidden_states"]
         state = None if self.states is None else self.states[number]
         assert state is None or isinstance(state, AttentionState)
-        real = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if self.mask is None else self.mask
+        mask = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
+        real = mask.to(hidden.device)
         own = real * torch.arange(1, real.shape[1] + 1, device=real.device)
-        places = own if state is None else torch.cat([state.places, _behind(own, state.places)], dim=1)
+        before = None if state is None else state.places.to(own.device)
+        places = own if before is None else torch.cat([before, _behind(own, before)], dim=1)
         if not all(each is None for each in (state, self.change, self.see)):
             reads = (
                 _causal(part, places, own.shape[1]) if state is not None else _read(named.get("attention_mask"), own)

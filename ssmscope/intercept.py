@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
@@ -221,11 +222,16 @@ def twin(module: nn.Module) -> nn.Module:
     found = object.__new__(type(module))
     before, after = (OrderedDict(_others(hooks)) for hooks in _hooks(module))
     vars(found).update(vars(module), _forward_pre_hooks=before, _forward_hooks=after)
-    forward = vars(found).pop("forward", None)
-    while isinstance(forward, Switch):
-        forward = forward.below
-    if forward is not None and not is_own(module, forward):
-        vars(found)["forward"] = forward
+    for name in ("forward", "_old_forward"):  # the latter where accelerate has put the former there
+        forward = vars(found).pop(name, None)
+        while isinstance(forward, Switch):
+            forward = forward.below
+        if isinstance(forward, partial) and forward.args[:1] == (module,):
+            forward = partial(forward.func, found, *forward.args[1:], **forward.keywords)
+        elif isinstance(forward, MethodType) and forward.__self__ is module and name != "forward":
+            forward = MethodType(forward.__func__, found)
+        if forward is not None and (name != "forward" or not is_own(module, forward)):
+            vars(found)[name] = forward
     return found
 
 

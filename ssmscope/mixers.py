@@ -369,4 +369,4 @@ def head_logits(module: Any, hidden: Tensor) -> Tensor:
         ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
         with taken_over([(backbone, lambda below, *args, **kwargs: _Handed(flat))]):
             found = module(input_ids=ids, use_cache=False).logits
-    return found.reshape(*hidden.shape[:-1], found.shape[-1])
+    return found.reshape(*hidden.shape[:-1], found.shape[-1]).to(hidden.device)

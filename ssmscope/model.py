@@ -418,7 +418,7 @@ class Model:
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-            logits = self._logits(given, batch.last if last_only else None)
+            logits = self._logits(given, batch.last if last_only else None).to(self.device)
         return self._checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
@@ -430,7 +430,7 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None))
+        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None).to(self.device))
 
     def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
         """The model's own logits, of a language model at every position or at one of each row."""
@@ -444,7 +444,8 @@ class Model:
         def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args or args[0].shape[:2] != whole:
                 return None
-            return (args[0][rows, at].unsqueeze(1), *args[1:]), kwargs
+            where = args[0].device  # not the input's, of a model over several
+            return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
         with watched(before=[(self.module.get_output_embeddings(), choose)]):
             logits = self.module(**arguments, use_cache=False).logits

@@ -25,7 +25,7 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -81,6 +81,8 @@ class Result(ABC):
         for name in ("__eq__", "__repr__"):
             if name not in cls.__dict__:
                 setattr(cls, name, getattr(cls, name))
+        if "to_frame" in cls.__dict__:
+            cls.to_frame = _with_model(cls.__dict__["to_frame"])  # type: ignore[method-assign]
         if kind is None:
             return
         known = Result._kinds.get(kind)
@@ -91,7 +93,8 @@ class Result(ABC):
 
     @abstractmethod
     def to_frame(self) -> DataFrame:
-        """All numbers as one tidy table: a row per observation, a column per variable."""
+        """All numbers as one tidy table: a row per observation, a column per variable. Where a class' own has no column
+        `model`, it gets one, the first: `model_name` in every row."""
 
     def figure(self, *, size: tuple[float, float] | None = None) -> Figure:
         """The picture, made without pyplot: nothing is registered globally and no display is needed. By default what
@@ -381,6 +384,19 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _with_model(to_frame: Callable[[Any], DataFrame]) -> Any:
+    """A class' own `to_frame`, whose table says in each row which model it is of."""
+
+    @functools.wraps(to_frame)
+    def with_model(result: Result) -> DataFrame:
+        frame = to_frame(result)
+        if "model" not in frame:
+            frame.insert(0, "model", result.model_name)
+        return frame
+
+    return with_model
 
 
 def _class_path(cls: type) -> str:

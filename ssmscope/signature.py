@@ -326,7 +326,12 @@ def options_of(function: Callable[..., Any], *, without: Collection[str] = ()) -
         TypeError: a parameter without help, or of a type that is no option's.
     """
     names = Names(
-        {"Annotated": Annotated, "Literal": Literal, **vars(builtins), **getattr(function, "__globals__", {})}
+        {
+            "Annotated": Annotated,
+            "Literal": Literal,
+            **vars(builtins),
+            **getattr(inspect.unwrap(function), "__globals__", {}),
+        }
     )
     helps, found = dict(documented(function)), {}
     for parameter in inspect.signature(function).parameters.values():

@@ -200,5 +200,5 @@ class Trace:
         shortest = int(self.mask.sum(1).min())
         if at is not None and not 0 <= at < shortest:
             raise InputError(f"there is no position {at} in every text; allowed are 0 to {shortest - 1}")
-        found = [layer.survival(at, signed=signed) for layer in self.layers]
+        found = [layer.survival(at, signed=signed).to(self.mask.device) for layer in self.layers]
         return torch.stack(found).masked_fill(~self.mask, torch.nan)

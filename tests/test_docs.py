@@ -23,11 +23,23 @@ DOCS = ROOT / "docs"
 HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 EDITS = {
     "ssmscope/interp/methods/__init__.py": (
-        '        "random": "random:random",\n',
-        '        "gradnorm": "gradnorm:gradnorm",\n',
+        ('        "random": "random:random",\n', '        "gradnorm": "gradnorm:gradnorm",\n'),
+    ),
+    "ssmscope/attacks/recipes.py": (
+        ('"stresstest", "checklist", "deepwordbug"', '"politeness", '),
+        (
+            '        "checklist": tuple(',
+            '        "politeness": (" please ", " thank you ", " please and thank you "),\n',
+        ),
+        ('    "checklist": ("50', '    "politeness": ("3 suffixes of politeness, all tried",),\n'),
+        ('"deepwordbug", "textbugger", "textfooler", "bertattack", "pwws"', '"keyboard", '),
+    ),
+    "ssmscope/attacks/parts.py": (
+        ("_BUILDERS: Mapping", "def _keyboard"),
+        ('    "deepwordbug": _deepwordbug,\n', '    "keyboard": _keyboard,\n'),
     ),
 }
-"""The lines that the how-tos have a reader put into files there are: before which line, and what."""
+"""What the how-tos have a reader put into files there are: before what, and the line, or how the block begins."""
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +149,15 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
         "ssmscope/attacks/order/__init__.py",
     } <= set(written)
     text = "".join(page.read_text(encoding="utf-8") for page in HOW_TO)
-    for file, (before, line) in EDITS.items():
-        assert line in text, f"no how-to says {line!r}"
+    for file, edits in EDITS.items():
         source = (tmp_path / file).read_text(encoding="utf-8")
-        assert source.count(before) == 1
-        (tmp_path / file).write_text(source.replace(before, line + before), encoding="utf-8")
+        for before, line in edits:
+            assert line.rstrip(", ") in text, f"no how-to says {line!r}"
+            if line.startswith("def "):
+                line = text[text.index(line) :].partition("```")[0] + "\n\n"
+            assert source.count(before) == 1
+            source = source.replace(before, line + before)
+        (tmp_path / file).write_text(source, encoding="utf-8")
     own = [file for file in written if Path(file).name.startswith("test_")]
     assert len(own) == 2
     passed = run(
@@ -150,6 +166,14 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
     analyze = "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))"
+    reviews = tmp_path / "reviews.csv"
+    reviews.write_text("text,label\na gripping film,positive\na dull film,negative\n")
+    attacks = (
+        "prompts demo/instruct-mamba2 --template {content}. --words negative,positive --attacks politeness",
+        "words demo/sst2-mamba2 --recipe keyboard",
+    )
+    for line in attacks:
+        assert line.split()[-1] in run(tmp_path, analyze, *line.split(), "--data", str(reviews))
     plan = tmp_path / "plan.yaml"
     plan.write_text("models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n")
     printed = run(tmp_path, analyze, "report", str(plan), "--out", str(tmp_path / "out"), "--json")
@@ -161,6 +185,21 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
         ".png",
         ".html",
     }
+
+
+def test_the_how_tos_count_their_lines() -> None:
+    """They say how long is what they have a reader write, an analysis at most 120 lines beside its test."""
+    for page, files in {
+        "analysis": (("package", "interp/remaining/"), ("test", "interp/test_remaining.py")),
+        "architecture": (("file", "models/leaky.py"),),
+        "attack": (("package", "attacks/order/"), ("test", "attacks/test_order.py")),
+    }.items():
+        text = (DOCS / "how-to" / f"add-an-{page}.md").read_text(encoding="utf-8")
+        for what, place in files:
+            bodies = re.findall(rf'^```\w+ title="\w+/{place}[^"]*"\n(.*?)^```$', text, flags=re.M | re.S)
+            lines = sum(body.count("\n") for body in bodies)
+            assert re.search(rf"{what} [\w ]*\b{lines} lines", text), f"{what} of {page}: {lines} lines"
+            assert what != "package" or page != "analysis" or lines <= 120
 
 
 def blocks(page: Path, root: Path) -> list[str]:

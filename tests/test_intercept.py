@@ -19,6 +19,9 @@ from ssmscope.cuts import cut_edges
 from ssmscope.edits import Edit, edited
 from ssmscope.errors import InputError
 from ssmscope.intercept import Switch, evaluating, taken_over, watched
+from ssmscope.interp.attention import implicit_attention
+from ssmscope.interp.methods.lrp import lrp
+from ssmscope.interp.objective import objective
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
 
@@ -201,6 +204,29 @@ def test_hooks_of_accelerate_run_and_stay():
     torch.testing.assert_close(found, own, atol=1e-4, rtol=1e-4)
     assert (own - before).abs().max() > 0.01 and hook.calls == 2
     assert model.mixers[0].__dict__["forward"] is standing
+
+
+def test_relevance_goes_through_a_model_that_accelerate_has_placed():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = Model(mamba().eval())
+    asked = objective(model, model.encode(ids=[5, 17, 3]), target=7)
+    expected = lrp(asked).scores
+    placed = [*model.module.backbone.layers, model.module.backbone.norm_f, model.module.lm_head]
+    for part in placed:
+        hooks.add_hook_to_module(part, hooks.AlignDevicesHook(torch.device("cpu")))
+    standing = [part.__dict__["forward"] for part in placed]
+    torch.testing.assert_close(lrp(asked).scores, expected)
+    assert [part.__dict__["forward"] for part in placed] == standing
+
+
+def test_softmax_weights_of_a_layer_that_accelerate_has_placed():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = Model(example("bamba"))
+    batch = model.encode(ids=[5, 17, 3, 9])
+    expected = implicit_attention(model, batch).to_frame()["weight"]
+    for part in [*model.module.modules()][1:]:
+        hooks.add_hook_to_module(part, hooks.AlignDevicesHook(torch.device("cpu")))
+    np.testing.assert_allclose(implicit_attention(model, batch).to_frame()["weight"], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_offloaded_weights_are_refused():

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "ssmscope"
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
 READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing"}
 CORE = READ | {"encoding", "model", "models"}
-DECLARED = {"analysis", "reads", "signature"}
+DECLARED = {"analysis", "reads", "signature", "sharding"}
 """What a package says its analysis is with."""
 ROOMS = {"interp", "probes", "attacks"}
 FILES = {"reading", "writing", "limits"}
@@ -31,13 +31,14 @@ MAY_IMPORT = {
     "register": {"errors"},
     "signature": {"errors"},
     "reads": CORE | FILES | {"signature", "tasks"},
-    "analysis": CORE | FILES | {"register", "signature", "reads", "results", "shipped"},
+    "analysis": CORE | FILES | {"register", "signature", "reads", "results", "shipped", "sharding"},
     "jsonable": set(),
     "results": {"errors", "jsonable", "writing", "register", "show"},
     "batching": set(),
     "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
+    "sharding": CORE | FILES | {"signature"},
     "tasks": {"errors", *FILES},
     "scans": {"errors"},
     "matrices": {"errors", "scans"},
@@ -57,7 +58,7 @@ MAY_IMPORT = {
     "fingerprint": {"errors", "scans"},
     "shipped": set(),
     "models": CORE - {"models"} | {"reading", "shipped"},
-    "evaluation": CORE | FILES | {"tasks"},
+    "evaluation": CORE | FILES | {"tasks", "sharding"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
     "attacks": CORE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import base64
+import dataclasses
+import importlib
 import json
 import math
 import sys
@@ -417,6 +419,20 @@ def test_pages_escape_what_users_write(provenance):
 def test_a_kind_belongs_to_one_class():
     with pytest.raises(TypeError, match="already taken"):
         type("Other", (Sample,), {}, kind="test-sample")
+
+
+def test_every_table_says_which_model_each_row_is_of(provenance, tmp_path):
+    frame = sample(provenance).to_frame()
+    assert list(frame) == ["model", "part", "mean"] and set(frame.model) == {provenance["model"]}
+    path = sample(provenance).save(tmp_path, "sample", ["csv"])["csv"]
+    pd.testing.assert_frame_equal(pd.read_csv(path), frame)
+    several = type("Several", (Sample,), {"to_frame": lambda self: pd.DataFrame({"a": [1, 2], "model": ["x", "y"]})})
+    fields = {each.name: getattr(sample(provenance), each.name) for each in dataclasses.fields(Sample)}
+    assert several(**fields).to_frame().model.tolist() == ["x", "y"]
+    assert "model" not in str(sample(provenance)).split("part")[0].split("\n")[-1]  # the title names it
+    for kind in register.kinds():
+        importlib.import_module(register.home_of(kind))
+        assert hasattr(Result._kinds[kind].to_frame, "__wrapped__"), kind
 
 
 def test_text_views(provenance):

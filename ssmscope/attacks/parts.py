@@ -10,39 +10,14 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ssmscope.attacks.offline import FUNCTION_WORDS, stopwords, textattack
+from ssmscope.attacks.recipes import RECIPES, SUFFIX_PARTS, SUFFIXES
 from ssmscope.attacks.resources import Encoder, MaskedLM, load_synonyms, load_vectors
 from ssmscope.errors import InputError, did_you_mean
 
 __all__ = ["FUNCTION_WORDS", "RECIPES", "SUFFIXES", "Recipe", "protect", "recipe", "stopwords", "textattack"]
-
-RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "prompt": ("stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack"),
-        "words": ("deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist"),
-    }
-)
-"""The attacks of each flavour."""
-
-RANDOM_STRINGS = """
-    d6ZQ3u0GBQ vTAjHynoIG OB4KVJzIft LkF0FZxMZ4 iia2yL9Uzm CuVpbbkC4c w52rwgo0Av Vq3aBzuZcD hXLpw3bbiw RcRneWo6Iv
-    S6oUV5E54P xikCjkMydH MQnugHcaoy Q47Jmd4lMV 9vGXgnbWB8 IhuBIhoPGc 5yWbBXztUY AMsRIKZniY EAB4KP2NVY 9Q3S1F94fE
-    b74X5IVXQY SFPCqpiClT bhrRSokrfa YHQiDfFhw4 BWmsLx8xOA PDCGfz6DL9 yh912BU8T0 ofOQXLxiW4 Cev0s49fbe rzu98kF2KF
-    zexKUTWJYG 5XeflW1ZJc is77sOXAu8 XStsD2pUzu fwhUZUQzXW Pbl3tYuoRo MSAddJ4D2a mzjVogkRhM Kw6nrs57gH ItGDrrA1Sc
-    KjPJJ2a7RB mOJ9nEwT4f ofw9fEkN5R njCuciQJpB 6a4Yn3RGVc SvAp8RlOFn g0vBZf3tQC zq0DcZ5dnI lf8wBa2yEm lWJoGGRdjv
-"""
-
-SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "stresstest": (" and true is true ", " and false is not true ", " and true is true " * 5),
-        "checklist": tuple(RANDOM_STRINGS.split()),
-    }
-)
-"""What PromptBench 0.0.4 appends to a prompt, with a space before it: sentences without meaning for the task (Naik et
-al. 2018), and 50 random strings (Ribeiro et al. 2020)."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +89,9 @@ def recipe(
     if name not in allowed:
         raise InputError(f"unknown attack {name!r}; allowed are {', '.join(allowed)}{did_you_mean(name, allowed)}")
     if flavour == "prompt" and name in SUFFIXES:
-        return Recipe(name, None, (), None, _SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
+        return Recipe(name, None, (), None, SUFFIX_PARTS[name], suffixes=SUFFIXES[name])
     textattack()
     return _BUILDERS[name](_Resources(embeddings, masked_lm, encoder, synonyms), flavour == "prompt")
-
-
-_SUFFIX_PARTS = {
-    "stresstest": ("3 suffixes (true is true, false is not true, the first five times), all tried",),
-    "checklist": ("50 random strings of 10 characters, all tried",),
-}
 
 
 class _Resources:

@@ -12,6 +12,7 @@ import typer
 
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, TOKENIZER, console
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.sharding.cluster import check_engine
 from ssmscope.signature import REPEATED, Metavar, Range
 from ssmscope.writing import check_writable
 
@@ -42,6 +43,9 @@ def report(
     engine: Annotated[Literal["local", "ray"], "In this process, or on the workers of Ray."] = "local",
     address: Annotated[str | None, "A Ray cluster that runs; else one is started.", Metavar("HOST:PORT")] = None,
     workers: Annotated[int | None, "CPUs of the Ray that is started.", Range(1)] = None,
+    by_batch: Annotated[
+        bool, "Job after job, and where one goes over a data set the workers share its batches; else they share jobs."
+    ] = False,
     json: JSON = False,
 ) -> None:
     """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
@@ -50,7 +54,7 @@ def report(
     """
     check_writable(out)
     variables = _variables(set or [], data)
-    run = _engine(engine, address, workers)
+    run = _engine(engine, address, workers, by_batch)
     text, name = _text(plan)
 
     from ssmscope.reports.plan import read_plan
@@ -117,19 +121,13 @@ def _variables(given: Sequence[str], data: str | None) -> dict[str, str]:
     return found
 
 
-def _engine(engine: str, address: str | None, workers: int | None) -> Engine:
+def _engine(engine: str, address: str | None, workers: int | None, by_batch: bool) -> Engine:
+    check_engine(engine, address=address, workers=workers, by_batch=by_batch or None)
+    from ssmscope.reports.engines import batches_on_ray, local, ray_engine
+
     if engine == "local":
-        unused = "--address" if address is not None else "--workers" if workers is not None else None
-        if unused is not None:
-            raise InputError(f"{unused} is of --engine ray; give that too, or leave it out")
-        from ssmscope.reports.engines import local
-
         return local
-    if address is not None and workers is not None:
-        raise InputError("--workers is for a Ray that is started here, and --address names one that runs; give one")
-    from ssmscope.reports.engines import ray_engine
-
-    return ray_engine(address, workers)
+    return batches_on_ray(address, workers) if by_batch else ray_engine(address, workers)
 
 
 def _text(plan: str) -> tuple[str, str]:

@@ -16,6 +16,8 @@ from ssmscope import register
 from ssmscope.analysis import Analysis, Call
 from ssmscope.cli.command import DEVICE, DTYPE, JSON, MODEL, OUT, TOKENIZER, Verbs, console, shipped
 from ssmscope.errors import InputError
+from ssmscope.reads import Texts
+from ssmscope.sharding.workers import on_engine
 from ssmscope.signature import Option, options_of
 from ssmscope.writing import check_writable
 
@@ -73,14 +75,19 @@ def _as_typed(value: str) -> str:
 def verb(analysis: Analysis) -> Callable[..., None]:
     """The function that answers an analysis' verb, with the signature that typer reads."""
 
+    engine = options_of(on_engine) if analysis.sharded else {}
+
     def answer(**given: Any) -> None:
         out, json, formats = given.pop("out"), given.pop("json"), given.pop("formats", None)
         call = _call(analysis, given)
+        if given.get("engine") == "ray" and isinstance(analysis.reads, Texts) and call.inputs["data"] is None:
+            raise InputError("--engine ray is of --data; give that too, or leave it out")
         check_writable(out)
         chosen = None if formats is None else [each.strip() for each in formats.split(",")]
         if chosen is not None and out is None:
             raise InputError("--formats says what is written: give --out DIR too")
-        results = call.run(out, chosen)
+        with on_engine(**{name: option.read(given[name]) for name, option in engine.items()}):
+            results = call.run(out, chosen)
         _print(results, out, json, analysis, chosen)
         if analysis.writes and not json:
             model = shlex.quote(call.models[0])
@@ -105,6 +112,7 @@ def verb(analysis: Analysis) -> Callable[..., None]:
             inspect.Parameter("device", keyword, annotation=DEVICE, default="cpu"),
             inspect.Parameter("dtype", keyword, annotation=DTYPE, default="auto"),
         ]
+    parameters += map(parameter, engine.values())
     answer.__doc__ = help_of(analysis)
     answer.check = lambda given: _call(analysis, {**given, "out": None, "json": None})  # type: ignore[attr-defined]
     answer.analysis = analysis  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.template import Template
 from ssmscope.evaluation.verbalizer import Named, checked_words, label_words_after
 from ssmscope.model import Model
+from ssmscope.sharding.parts import Columns, over
 from ssmscope.states import States
 
 SCORINGS = ("likelihood", "generated")
@@ -177,17 +178,24 @@ class Evaluator:
         if not new:
             return
         self._try(sorted(keys))
-        for chunk in self._chunks(new):
-            started = time.perf_counter()
-            found = self._scores(chunk)
-            seconds = time.perf_counter() - started
-            if not np.isfinite(found).all():
-                raise InputError(
-                    f"the scores of {self.model.name} are not finite: the model is damaged, or overflows on these texts"
-                )
-            self._store.add([keys[row] for row in chunk], found, seconds)
+        for chunk, found in over(self.model, self._chunks(new), self._timed, what=None):
+            self._store.add([keys[row] for row in chunk], found["scores"], float(found["seconds"]))
             self.run += len(chunk)
-            self.seconds += seconds
+            self.seconds += float(found["seconds"])
+
+    def _timed(self, chunk: list[tuple[bytes, int]]) -> Columns:
+        """The scores of a chunk, and how many seconds they took."""
+        started = time.perf_counter()
+        found = self._scores(chunk)
+        if not np.isfinite(found).all():
+            raise InputError(
+                f"the scores of {self.model.name} are not finite: the model is damaged, or overflows on these texts"
+            )
+        return {"scores": found, "seconds": np.array(time.perf_counter() - started)}
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a worker needs: not what is known already."""
+        return {**vars(self), "_store": None}
 
     def _try(self, rows: Sequence[tuple[bytes, int]]) -> None:
         """Find out once whether the model continues from states, and how large these are."""

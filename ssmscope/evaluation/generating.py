@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,7 @@ class Speaker:
     def __init__(self, model: Model, new_tokens: int) -> None:
         self.model, self.new_tokens = model, new_tokens
         self.end = getattr(model.tokenizer, "eos_token_id", None)
-        self._breaks = lru_cache(maxsize=None)(lambda token: "\n" in model.tokenizer.decode([token]))
+        self._broken: dict[int, bool] = {}
 
     def answers(self, rows: Rows, chosen: Int[np.ndarray, " ends"], logits: Tensor, states: States = ()) -> list[str]:
         """What is said after these rows.
@@ -66,3 +65,9 @@ class Speaker:
 
     def _finished(self, ids: list[int]) -> bool:
         return ids[-1] == self.end or (self._breaks(ids[-1]) and "\n" in self._text(ids))
+
+    def _breaks(self, token: int) -> bool:
+        """Whether a token has a line break in it."""
+        if token not in self._broken:
+            self._broken[token] = "\n" in self.model.tokenizer.decode([token])
+        return self._broken[token]

@@ -197,13 +197,6 @@ class Objective:
             names=tuple(self.names[row] for row in chosen),
         )
 
-    def with_probability(self, probability: bool = True) -> Objective:
-        """The same, of probabilities or of logits. A contrast has no probability: that of its target is taken."""
-        if probability and self.contrasts is not None:
-            names = tuple(_name(self.model, ids) for ids in self.targets)
-            return replace(self, contrasts=None, names=names, probability=True)
-        return replace(self, probability=probability)
-
     def _of_last(self, logits: Float[Tensor, "runs vocabulary"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
         """f of runs whose targets are one id each."""
 

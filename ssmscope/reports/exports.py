@@ -83,8 +83,11 @@ _SUFFIX = {"number": "", "text": ":text", "flag": ":flag"}
 
 
 def _table(found: Found) -> DataFrame:
-    """A result's rows behind those columns that say what they are of; its own columns of such a name get a prefix."""
+    """A result's rows behind those columns that say what they are of; its own columns of such a name get a prefix, but
+    for `model` where it is of one."""
     frame = found.result.to_frame()
+    if len(found.entry.models) == 1:
+        frame = frame.drop(columns="model")
     frame = frame.rename(columns={name: f"of_{name}" for name in frame.columns if name in ABOUT})
     entry = found.entry
     about = {

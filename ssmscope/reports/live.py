@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 CHARACTERS = 64
 """How many characters a text may have for each token that it may have: a longer one is refused unread."""
+LAYERS = 8
+"""Up to how many layers stand below their average."""
 KEPT = 4
 """How many traces are kept, so that another layer, score or token of a text needs no other run."""
 LIKELIEST = 10
@@ -246,7 +248,8 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
     of: Any = [int(layer)] if layer.isdecimal() else "all" if lives else layer  # checked by the analysis
     found = selection_heatmap(None, trace, layers=of, **options)
     assert isinstance(found, SelectionHeatmap)
-    shown: list[Block] = [views.rows(found, every=bool(found.heads))]
+    every = bool(found.heads) or len(found.layers) <= LAYERS
+    shown: list[Block] = [views.rows(found, every=every)]
     if found.heads or lives:
         shown.append(table(("text", "of"), list(views.strongest(found)), most=TABLE_ROWS))
     return fragment([*shown, *(Prose(line, "note") for line in views.notes(found))])

@@ -80,11 +80,19 @@ def items(group: Group) -> tuple[Item, ...]:
 
 def _view(result: Result, anchor: str) -> View:
     headline = visible(result.headline)
-    blocks = enumerate(result.blocks(), start=1)
-    return View(headline, tuple(_part(block, f"{anchor}-{number}", headline) for number, block in blocks))
+    blocks = tuple(result.blocks())
+    # The view to point at has one method at a time, the picture has them below one another.
+    methods = any(isinstance(block, TokenRows) and block.of == "method" for block in blocks)
+    places = (f"{anchor}-{number}" for number in range(1, len(blocks) + 1))
+    return View(headline, tuple(_part(*each, headline, drawn=methods) for each in zip(blocks, places)))
 
 
-def _part(block: Block, anchor: str, headline: str) -> Part:
+def _part(block: Block, anchor: str, headline: str, *, drawn: bool) -> Part:
+    """A block as the page has it.
+
+    Args:
+        drawn: whether a picture that a result folds away is shown all the same.
+    """
     if isinstance(block, TokenRows):
         return Part(block, anchor, Markup(""))
     if isinstance(block, Table):
@@ -92,7 +100,7 @@ def _part(block: Block, anchor: str, headline: str) -> Part:
         summary = f"{visible(block.title) or 'Table'}: {len(shown.rows)} rows"
         return Part(block, anchor, grid(shown, block.title or headline), summary, len(shown.rows) <= OPEN_ROWS)
     if isinstance(block, Picture):
-        return Part(block, anchor, image_html(block), "As a picture" if block.folded else "")
+        return Part(block, anchor, image_html(block), "As a picture" if block.folded else "", drawn)
     if isinstance(block, Custom):
         inner = block_html(block)
         own = Markup('<div class="part" id="{}">{}</div>').format(anchor, inner) if inner else inner

@@ -185,8 +185,10 @@ def table(
 def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
     """Any tidy table: NAME, NAME_low and NAME_high, or value, low and high, as one column; `heads` are its labels.
 
-    Numbers have four significant digits. Of more than `limit` rows the first are shown, and the remarks say so.
+    A column `model` that is the same in all rows is left out: what the table stands in names the model. Numbers have
+    four significant digits. Of more than `limit` rows the first are shown, and the remarks say so.
     """
+    frame = frame if "model" in heads else _of_one_model(frame)
     ends = interval_columns(frame)
     hidden = {end for pair in ends.values() for end in pair}
     columns = [name for name in frame.columns if name not in hidden and name not in heads]
@@ -199,6 +201,11 @@ def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = N
         rows.append((tuple(str(values[name][at]) for name in heads), cells))
     note = "In brackets: the 95 % interval." if any(cell.interval for _, cells in rows for cell in cells) else ""
     return Table(tuple(heads), tuple(map(str, columns)), tuple(rows), note, every=len(frame))
+
+
+def _of_one_model(frame: DataFrame) -> DataFrame:
+    """The table without the column `model`, unless it is of several."""
+    return frame.drop(columns="model") if "model" in frame and frame["model"].nunique() <= 1 else frame
 
 
 def interval_columns(frame: DataFrame) -> Mapping[str, tuple[str, str]]:
@@ -246,6 +253,6 @@ def of_frames(frames: Sequence[DataFrame], labels: Sequence[str]) -> Table:
     import pandas as pd
 
     share = max(ROWS // len(frames), 10)
-    parts = [frame.head(share).assign(of=label) for frame, label in zip(frames, labels)]
+    parts = [_of_one_model(frame).head(share).assign(of=label) for frame, label in zip(frames, labels)]
     made = folded(pd.concat(parts, ignore_index=True), heads=["of"])
     return replace(made, heads=("model",), every=sum(map(len, frames)))

@@ -376,7 +376,8 @@ class _Pictures(Panel):
                     corner = (at % wide - 0.5, at // wide - 0.5)
                     axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=thick))
             state = "" if row.state is None else f"state {number(row.state)}"
-            said = [*row.name.splitlines(), " · ".join(filter(None, (row.extent, state, row.remark)))]
+            first, *more = row.name.splitlines()
+            said = [" · ".join(filter(None, each)) for each in ((first, row.remark), *zip(more), (row.extent, state))]
             caption = "\n".join(drawable(shorten(visible(part), 30)) for part in said)
             axes.set_xlabel(
                 caption, fontsize=6.5, color=SOFT, labelpad=3, parse_math=False, family=families("DejaVu Sans")

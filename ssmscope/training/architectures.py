@@ -23,10 +23,14 @@ GATE_OPTIONS = ("beta", "tau", "prior", "kl", "samples", "kl_over", "prior_per")
 ANNEALING = ("prior_from", "prior_step", "prior_every")
 """How the prior of a Baleen-B reaches its value."""
 
+DIFFERENTIAL = ("scope", "differential_layers", "normalize", "lambda_form")
+"""The fields of a Diff-Mamba's configuration."""
+
 OWN = (
     *GATE_OPTIONS,
     *ANNEALING,
-    *("scope", "differential_layers", "k", "state_groups", "fir_taps", "spectral_abscissa"),
+    *DIFFERENTIAL,
+    *("k", "state_groups", "fir_taps", "spectral_abscissa"),
 )
 """The options that belong to some architectures only."""
 
@@ -123,7 +127,7 @@ def _diff_mamba(options: Mapping[str, Any], tokens: Tokens) -> Any:
     from ssmscope.models.diff_mamba import DiffMamba1Config, DiffMambaConfig
 
     kind = DiffMambaConfig if options["base"] == "mamba2" else DiffMamba1Config
-    return kind(**_on_mamba(options, tokens), **_chosen(options, "scope", "differential_layers"))
+    return kind(**_on_mamba(options, tokens), **_chosen(options, *DIFFERENTIAL))
 
 
 def _groupmamba(options: Mapping[str, Any], tokens: Tokens) -> Any:
@@ -221,7 +225,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "baleen-e": Architecture(
         EITHER, _baleen("exponential"), dict.fromkeys(("beta", "prior", "kl", "kl_over", "prior_per"))
     ),
-    "diff-mamba": Architecture(EITHER, _diff_mamba, {"scope": None, "differential_layers": None}),
+    "diff-mamba": Architecture(EITHER, _diff_mamba, dict.fromkeys(DIFFERENTIAL)),
     "groupmamba": Architecture(EITHER, _groupmamba, {"k": None}),
     "gfssm": Architecture(EITHER, _gfssm, {"state_groups": None, "fir_taps": None}),
     "gla": Architecture(("attention",), _gla),

@@ -39,7 +39,7 @@ def build(options: Mapping[str, Any], train: Any, tokenizer: Any) -> tuple[Any, 
         tokenizer = _text_tokenizer(options, train, source)
     tokens = _tokens(train, tokenizer)
     if isinstance(train, (TokenData, InstructionData)):
-        module = _language_model(options, tokens, source)
+        module = language_model(options, tokens, source)
     else:
         module = _classifier(options, train, tokens, source)
     if source is None and options["architecture"] == "hybrid":
@@ -81,7 +81,7 @@ def _configuration(options: Mapping[str, Any], tokens: Tokens) -> Any:
     return named(options["architecture"]).configure(settled, tokens)
 
 
-def _language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> Any:
+def language_model(options: Mapping[str, Any], tokens: Tokens, source: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     if source is None:

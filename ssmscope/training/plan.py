@@ -14,6 +14,7 @@ import numpy as np
 from ssmscope.errors import InputError
 from ssmscope.limits import refuse_beyond, refuse_held
 from ssmscope.models.baleen import KL_OVER, PRIOR_PER, SAMPLES
+from ssmscope.models.diff_layers import LAMBDA_FORMS
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import TextData
@@ -38,6 +39,7 @@ CHOICES = {
     "unit": ("word", "byte"),
     "scope": ("block", "s6"),
     "differential_layers": ("full", "hybrid"),
+    "lambda_form": LAMBDA_FORMS,
 }
 
 RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (

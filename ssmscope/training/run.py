@@ -67,6 +67,8 @@ def train_model(
     prior_every: int | None = None,
     scope: str | None = None,
     differential_layers: str | None = None,
+    normalize: bool | None = None,
+    lambda_form: str | None = None,
     tied: bool | None = None,
     k: int | None = None,
     state_groups: int | None = None,
@@ -154,6 +156,9 @@ def train_model(
         prior_every: epochs between two steps of the prior (10).
         scope: of Diff-Mamba, `block` (Diff-Mamba, default) or `s6` (Diff-S6).
         differential_layers: `full` (default) or `hybrid`, every second layer.
+        normalize: of Diff-Mamba, whether a root-mean-square norm follows the subtraction (True; Eqs. 16 and 21).
+        lambda_form: of Diff-Mamba, λ of the sum of a vector (`sum`, default; Eq. 17), of one number (`scalar`) or by
+            exponentials (`exponential`, Eq. 11).
         tied: of a language model, whether its head is its embeddings (True for `instruct`).
         k: of GroupMamba, the modules whose states a module attends to (2).
         state_groups: Q of GFSSM, the states that take turns (2).
@@ -180,8 +185,8 @@ def train_model(
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
         seed: of everything that draws.
-        precision: `fp32`; `tf32`, whose matrix products on a GPU have 10 binary digits, in Mamba-2's scan 16; or `bf16`
-            for automatic mixed precision. Recurrences are in float32 in any case.
+        precision: `fp32`; `tf32`, whose matrix products on a GPU have 10 binary digits; or `bf16` for automatic mixed
+            precision. Recurrences are in float32 in any case.
         saved_as: type of the stored weights, `bfloat16`, `float16` or `float32`. Accuracies are measured on these.
         device: by default `cuda` where there is one, else `cpu`.
         compile: fuse parts of the scans with torch.compile, after a check that gradients stay the same; pays on a GPU.

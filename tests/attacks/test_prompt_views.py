@@ -123,7 +123,7 @@ class TestFrame:
     def test_rows(self):
         frame = attacked(3).to_frame()
         assert frame.part.tolist() == ["template", "template", "template", "average", "worst"] * 7
-        assert frame.columns[:6].tolist() == ["part", "attack", "template", "clean", "clean_low", "clean_high"]
+        assert frame.columns[1:7].tolist() == ["part", "attack", "template", "clean", "clean_low", "clean_high"]
         row = frame[(frame.attack == "deepwordbug") & (frame.template == 1) & (frame.part == "template")].iloc[0]
         found = attacked(3).attacks[2].prompts[1]
         assert row["drop"] == 100 * found.drop.value and row.drop_low == 100 * found.drop.low

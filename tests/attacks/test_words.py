@@ -22,13 +22,13 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import ssmscope
-from ssmscope.attacks.parts import RECIPES as PARTS
 from ssmscope.attacks.parts import recipe as recipe_of
 from ssmscope.attacks.parts import textattack
+from ssmscope.attacks.recipes import WORDS
 from ssmscope.attacks.words import word_attack
 from ssmscope.attacks.words.lockstep import draw_seed
 from ssmscope.attacks.words.measure import sampled_rows
-from ssmscope.attacks.words.recipes import OPTIONS, RECIPES
+from ssmscope.attacks.words.recipes import OPTIONS
 from ssmscope.attacks.words.result import AttackedText, WordAttack, changed_words, measure
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
@@ -93,7 +93,7 @@ def given(recipe: str, resources: dict[str, Path]) -> dict[str, Path]:
 @needs_textattack
 class TestIsTextAttack:
     @pytest.mark.parametrize(
-        ("recipe", "budget"), [*((recipe, None) for recipe in PARTS["words"]), ("deepwordbug", 9), ("pwws", 5)]
+        ("recipe", "budget"), [*((recipe, None) for recipe in WORDS), ("deepwordbug", 9), ("pwws", 5)]
     )
     def test_texts_queries_and_fates_are_those_of_its_own_loop(self, resources, recipe, budget, monkeypatch):
         """The model runs in float64, so that the rounding of a batch turns no tie: the scores are read in float32."""
@@ -489,7 +489,7 @@ class TestOptions:
     def test_options_of_attacks_are_options(self):
         parameters = inspect.signature(word_attack).parameters
         assert {name for names in OPTIONS.values() for name in names} <= set(parameters)
-        assert set(OPTIONS) <= set(RECIPES) and RECIPES == (*PARTS["words"], "hotflip")
+        assert set(OPTIONS) <= {*WORDS, "hotflip"}
 
 
 def test_a_bag_of_words_in_closed_form():

@@ -11,6 +11,7 @@ import pytest
 
 import ssmscope
 from ssmscope.attacks.words.result import SUMMARY, AttackedText, WordAttack, measure
+from ssmscope.attacks.words.views import STYLE
 
 TEXTS = {
     "success": ("a <b>great</b> film & a $x^{y story", "a <b>grate</b> film & a $x^{y stroy", 2),
@@ -150,6 +151,10 @@ class TestPage:
         assert "&lt;b&gt;<del>great</del><ins>grate</ins>&lt;/b&gt;" in page and "<b>great" not in page
         assert "&lt;positive&gt; → negative" in page and "names &lt;of&gt; places" in page
         assert page.count("<del>") == 6 * 2 + 2 and "odd one" not in page
+
+    def test_long_texts_are_wrapped(self):
+        """Of two rules for the same cell the last holds."""
+        assert STYLE.rindex("pre-wrap") > STYLE.rindex("nowrap")
 
     def test_totals_and_order(self, found):
         page = found._repr_html_()

@@ -142,7 +142,8 @@ def _check_whole(path: Path) -> None:
     if path.suffix == ".json":
         json.loads(content, parse_constant=_no_number if "results" in path.parts else None)
     elif path.suffix == ".csv":
-        assert next(csv.reader(io.StringIO(content.decode())))
+        head, *rows = csv.reader(io.StringIO(content.decode()))
+        assert all(row[head.index("model")] for row in rows), f"{path} does not say which model each row is of"
     elif path.suffix == ".png":
         assert content.startswith(b"\x89PNG") and b"IEND" in content[-12:]
     elif path.suffix == ".html":

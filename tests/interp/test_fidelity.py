@@ -395,7 +395,7 @@ class TestResult:
 
     def test_the_frames(self, found):
         frame = found.to_frame()
-        assert list(frame) == ["method", "measure", "value", "low", "high", "texts", "spread"]
+        assert list(frame) == ["model", "method", "measure", "value", "low", "high", "texts", "spread"]
         assert len(frame) == 4 * 5 and set(frame["texts"]) == {len(found.texts)}
         alone = frame.query("method == 'random'")
         assert alone["spread"].to_numpy() == pytest.approx(found.rankings.std(0, ddof=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def pixels() -> np.ndarray:
 
 @pytest.fixture
 def heatmap(model, pixels):
-    return ssmscope.selection_heatmap(model.trace(values=pixels), top=3, scale="row")
+    return ssmscope.selection_heatmap(model.trace(values=pixels), top=3)
 
 
 def pictures(figure):
@@ -67,6 +68,25 @@ def test_views_and_files(heatmap, tmp_path):
     assert len(pictures(again.figure(start=1))) == 4
     with pytest.raises(InputError, match="there is no text 2 to start the figure at; allowed are 0 to 1"):
         heatmap.figure(start=2)
+
+
+def test_a_flat_map_is_drawn_on_its_own_range_and_says_so(heatmap):
+    texts = tuple(replace(text, flat=(True, False, True), rationale=()) for text in heatmap)
+    flat = replace(heatmap, texts=texts, score="retention")
+    _, *maps = pictures(flat.figure())[:4]
+    for axes, scores in zip(maps, (texts[0].mean, *texts[0].scores)):
+        darkness = -np.asarray(axes.images[0].get_array()).sum(-1).ravel()
+        assert (np.diff(darkness[np.argsort(scores[:-1])]) >= -1e-6).all() and np.ptp(darkness) > 1
+    says = [" ".join(axes.get_xlabel().split("\n")) for axes in maps]
+    assert ["hardly selects" in each for each in says] == [True, False, True] and all("–" in each for each in says)
+    assert "images, mean of layers 0–1, which hardly selects" in flat.verdict()
+    assert "“Hardly selects”" in " ".join(str(flat).split()) and "noise" not in str(flat)
+
+
+def test_scales(model, pixels):
+    """Maps have their own ranges, unless one scale is asked for."""
+    trace = model.trace(values=pixels)
+    assert not ssmscope.selection_heatmap(trace).shared and ssmscope.selection_heatmap(trace, scale="shared").shared
 
 
 def test_of_many_images_and_of_one_layer(model, pixels):

@@ -278,7 +278,7 @@ def test_of_a_probability_it_is_that_of_the_logits_by_its_gradient():
         z = torch.stack([values(each) for each in logits], dim=-1).requires_grad_()
         (gradient,) = torch.autograd.grad(z.softmax(-1)[:, 0].sum(), z)
         expected = sum(gradient[:, c, None] * lrp(each).scores for c, each in enumerate(logits))
-        found = lrp(of.with_probability())
+        found = lrp(replace(of, probability=True))
         assert relative(found.scores, expected) < 1e-9
         assert found.delta is None and found.converged is None
 

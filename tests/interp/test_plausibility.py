@@ -14,7 +14,7 @@ from bags import LABELS, tokenizer
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
-from ssmscope.interp.plausibility.marked import marked_tokens, rationale_masks
+from ssmscope.interp.plausibility.marked import marked_tokens
 from ssmscope.interp.plausibility.measure import (
     average_precision,
     chance_precision,
@@ -256,10 +256,7 @@ class TestFiles:
         object.__setattr__(words, "tokenizer", Spaced())
         assert marked_tokens(words, text, ((0, 2),)).tolist() == bits("100000").tolist()  # the space marks nothing
         object.__setattr__(words, "tokenizer", tokenizer(["a", "gripping", "film", ",", "joy"]))
-        data = text_data("x", "all", [text, text], [0, 1], LABELS, [((2, 10),), None])
-        assert [None if mask is None else mask.sum() for mask in rationale_masks(words, data)] == [1, None]
-        with pytest.raises(InputError, match="x has no rationales"):
-            rationale_masks(words, text_data("x", "all", [text], [0], LABELS))
+        assert marked_tokens(words, text, ((2, 10),)).sum() == 1 and marked_tokens(words, text, None) is None
 
 
 def _drawn(n: int) -> list[int]:

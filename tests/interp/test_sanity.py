@@ -227,7 +227,7 @@ class TestCascade:
     def test_views(self, found, tmp_path):
         frame = found.to_frame()
         assert list(frame) == [
-            *("method", "randomised", "part", "measure", "correlation", "low", "high", "texts"),
+            *("model", "method", "randomised", "part", "measure", "correlation", "low", "high", "texts"),
         ]
         assert len(frame) == 4 * 6 * 2 and frame["randomised"].max() == 5
         assert (frame["low"] <= frame["correlation"] + 1e-12).all()

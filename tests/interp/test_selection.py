@@ -402,7 +402,7 @@ def test_json_round_trip(tmp_path, model):
     assert Result.load(survived.save(tmp_path, "survival")["json"]) == survived
     assert json.loads(survived.to_json())["provenance"]["options"] == {
         "score": "survival", "at": None, "layers": "all", "heads": "top", "through": False,
-        "half_lives": False, "contrast": None, "scale": "shared", "top": 5, "punctuation": False, "merge": False,
+        "half_lives": False, "contrast": None, "scale": None, "top": 5, "punctuation": False, "merge": False,
     }  # fmt: skip
 
 

@@ -63,8 +63,21 @@ def test_explanations_and_lenses_answer(model):
     assert len(streams) == 4 and relative(SSMUnembed(model)(streams[-1]), model.logits(batch)) < 1e-5
 
 
+def test_the_usual_methods_are_those_that_can_be_asked(model, capsys):
+    """Those that are named are refused all the same, as above."""
+    batch = model.encode(ids=IDS)
+    assert ssmscope.explain(model, batch).methods == ("lrp", "gradxinput")
+    line = "survival is left out: no layer of short has a recurrent memory, which the method survival is about: its"
+    assert capsys.readouterr().err.splitlines() == [f"{line} layers are short convolutions and attention"]
+    assert ssmscope.cascading_randomisation(model, batch, layers=[0]).methods == ("lrp", "gradxinput")
+    whole = Model(loud(random_example("bamba")), name="whole")
+    assert ssmscope.explain(whole, whole.encode(ids=IDS)).methods == ("lrp", "gradxinput", "survival")
+    assert capsys.readouterr().err.count("left out") == 1
+
+
 @pytest.mark.skipif("lfm2_moe" not in EXAMPLES, reason="transformers 4.57 has no LFM2 with experts")
 def test_relevance_refuses_experts_whose_activation_is_a_function():
     experts = Model(loud(random_example("lfm2_moe")))
     with pytest.raises(InputError, match="no rule for a Lfm2MoeExperts, whose activation is no module"):
         ssmscope.explain(experts, experts.encode(ids=IDS), methods=["lrp"])
+    assert ssmscope.explain(experts, experts.encode(ids=IDS)).methods == ("gradxinput",)

@@ -154,6 +154,39 @@ def plain_capacity(n: dict[str, float], T: int) -> tuple[float, float, dict[str,
     return sum(terms.values()) ** 1.5, high * w * u**3 * B * C * A * S2 * steps**1.5, terms
 
 
+class TestExponents:
+    """Exponents of C, with constants, beside Table 1's; all other norms are held."""
+
+    NORMS = Norms(
+        **{"channels": 16, "state": 4, "abscissa": 0.0, "p": 0.0, "B_u": 3.0, "B_B": 2.0, "B_C": 2.0, "B_w": 1.5},
+        **{"B_q": 1.0, "B_A": 8.0, "M_B": 5.0, "M_C": 5.0, "M_w": 4.0, "M_q": 3.0, "M_A": 40.0},
+    )
+
+    def exponent(self, length: int = 100, times: float = 2.0, longer: float = 1.0, **changed: float) -> float:
+        """d ln C / d ln x, from the norms with `changed` to the same but for what is multiplied by `times`."""
+        before = dataclasses.replace(self.NORMS, **changed)
+        after = dataclasses.replace(before, **{n: v * times for n, v in changed.items() if n in ("channels", "B_u")})
+        grown = capacity(after, round(length * longer)).log - capacity(before, length).log
+        return grown / math.log(longer if longer > 1 else times)
+
+    def test_of_the_length(self):
+        """1 below s_A = 0 and T ρᵀ above as in Table 1, but T² at s_A = 0, where Table 1 has T (S₂ = T (T − 1) / 2)."""
+        assert self.exponent(10**5, longer=2, abscissa=-0.1) == pytest.approx(0, abs=1e-6)
+        assert self.exponent(10**5, longer=2, abscissa=0.0) == pytest.approx(2, abs=1e-3)
+        above = dataclasses.replace(self.NORMS, abscissa=0.01)
+        grown = capacity(above, 2 * 10**5).log - capacity(above, 10**5).log - 10**5 * above.log_rho
+        assert grown / math.log(2) == pytest.approx(1, abs=1e-3)
+
+    def test_of_the_channels(self):
+        """√d with a root of a logarithm."""
+        assert self.exponent(channels=2**40) == pytest.approx(0.5, abs=0.02)
+
+    def test_of_the_embeddings(self):
+        """B_u⁴ as in Table 1 while M_Δ is held (q = 0, p); B_u⁵ with its own growth, M_Δ = softplus(p + B_q B_u)."""
+        assert self.exponent(B_u=1e6, B_q=0.0) == pytest.approx(4, abs=0.01)
+        assert self.exponent(B_u=1e6) == pytest.approx(5, abs=1e-4)
+
+
 class TestCapacity:
     @pytest.mark.parametrize("abscissa", [-0.7, -1e-3, 0.0, 0.05, 0.4])
     @pytest.mark.parametrize("T", [2, 9, 60])
@@ -524,7 +557,7 @@ def result() -> GeneralizationBound:
 class TestResult:
     def test_frame(self, result):
         frame = result.to_frame()
-        assert list(frame.columns) == ["layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
+        assert list(frame.columns) == ["model", "layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
         values = frame.set_index("symbol").value
         assert values["ln C"] == result.capacity.log and values["vacuous"] == 1 and values["bound"] == 1
         assert values[[f"share of {name}" for name in ("W_B", "W_C", "w", "A", "q")]].sum() == pytest.approx(1)

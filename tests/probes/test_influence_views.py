@@ -189,7 +189,7 @@ class TestResult:
 
     def test_frame(self, found):
         frame = found.to_frame()
-        assert list(frame.columns) == ["part", "place", "distance", "measure", "value", "low", "high", "count"]
+        assert list(frame.columns) == ["model", "part", "place", "distance", "measure", "value", "low", "high", "count"]
         assert not frame.duplicated(["part", "place", "distance", "measure"]).any()
 
         def row(part, place, measure, distance=None):

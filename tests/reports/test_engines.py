@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 import ssmscope.models.load
 from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
-from ssmscope.reports.engines import ray_engine
+from ssmscope.reports.engines import batches_on_ray, ray_engine
+from ssmscope.sharding import parts
+from ssmscope.sharding.cluster import Setting, lacking
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -51,7 +54,7 @@ class TestAWorker:
             ssmscope.models.load, "_read", lambda where, name, *more: read.append(name) or original(where, name, *more)
         )
         jobs = jobs_of(plan(models)).to_run()
-        setting = engines._Setting(engines.models_at_once(jobs))
+        setting = Setting(engines.models_at_once(jobs))
         for job in jobs:
             outcome, files = engines._work(job, setting)
             written = {f"{job.key}/{name}" for name in ("job.log", f"{job.verb}.json", f"{job.verb}.csv")}
@@ -60,7 +63,7 @@ class TestAWorker:
 
     def test_sends_how_a_job_failed(self, models) -> None:
         (job,) = jobs_of({"models": models[:1], "analyses": [{"heatmap": {"ids": "99"}}]}).every
-        outcome, files = engines._work(job, engines._Setting(1))
+        outcome, files = engines._work(job, Setting(1))
         assert "99" in str(outcome.error) and "Traceback" in str(outcome.traceback) and set(files) == {f"{job.key}.log"}
 
     def test_works_as_the_process_that_sends_it(self, tmp_path, monkeypatch) -> None:
@@ -68,7 +71,7 @@ class TestAWorker:
 
         monkeypatch.setenv("SSMSCOPE_DATA", "there")
         before = torch.get_num_threads()
-        setting = engines._Setting(1)
+        setting = Setting(1)
         setting.directory, setting.threads = str(tmp_path), before + 1
         monkeypatch.delenv("SSMSCOPE_DATA")
         monkeypatch.chdir(os.getcwd())
@@ -95,9 +98,10 @@ class TestResources:
     def test_a_job_that_no_node_can_run_is_found(self, models) -> None:
         (job,) = jobs_of({"models": models[:1], "analyses": [{"stability": {}, "resources": {"gpus": 1}}]}).every
         nodes = [{"Alive": True, "Resources": {"CPU": 4}}, {"Alive": False, "Resources": {"CPU": 4, "GPU": 1}}]
-        assert engines._lacking(nodes, job) == "no node of the cluster has the 1 CPUs and 1 GPUs that the job asks for"
-        assert engines._lacking([*nodes, {"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}], job) is None
-        assert engines._lacking([{"Alive": True, "Resources": {"GPU": 1}}], job) is not None
+        needs = job.cpus, job.gpus
+        assert lacking(nodes, *needs) == "no node of the cluster has the 1 CPUs and 1 GPUs"
+        assert lacking([*nodes, {"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}], *needs) is None
+        assert lacking([{"Alive": True, "Resources": {"GPU": 1}}], *needs) is not None
 
 
 @pytest.fixture
@@ -143,6 +147,31 @@ def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_
     assert numbers(tmp_path / "ray") == numbers(tmp_path / "local")
     for path in (tmp_path / "local").glob("results/*/*.csv"):
         assert (tmp_path / "ray" / path.relative_to(tmp_path / "local")).read_bytes() == path.read_bytes()
+
+
+def test_by_batch_jobs_run_here_and_their_batches_elsewhere(models, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("ray")
+    given: list[Any] = []
+
+    def elsewhere(model: Any, measure: Any, batches: Any) -> Iterator[Any]:
+        given.append(len(batches))
+        return parts.here(model, measure, batches)
+
+    @contextmanager
+    def on_engine(**options: Any) -> Iterator[None]:
+        given.append(options)
+        token = parts.engine.set(elsewhere)
+        yield
+        parts.engine.reset(token)
+
+    monkeypatch.setattr(engines, "on_engine", on_engine)
+    unpainted(monkeypatch)
+    lines = tmp_path / "lines.txt"
+    lines.write_text(f"{TEXT}\n" * 9)
+    document = {"models": models[:1], "analyses": [{"loss": {"data": str(lines), "length": 5}}]}
+    report = run(document, tmp_path / "out", engine=batches_on_ray(workers=2))
+    assert given == [{"engine": "ray", "workers": 2, "address": None}, 1]
+    assert [entry.state for entry in report.entries] == ["done"]
 
 
 def test_an_address_where_no_cluster_answers(models, tmp_path) -> None:

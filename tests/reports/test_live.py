@@ -122,6 +122,10 @@ class TestHeatmap:
             assert numbers == pytest.approx(wanted.tolist(), rel=1e-5)
             assert [text_of(span) for span in spans(piece)] == [token.strip() for token in trace.tokens[0]]
 
+    @pytest.mark.parametrize(("layer", "rows"), [("mean", 3), ("1", 1)])
+    def test_the_layers_stand_below_their_average(self, live, layer, rows):
+        assert live.heatmaps(CLASSIFIER, TEXT, layer=layer)[0].count('<p class="tokens">') == rows
+
     def test_without_an_edited_text_there_is_one(self, live):
         answer = live.answer(CLASSIFIER, TEXT, "  ")
         assert answer.given and answer.edited == answer.change == ""

@@ -266,6 +266,14 @@ class TestBlocks:
         parts = [a["id"] for a, _ in page.all("div", class_="part")]
         assert len(set(parts)) == len(parts) and all(part.startswith(f"{article}--") for part in parts)
 
+    def test_methods_are_seen_below_one_another(self):
+        """The view to point at has one of them at a time."""
+        page, every = Page(render(reported.real())), reported.real().entries
+        opened = [
+            "open" in a for (a, _), (_, text) in zip(page.all("details"), page.all("summary")) if text == "As a picture"
+        ]
+        assert sum(opened) == sum(one.verb == "explain" and bool(one.results) for one in every) < len(opened)
+
     def test_styles_and_scripts_stand_once(self, made):
         assert made.count("--own: 1") == 1 and made.count("document.title +=") == 1
 

@@ -267,7 +267,7 @@ class TestStabilityTable:
             row(), row(behaviour="unstable", abscissa=0.5, vacuous=False, bound=0.71234), row(vacuous=True),
             row(reason="no such file"),
         )  # fmt: skip
-        frame = pd.DataFrame({"model": ["x"], "abscissa": [-0.0123]})
+        frame = pd.DataFrame({"model": ["x", "y"], "abscissa": [-0.0123, 0.5]})
         table = Stand("stability-table", rows=rows, headline="Stability of own: 4 models", to_frame=lambda: frame)
         table.provenance["given"] = ["a", "b", "c", "d"]
         return table
@@ -283,7 +283,7 @@ class TestStabilityTable:
         assert said(of_a_directory, "a", ("a", "b")) == "4 models"
 
     def test_table_is_that_of_its_own(self) -> None:
-        assert shown(beside(self.result())) == [("x", "−0.0123")]
+        assert shown(beside(self.result())) == [("x", "−0.0123"), ("y", "0.5")]
 
 
 class TestBound:

@@ -34,7 +34,12 @@ def settled(architecture: str, data: str, **given) -> dict:
 @pytest.mark.parametrize(
     ("architecture", "own", "backbone", "config"),
     [
-        ("diff-mamba", [*SMALL, "--layers", "1", "--scope", "s6"], "diff-mamba", {"scope": "s6"}),
+        (
+            "diff-mamba",
+            [*SMALL, "--layers", "1", "--scope", "s6", "--no-normalize", "--lambda-form", "scalar"],
+            "diff-mamba",
+            {"scope": "s6", "normalize": False, "lambda_form": "scalar"},
+        ),
         ("groupmamba", [*SMALL, "--k", "2"], "groupmamba-mamba2", {"k": 2}),
         ("gfssm", [*SMALL, "--layers", "1", "--state-groups", "2", "--fir-taps", "3"], "gfssm", {"fir_taps": 3}),
         ("selective", ["--width", "8", "--state", "4"], "selective-ssm", {"state_size": 4}),

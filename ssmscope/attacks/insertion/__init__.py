@@ -34,6 +34,7 @@ def _check(*, places: int | Sequence[float], **options: Any) -> None:
     question="Where do the same words hurt most?",
     models=TEXT_MODELS,
     check=_check,
+    sharded=True,
 )
 def insertion_sweep(
     model: Model,

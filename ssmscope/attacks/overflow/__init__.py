@@ -42,6 +42,7 @@ def check_overflow(*, lengths: Sequence[int], filler: str | None, **others: Any)
     question="When is its state full?",
     models=TEXT_MODELS,
     check=check_overflow,
+    sharded=True,
 )
 def state_overflow(
     model: Model,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     question="Where in the sequence is it weakest?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER),
     check=check_places,
+    sharded=True,
 )
 def position_bias(
     model: Model,
@@ -99,8 +100,6 @@ def position_bias(
         reach = [[stop for _, stop in (r.bounds(n) for r in every) if stop <= n] for n in inputs.lengths.tolist()]
         needed = np.array([max(stops, default=0) for stops in reach])
         donors = draw_donors(labels, inputs.lengths, needed, seed)
-    clean, attacked = inputs.predict(every, donors, batch_size)
-    measured = measure(labels, clean, attacked, labels[donors] if donors is not None else None, every, seed)
     options = {
         "regions": [str(region) for region in named],
         "replacement": replacement,
@@ -109,8 +108,11 @@ def position_bias(
         "limit": limit,
         "batch_size": batch_size,
     }
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
+    clean, attacked = inputs.predict(every, donors, batch_size, provenance)
+    measured = measure(labels, clean, attacked, labels[donors] if donors is not None else None, every, seed)
     return PositionBias(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        provenance=provenance,
         replacement=replacement,
         unit=inputs.unit,
         length=longest,

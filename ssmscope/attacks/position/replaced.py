@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from ssmscope.attacks.position.regions import Region
 from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.errors import InputError
 from ssmscope.model import Model, Run
+from ssmscope.sharding.parts import Columns, Measure, over
 from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -99,32 +101,37 @@ class Pixels:
         self.remarks: tuple[str, ...] = ()
 
     def predict(
-        self, regions: Sequence[Region], donors: np.ndarray | None, batch_size: int | None = None
+        self,
+        regions: Sequence[Region],
+        donors: np.ndarray | None,
+        batch_size: int | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> Predictions:
         """Predictions on clean images and with each region replaced.
 
         What stands before a region is run once: each run of a region continues from the states that the clean run has
         at its start.
         """
-        length = self.data.pixels.shape[1]
-        bounds = [region.bounds(length) for region in regions]
-        size = batch_size or max(1, tokens_at_once(self.model.device) // (length + 1))
-        clean = np.empty(len(self.data), dtype=np.int64)
-        attacked = np.empty((len(self.data), len(regions)), dtype=np.int64)
-        for first in range(0, len(self.data), size):
-            rows = np.arange(first, min(first + size, len(self.data)))
-            with torch.no_grad():
-                kept, put = (self._embed(values) for values in (self.data.pixels[rows], self._replaced(rows, donors)))
-            states, at = None, 0
-            for start in sorted({0, *(start for start, _ in bounds)}):
-                if start > at:
-                    states, at = run_embeddings(self.model, kept[:, at:start], states).states, start
-                for region, (_, stop) in enumerate(bounds):
-                    if bounds[region][0] == start:
-                        spoiled = torch.cat([put[:, start:stop], kept[:, stop:]], dim=1)
-                        attacked[rows, region] = classes(run_embeddings(self.model, spoiled, states).logits)
-            clean[rows] = classes(run_embeddings(self.model, kept[:, at:], states).logits)
-        return Predictions(clean, attacked)
+        size = batch_size or max(1, tokens_at_once(self.model.device) // (self.data.pixels.shape[1] + 1))
+        every = range(len(self.data))
+        batches = [every[first : first + size] for first in every[::size]]
+        measure = partial(self._measured, regions, donors)
+        return _predictions(self.model, batches, measure, (len(every), len(regions)), provenance, "images")
+
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, images: range) -> Columns:
+        rows, bounds = np.array(images), [region.bounds(self.data.pixels.shape[1]) for region in regions]
+        attacked = np.empty((len(rows), len(regions)), dtype=np.int64)
+        with torch.no_grad():
+            kept, put = (self._embed(values) for values in (self.data.pixels[rows], self._replaced(rows, donors)))
+        states, at = None, 0
+        for start in sorted({0, *(start for start, _ in bounds)}):
+            if start > at:
+                states, at = run_embeddings(self.model, kept[:, at:start], states).states, start
+            for region, (_, stop) in enumerate(bounds):
+                if bounds[region][0] == start:
+                    spoiled = torch.cat([put[:, start:stop], kept[:, stop:]], dim=1)
+                    attacked[:, region] = classes(run_embeddings(self.model, spoiled, states).logits)
+        return {"clean": classes(run_embeddings(self.model, kept[:, at:], states).logits), "attacked": attacked}
 
     def _replaced(self, rows: np.ndarray, donors: np.ndarray | None) -> np.ndarray:
         """What every pixel of the images would become, (images, length, channels)."""
@@ -180,30 +187,37 @@ class Tokens:
         )
 
     def predict(
-        self, regions: Sequence[Region], donors: np.ndarray | None, batch_size: int | None = None
+        self,
+        regions: Sequence[Region],
+        donors: np.ndarray | None,
+        batch_size: int | None = None,
+        provenance: Mapping[str, Any] | None = None,
     ) -> Predictions:
         """Predictions on clean texts and with each region replaced."""
-        clean = np.empty(len(self.ids), dtype=np.int64)
-        attacked = np.full((len(self.ids), len(regions)), LEFT_OUT, dtype=np.int64)
-        for rows in by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=batch_size):
-            ids, mask = self._padded(rows)
-            clean[rows] = classes(self._logits(self._embed(ids), mask))
-            put = self._replaced(rows, ids.shape[1])
-            for region, wanted in enumerate(regions):
-                bounds = [wanted.bounds(int(self.lengths[row])) for row in rows]
-                fits = np.array([stop <= self._reach(row, donors) for row, (_, stop) in zip(rows, bounds)])
-                if not fits.any():
-                    continue
-                if self.replacement == "other":
-                    assert donors is not None
-                    spoiled = self._embed(self._exchanged(ids, rows, bounds, fits, donors))
-                else:
-                    assert put is not None
-                    hit = self._hit(rows, bounds, fits, ids.shape[1])
-                    spoiled = torch.where(hit.unsqueeze(-1), put, self._embed(ids))
-                found = classes(self._logits(spoiled, mask))
-                attacked[rows, region] = np.where(fits, found, LEFT_OUT)
-        return Predictions(clean, attacked)
+        batches = by_length([len(ids) for ids in self.ids], tokens_at_once(self.model.device), size=batch_size)
+        measure = partial(self._measured, regions, donors)
+        return _predictions(self.model, batches, measure, (len(self.ids), len(regions)), provenance, "texts")
+
+    def _measured(self, regions: Sequence[Region], donors: np.ndarray | None, rows: list[int]) -> Columns:
+        attacked = np.full((len(rows), len(regions)), LEFT_OUT, dtype=np.int64)
+        ids, mask = self._padded(rows)
+        clean = classes(self._logits(self._embed(ids), mask))
+        put = self._replaced(rows, ids.shape[1])
+        for region, wanted in enumerate(regions):
+            bounds = [wanted.bounds(int(self.lengths[row])) for row in rows]
+            fits = np.array([stop <= self._reach(row, donors) for row, (_, stop) in zip(rows, bounds)])
+            if not fits.any():
+                continue
+            if self.replacement == "other":
+                assert donors is not None
+                spoiled = self._embed(self._exchanged(ids, rows, bounds, fits, donors))
+            else:
+                assert put is not None
+                hit = self._hit(rows, bounds, fits, ids.shape[1])
+                spoiled = torch.where(hit.unsqueeze(-1), put, self._embed(ids))
+            found = classes(self._logits(spoiled, mask))
+            attacked[:, region] = np.where(fits, found, LEFT_OUT)
+        return {"clean": clean, "attacked": attacked}
 
     def _reach(self, row: int, donors: np.ndarray | None) -> int:
         """Up to which token an example can be replaced."""
@@ -266,3 +280,18 @@ def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]
     if not bool(logits.isfinite().all()):
         raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
     return logits.argmax(-1).cpu().numpy()
+
+
+def _predictions(
+    model: Model,
+    batches: Iterable[Any],
+    measure: Measure,
+    shape: tuple[int, int],
+    provenance: Mapping[str, Any] | None,
+    what: str,
+) -> Predictions:
+    """What is measured of all examples, of `shape` (examples, regions)."""
+    found = Predictions(np.empty(shape[0], dtype=np.int64), np.empty(shape, dtype=np.int64))
+    for rows, part in over(model, batches, measure, provenance=provenance, what=what):
+        found.clean[list(rows)], found.attacked[list(rows)] = part["clean"], part["attacked"]
+    return found

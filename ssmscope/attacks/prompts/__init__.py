@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
 from ssmscope.attacks.prompts.checks import SEMANTIC, check_parts, check_prompts
+from ssmscope.attacks.recipes import PROMPT
 from ssmscope.errors import InputError
 from ssmscope.reads import TEXT_MODELS, Data
 from ssmscope.signature import (
@@ -22,6 +23,7 @@ from ssmscope.signature import (
     LabelWords,
     Limit,
     MaskedLM,
+    OneOf,
     Progress,
     Reads,
     Scoring,
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from ssmscope.model import Model
     from ssmscope.tasks.text import TextData
 
-Attack = Literal["stresstest", "checklist", "deepwordbug", "textbugger", "textfooler", "bertattack", "semantic"]
-
-PAPER: tuple[Attack, ...] = ("stresstest", "checklist", "deepwordbug", "textbugger")
+PAPER = ("stresstest", "checklist", "deepwordbug", "textbugger")
 """The attacks of Baleen's Table 4."""
 
 
@@ -45,14 +45,16 @@ PAPER: tuple[Attack, ...] = ("stresstest", "checklist", "deepwordbug", "textbugg
     question="How easily does another prompt break it?",
     models=TEXT_MODELS,
     check=check_prompts,
+    sharded=True,
 )
 def prompt_attack(
     model: Model,
     data: TextData,
     *,
     attacks: Annotated[
-        Sequence[Attack],
-        "stresstest, checklist, deepwordbug, textbugger, textfooler, bertattack, semantic.",
+        Sequence[str],
+        f"{', '.join(PROMPT)}, {SEMANTIC}.",
+        OneOf("attacks.recipes:PROMPT", (SEMANTIC,)),
     ] = PAPER,
     template: Annotated[
         str | Sequence[str] | None, "A prompt with {content} in it; may be repeated. Else those of DATA.", REPEATED

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.analysis import analysis
 from ssmscope.attacks.checks import check_asked
-from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS, Attack
+from ssmscope.attacks.recipes import WORDS
+from ssmscope.attacks.words.recipes import ACTIVE, CANDIDATES, HOTFLIP, OPTIONS
 from ssmscope.errors import InputError
 from ssmscope.reads import TEXT_MODELS, Data
 from ssmscope.signature import (
@@ -24,6 +25,7 @@ from ssmscope.signature import (
     Limit,
     MaskedLM,
     Metavar,
+    OneOf,
     Progress,
     Range,
     Reads,
@@ -69,8 +71,9 @@ def word_attack(
     data: TextData,
     *,
     recipe: Annotated[
-        Attack,
-        "deepwordbug, textbugger, pwws, checklist, textfooler, bertattack, or hotflip (white box).",
+        str,
+        f"{', '.join(WORDS)}, or {HOTFLIP} (white box).",
+        OneOf("attacks.recipes:WORDS", (HOTFLIP,)),
         Metavar("NAME"),
     ] = "deepwordbug",
     template: Template = None,

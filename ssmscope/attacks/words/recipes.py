@@ -1,17 +1,11 @@
-"""The attacks on single texts by name, and which options are an attack's own."""
+"""Which options are an attack's own, of those on single texts."""
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
-
-Attack = Literal["deepwordbug", "textbugger", "textfooler", "bertattack", "pwws", "checklist", "hotflip"]
 
 HOTFLIP = "hotflip"
-RECIPES: tuple[str, ...] = typing.get_args(Attack)
-"""All attacks."""
 
 OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -26,8 +26,8 @@ WIDTH, HEIGHT = 8.0, 4.2
 SHOWN = 5
 """How many attacked texts a terminal shows."""
 STYLE = """
-.ssmscope td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 24em; }
 .ssmscope .texts td { white-space: nowrap; }
+.ssmscope .texts td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 24em; }
 """
 
 

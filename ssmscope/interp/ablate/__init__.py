@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     question="What can it do without?",
     models=(TEXT_CLASSIFIER, PIXEL_CLASSIFIER, LANGUAGE_MODEL),
     dtype="float32",
+    sharded=True,
 )
 def ablate(
     model: Model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ from ssmscope.interp.ablate.result import Ablation, Unit
 from ssmscope.interp.resuming import Plain, resumes
 from ssmscope.interp.scoring import MEASURES, SIGNS, Scored, scored_examples
 from ssmscope.model import Model
-from ssmscope.progress import progress_bar
 from ssmscope.results import record_provenance
+from ssmscope.sharding.parts import Columns, over
 
 if TYPE_CHECKING:
     from ssmscope.interp.ablate.parts import What
@@ -37,7 +37,9 @@ def ablation(
     examples = scored_examples(model, data)
     part = part_of(model, what)
     units = units_of(model, examples.batch.rows([0]), part)
-    runs = Runs(examples, part, by, units, seed)
+    options = {"what": what, "by": by, "metric": metric, "steps": steps, "limit": limit}
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
+    runs = Runs(examples, part, by, units, seed, provenance)
     plain, single = runs.single(units)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(examples)), 2)
     signs = np.array(SIGNS)
@@ -48,11 +50,10 @@ def ablation(
     counts = sorted({round(step * len(units) / steps) for step in range(steps + 1)})
     sets = [[units[number] for number in own[:count]] for own in (order, drawn) for count in counts]
     together = runs.together(sets, halves[1].tolist()).reshape(2, len(counts), len(halves[1]), len(MEASURES))
-    options = {"what": what, "by": by, "metric": metric, "steps": steps, "limit": limit}
     first, other = map(len, halves)
     notes = (f"the curve's order is that of {first:,} examples, its values are those of the other {other:,}",)
     return Ablation(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        provenance=provenance,
         what=what,
         by=by,
         metric=metric,
@@ -75,8 +76,16 @@ def _ends(columns: Float[np.ndarray, "examples ..."], seed: int) -> Float[np.nda
 class Runs:
     """Runs of examples with parts of the model replaced."""
 
-    def __init__(self, examples: Scored, part: Part, by: str, units: Sequence[Unit], seed: int) -> None:
-        self.examples, self.part, self.by = examples, part, by
+    def __init__(
+        self,
+        examples: Scored,
+        part: Part,
+        by: str,
+        units: Sequence[Unit],
+        seed: int,
+        provenance: Mapping[str, Any],
+    ) -> None:
+        self.examples, self.part, self.by, self.provenance = examples, part, by, provenance
         self.heads = max((unit.head + 1 for unit in units if unit.head is not None), default=1)
         self.parts = max((unit.part + 1 for unit in units if unit.part is not None), default=1)
         self.resumes = resumes(examples.model, examples.batch.rows([0]))
@@ -92,31 +101,35 @@ class Runs:
         plain = np.empty((len(examples), len(MEASURES)))
         found = np.empty((len(units), *plain.shape))
         layers = {layer: [n for n, unit in enumerate(units) if unit.layer == layer] for layer in self._layers(units)}
-        with progress_bar() as bar:
-            task = bar.add_task(f"{len(units)} ablations, examples", total=len(examples))
-            for rows in examples.batches():
-                base = Plain(examples.model, examples.batch.rows(rows))
-                plain[rows] = examples.measured(base.logits, rows)
-                values = self._values(rows)
-                for layer, numbers in layers.items():
-                    for chosen in self._chunks(numbers, rows):
-                        sets = [[units[number]] for number in chosen]
-                        found[np.ix_(chosen, rows)] = self._run(rows, sets, values, base, layer)
-                bar.advance(task, len(rows))
+
+        def measure(rows: list[int]) -> Columns:
+            base = Plain(examples.model, examples.batch.rows(rows))
+            own = np.empty((len(units), len(rows), len(MEASURES)))
+            values = self._values(rows)
+            for layer, numbers in layers.items():
+                for chosen in self._chunks(numbers, rows):
+                    own[chosen] = self._run(rows, [[units[number]] for number in chosen], values, base, layer)
+            return {"plain": examples.measured(base.logits, rows), "single": own}
+
+        what = f"{len(units)} ablations, examples"
+        for rows, part in over(examples.model, examples.batches(), measure, provenance=self.provenance, what=what):
+            plain[rows], found[:, rows] = part["plain"], part["single"]
         return plain, found
 
     def together(self, sets: Sequence[Sequence[Unit]], used: Sequence[int]) -> np.ndarray:
         """(sets, used, measures) of these examples with every unit of a set ablated."""
         found = np.empty((len(sets), len(used), len(MEASURES)))
         place = {row: number for number, row in enumerate(used)}
-        with progress_bar() as bar:
-            task = bar.add_task(f"{len(sets)} sets ablated together, examples", total=len(used))
-            for rows in self.examples.batches(used):
-                values = self._values(rows)
-                for chosen in self._chunks(range(len(sets)), rows):
-                    own = [place[row] for row in rows]
-                    found[np.ix_(chosen, own)] = self._run(rows, [sets[number] for number in chosen], values)
-                bar.advance(task, len(rows))
+
+        def measure(rows: list[int]) -> Columns:
+            own, values = np.empty((len(sets), len(rows), len(MEASURES))), self._values(rows)
+            for chosen in self._chunks(range(len(sets)), rows):
+                own[chosen] = self._run(rows, [sets[number] for number in chosen], values)
+            return {"together": own}
+
+        what, batches = f"{len(sets)} sets ablated together, examples", self.examples.batches(used)
+        for rows, part in over(self.examples.model, batches, measure, provenance=self.provenance, what=what):
+            found[:, [place[row] for row in rows]] = part["together"]
         return found
 
     @staticmethod

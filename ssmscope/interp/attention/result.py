@@ -199,7 +199,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
                     queries = text.edges[np.searchsorted(text.edges, queries, side="right") - 1]
                     keys = np.where(found < 0, -1, text.edges[found])
                 columns = {
-                    "model": self.model_name,
                     "text": number,
                     "layer": each.layer,
                     "part": each.part,
@@ -211,7 +210,7 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
                     "weight": weights,
                 }
                 parts.append(pd.DataFrame(columns))
-        names = ["model", "text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
+        names = ["text", "layer", "part", "head", "query", "query_token", "key", "key_token", "weight"]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
 
     def summary(self) -> DataFrame:

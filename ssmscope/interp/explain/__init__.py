@@ -28,7 +28,7 @@ def explain(
     model: Model,
     texts: TextsLike,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     target: Annotated[
         int | str | Sequence[int | str | Sequence[int]] | None,
         "A class, a next token or a continuation, or one for each text; else what is predicted.",
@@ -67,7 +67,7 @@ def explain(
     from ssmscope.model import as_batch
     from ssmscope.results import record_provenance
 
-    named = settled(methods, option, seed=seed)
+    named = settled(methods, option, model=model, seed=seed)
     batch = as_batch(model, texts)
     logits = last_logits(model, batch)
     if target is None:

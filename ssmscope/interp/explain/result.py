@@ -188,7 +188,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
             for each in text.attributions:
                 top = set(text.top(each, self.top))
                 columns = {
-                    "model": self.model_name,
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),

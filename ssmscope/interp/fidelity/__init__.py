@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.analysis import analysis
@@ -15,7 +15,11 @@ from ssmscope.signature import Limit, Metavar, Range, Seed
 if TYPE_CHECKING:
     from ssmscope.interp.fidelity.result import Fidelity
     from ssmscope.model import Model
+    from ssmscope.sharding.parts import Columns
     from ssmscope.tasks.text import TextData
+
+TOKENS_A_TEXT = 128
+"""For how many of the tokens that run together a batch has one text at most: each has hundreds of copies."""
 
 
 def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
@@ -39,12 +43,13 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
     models=(TEXT_CLASSIFIER,),
     dtype="float32",  # gradients need the digits
     check=check_fidelity,
+    sharded=True,
 )
 def fidelity_auc(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     limit: Limit = None,
     max_tokens: Annotated[int | None, "Leave out longer texts.", Range(1)] = None,
     mode: Annotated[Literal["replace", "delete"], "What is done with a token that is hidden."] = "replace",
@@ -117,12 +122,13 @@ def fidelity_auc(
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import marked_share
-    from ssmscope.progress import progress_bar
     from ssmscope.results import record_provenance
+    from ssmscope.sharding.parts import over
 
     check_classifier(model, data, "fidelity")
-    chosen = methods if isinstance(methods, Mapping) else [name for name in named(methods) if name != RANDOM]
-    ready = settled(chosen, option, seed=seed)
+    if methods is not None and not isinstance(methods, Mapping):
+        methods = [name for name in named(methods) if name != RANDOM]
+    ready = settled(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
     fill = fill_of(model, replacement)
@@ -137,40 +143,39 @@ def fidelity_auc(
     grid = [Fraction(step, steps) for step in range(steps + 1)]
     where: dict[str, int | None] = {KNOCKOUT: None} if knockout else {}
     where |= {in_layer(number): number for number in roads_of(model)} if knockout_layers else {}
-    found = Measured.empty(len(used), len(ready), random_rankings, steps + 1, len(where))
-    line_of = {row: line for line, row in enumerate(used)}
-    with progress_bar() as bar:
-        task = bar.add_task("texts", total=len(used))
-        for rows in by_length(lengths, tokens_at_once(model.device), rows=used, size=batch_size):
-            batch = model.encode([data.texts[row] for row in rows])
-            goal = objective(model, batch)
-            given = {name: method(goal) for name, method in ready.items()}
-            scores = {name: scored(name, each, batch) for name, each in given.items()}
-            found.said.update({f"{name}: {each.note}": None for name, each in given.items() if each.note})
-            drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
-            every = [
-                np.concatenate([np.stack([own[text] for own, _ in scores.values()]), drawn[text]])
-                for text in range(len(rows))
-            ]
-            hidden = [hidden_sets(ranking(each), grid) for each in every]
-            targets = [ids[0] for ids in goal.targets]
-            sets = [each.sets for each in hidden]
-            values = run_hidden(model, batch, targets, sets, fill=fill, mode=mode, value=value, batch_size=batch_size)
-            effects = None
-            if where:
-                cuts = list(where.values())
-                effects = knocked_out(model, batch, targets, layers=cuts, value=value, batch_size=batch_size)
-            for text, row in enumerate(rows):
-                line = line_of[row]
-                found.put(line, hidden[text], values[text], targets[text])
-                found.tied[line] = [tied_share(own) for own in every[text][: len(ready)]]
-                if share is not None:
-                    found.agree(line, every[text], masks[row], share)
-                if effects is not None:
-                    found.correlate(line, correlations(every[text], effects[text]))
-            for number, (_, converged) in enumerate(scores.values()):
-                found.unconverged[number] += int((~converged).sum()) if converged is not None else 0
-            bar.advance(task, len(rows))
+    shape = len(ready), random_rankings, steps + 1, len(where)
+
+    def measure(rows: Sequence[int]) -> Columns:
+        part = Measured.empty(len(rows), *shape)
+        batch = model.encode([data.texts[row] for row in rows])
+        goal = objective(model, batch)
+        given = {name: method(goal) for name, method in ready.items()}
+        scores = {name: scored(name, each, batch) for name, each in given.items()}
+        part.said.update({f"{name}: {each.note}": None for name, each in given.items() if each.note})
+        drawn = [np.random.default_rng([seed, row]).random((random_rankings, sizes[row])) for row in rows]
+        every = [
+            np.concatenate([np.stack([own[text] for own, _ in scores.values()]), drawn[text]])
+            for text in range(len(rows))
+        ]
+        hidden = [hidden_sets(ranking(each), grid) for each in every]
+        targets = [ids[0] for ids in goal.targets]
+        sets = [each.sets for each in hidden]
+        values = run_hidden(model, batch, targets, sets, fill=fill, mode=mode, value=value, batch_size=batch_size)
+        effects = None
+        if where:
+            cuts = list(where.values())
+            effects = knocked_out(model, batch, targets, layers=cuts, value=value, batch_size=batch_size)
+        for text, row in enumerate(rows):
+            part.put(text, hidden[text], values[text], targets[text])
+            part.tied[text] = [tied_share(own) for own in every[text][: len(ready)]]
+            if share is not None:
+                part.agree(text, every[text], masks[row], share)
+            if effects is not None:
+                part.correlate(text, correlations(every[text], effects[text]))
+        for number, (_, converged) in enumerate(scores.values()):
+            part.unconverged[number] += int((~converged).sum()) if converged is not None else 0
+        return part.arrays()
+
     options: dict[str, Any] = {
         "methods": list(ready),
         "option": option or {},
@@ -186,6 +191,13 @@ def fidelity_auc(
         "batch_size": batch_size,
     }
     provenance = record_provenance(model.source, options=options, seed=seed, data=data)
-    if mode == "replace" and not isinstance(chosen, Mapping):
-        found.said.update({note: None for note in circular_notes(goal, chosen, option or {}, fill)})
+    found = Measured.empty(len(used), *shape)
+    line_of = {row: line for line, row in enumerate(used)}
+    room = tokens_at_once(model.device)
+    batches = list(by_length(lengths, room, rows=used, size=batch_size, most=room // TOKENS_A_TEXT))
+    for rows, part in over(model, batches, measure, provenance=provenance):
+        found.take([line_of[row] for row in rows], part)
+    if mode == "replace" and not isinstance(methods, Mapping):
+        goal = objective(model, model.encode(data.texts[batches[-1][0]]))
+        found.said.update({note: None for note in circular_notes(goal, list(ready), option or {}, fill)})
     return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))

@@ -68,7 +68,8 @@ class Measured:
     targets: np.ndarray
     tied: np.ndarray
     """(texts, methods)."""
-    unconverged: list[int]
+    unconverged: np.ndarray
+    """(methods,), on how many texts."""
     said: dict[str, None] = field(default_factory=dict)
     """What has to be said of methods' baselines, each once."""
 
@@ -81,8 +82,20 @@ class Measured:
             curves=np.empty((texts, methods + 1, 2, points)),
             targets=np.empty(texts, dtype=np.int64),
             tied=np.empty((texts, methods)),
-            unconverged=[0] * methods,
+            unconverged=np.zeros(methods, dtype=np.int64),
         )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of it, for `take`."""
+        return {**vars(self), "said": np.array(list(self.said), dtype=str)}
+
+    def take(self, lines: Sequence[int], part: Mapping[str, np.ndarray]) -> None:
+        """Put what was measured of some texts in their lines."""
+        self.values[:, lines] = part["values"]
+        for name in ("random", "curves", "targets", "tied"):
+            getattr(self, name)[lines] = part[name]
+        self.unconverged += part["unconverged"]
+        self.said.update(dict.fromkeys(part["said"].tolist()))
 
     def put(self, line: int, hidden: Hidden, values: np.ndarray, target: int) -> None:
         methods = len(self.values)

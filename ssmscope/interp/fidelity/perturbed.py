@@ -21,9 +21,7 @@ from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import Model
 
-MODES = {"replace": "replaced by", "delete": "deleted"}
 REPLACEMENTS = ("mean", "zero", "pad")
-VALUES = ("probability", "logit")
 
 SHARES = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(1, 2))
 """The shares of tokens that comprehensiveness and sufficiency are the means over (ERASER)."""

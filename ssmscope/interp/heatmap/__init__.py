@@ -42,7 +42,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     """
     if not of_data and limit is not None:
         raise InputError("limit says how many texts of a data set are read; give data, or leave it out")
-    alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
+    alone = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
     given = [name for name, default in alone.items() if options[name] != default]
     if of_data and given:
         raise InputError(f"{given[0]} is of texts; over a data set it is left out")
@@ -55,6 +55,7 @@ def check_reads(of_data: bool, *, limit: int | None, **options: Any) -> None:
     kinds=("heatmap", "heatmap-data"),
     pair=pair,
     check=check_heatmap,
+    sharded=True,
 )
 def selection_heatmap(
     model: Model | None,
@@ -75,7 +76,9 @@ def selection_heatmap(
     contrast: Annotated[
         str | None, "z-scores against each token's own average over these texts.", Reads("data"), Metavar("DATA")
     ] = None,
-    scale: Annotated[Literal["shared", "row"], "Colour all rows on one scale, or each on its own."] = "shared",
+    scale: Annotated[
+        Literal["shared", "row"] | None, "Colour all rows on one scale, or each on its own; else texts on one."
+    ] = None,
     top: Top = 5,
     punctuation: Annotated[bool, "Name punctuation too."] = False,
     merge: Annotated[bool, "Put the tokens of a word together."] = False,
@@ -91,7 +94,8 @@ def selection_heatmap(
 
     The rationale is of whole words that stand out, at most `top` and at most a third of them: those with 1.5 times
     their even share of the state, or a standard deviation above the mean of other scores. A row whose coefficient of
-    variation over tokens is below 0.1 is noise, and shown flat.
+    variation over tokens is below 0.1 is noise, and shown flat; of an image it is drawn, and says that the model hardly
+    selects.
 
     Over labelled texts (`TextData`, --data) it says which words, parts of a text and classes are kept, whether answers
     that are right differ from wrong ones, and the half-lives of layers and heads: a `DataHeatmap`. A word's score is

@@ -19,7 +19,7 @@ from ssmscope.interp.heatmap.measure import Layers, Score
 from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import HORIZON, grouped, is_punctuation, joined
 from ssmscope.interp.labelled import read_texts
-from ssmscope.progress import progress_bar
+from ssmscope.sharding.parts import Columns, over
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 TENTHS = 10
 """Into how many parts of equal length a text is divided."""
+COLUMNS = ("answers", "measures", "tenths", "sizes")
+TABLES = ("halved", "ended")
 MEASURES = ("strongest", "punctuation", "end", "spread")
 END = 0.25
 """The share of a text's words that is its end."""
@@ -104,8 +106,10 @@ class Measured:
             words=Words(np.zeros((layers, 0))),
         )
 
-    def put(self, text: int, tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score) -> None:
-        """Take what is held of a text.
+    def put(
+        self, text: int, tokens: Sequence[str], words: Sequence[int | None], scores: np.ndarray, of: Score
+    ) -> tuple[list[str], np.ndarray]:
+        """Take what is held of a text, and give its words with their scores (layers, words).
 
         Args:
             text: its place among the texts.
@@ -127,7 +131,22 @@ class Measured:
         part = TENTHS * np.arange(len(groups)) // len(groups)
         for row, values in zip(self.tenths[text], (even.mean(0), *even)):
             row[:] = ratio(np.bincount(part, values, minlength=TENTHS), np.bincount(part, minlength=TENTHS))
-        self.words.add(text, names, even)
+        return names, even
+
+    def columns(self, texts: Sequence[tuple[list[str], np.ndarray]]) -> dict[str, np.ndarray]:
+        """All of it, and the words of these texts with their scores, for `take`."""
+        own = {name: getattr(self, name) for name in COLUMNS}
+        names = np.array([name for names, _ in texts for name in names], dtype=str)
+        return {**own, "names": names, "scores": np.concatenate([scores for _, scores in texts], axis=1)}
+
+    def take(self, lines: Sequence[int], part: Mapping[str, np.ndarray]) -> None:
+        """Put what is held of some texts in their lines."""
+        for name in COLUMNS:
+            getattr(self, name)[lines] = part[name]
+        ends = np.cumsum(part["sizes"])[:-1]
+        each = zip(np.split(part["names"], ends), np.split(part["scores"], ends, axis=1), strict=True)
+        for line, (names, scores) in zip(lines, each, strict=True):
+            self.words.add(line, names.tolist(), scores)
 
 
 def of_words(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:
@@ -179,6 +198,17 @@ class HalfLives:
                 self.ended[index], (np.broadcast_to(series, done.shape), np.broadcast_to(seen, done.shape)), ~done
             )
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """All counts, for `take`."""
+        return {f"{name} {index}": each for name in TABLES for index, each in getattr(self, name).items()}
+
+    def take(self, part: Mapping[str, np.ndarray]) -> None:
+        """Add the counts of other tokens."""
+        for key, each in part.items():
+            name, index = key.split()
+            tables = getattr(self, name)
+            tables[int(index)] = tables.get(int(index), 0) + each
+
     def of(self, index: int) -> np.ndarray:
         """The half-lives of a layer, (1 + heads,) float64."""
         return medians(self.halved[index], self.ended[index])
@@ -194,7 +224,14 @@ def medians(halved: np.ndarray, ended: np.ndarray) -> np.ndarray:
 
 
 def measure(
-    model: Model, data: TextData, score: Score, places: Sequence[int], *, half_lives: bool, seed: int
+    model: Model,
+    data: TextData,
+    score: Score,
+    places: Sequence[int],
+    *,
+    half_lives: bool,
+    seed: int,
+    provenance: Mapping[str, Any],
 ) -> tuple[Measured, HalfLives | None, int]:
     """Run the texts, those of alike length together, and take what is held of each; then some again for half-lives.
 
@@ -213,26 +250,33 @@ def measure(
     timed = np.sort(random.permutation(used)[:TIMED]).tolist() if half_lives else []
     lives = HalfLives() if half_lives else None
     room = tokens_at_once(model.device)
-    with progress_bar() as bar:
-        task = bar.add_task("texts", total=len(used) + len(timed))
-        for rows in by_length(lengths, room, rows=used):
-            batch = model.encode([data.texts[row] for row in rows])
-            taken = Layers(model.num_layers, batch.mask, score, None)
-            trace = model.trace(batch, keep_inputs=False, visit=taken.visit)
-            values = taken.of(trace)[list(places)]
-            for at, row in enumerate(rows):
-                own = values[:, at, : len(batch.words[at])]
-                if not np.isfinite(own).all():
-                    raise InputError(f"the scores of row {row + 1} of {data.name} are not finite: the model is damaged")
-                found.put(line_of[row], batch.tokens[at], batch.words[at], own, score)
-            if model.is_classifier:
-                found.answers[[line_of[row] for row in rows]] = _predicted(trace)
-            bar.advance(task, len(rows))
-        for rows in by_length(lengths, room, rows=timed):
-            assert lives is not None
-            batch = model.encode([data.texts[row] for row in rows])
-            _time(model, batch, lives)
-            bar.advance(task, len(rows))
+
+    def look(rows: Sequence[int]) -> Columns:
+        batch = model.encode([data.texts[row] for row in rows])
+        taken = Layers(model.num_layers, batch.mask, score, None)
+        trace = model.trace(batch, keep_inputs=False, visit=taken.visit)
+        values = taken.of(trace)[list(places)]
+        part, texts = Measured.empty(rows, len(places)), []
+        for at, row in enumerate(rows):
+            own = values[:, at, : len(batch.words[at])]
+            if not np.isfinite(own).all():
+                raise InputError(f"the scores of row {row + 1} of {data.name} are not finite: the model is damaged")
+            texts.append(part.put(at, batch.tokens[at], batch.words[at], own, score))
+        if model.is_classifier:
+            part.answers[:] = _predicted(trace)
+        return part.columns(texts)
+
+    def time(rows: Sequence[int]) -> Columns:
+        own, batch = HalfLives(), model.encode([data.texts[row] for row in rows])
+        _time(model, batch, own)
+        return own.columns()
+
+    for rows, part in over(model, by_length(lengths, room, rows=used), look, provenance=provenance):
+        found.take([line_of[row] for row in rows], part)
+    if lives is not None:
+        batches = by_length(lengths, room, rows=timed)
+        for _, part in over(model, batches, time, provenance=provenance, what="texts timed"):
+            lives.take(part)
     return found, lives, len(timed)
 
 

@@ -173,7 +173,8 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
 
     def verdict(self, at: int = 0) -> str:
         if not len(self) or self.of_images:
-            return f"{self.score} of {len(self):,} images, {self.layers_name}"
+            hardly = ", which hardly selects" * any(text.flat[:1] == (True,) for text in self)
+            return f"{self.score} of {len(self):,} images, {self.layers_name}{hardly}"
         where = {"survival": "of the states", "retention": "kept at", "write": "replaced at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:
@@ -253,7 +254,6 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
                 rows += [(str(h.layer), h.head, row, unknown[0]) for h, row in zip(self.heads, text.heads, strict=True)]
             for layer, head, scores, half_lives in rows:
                 columns = {
-                    "model": self.model_name,
                     "text": number,
                     "position": range(len(text)),
                     "token": pd.array(text.tokens, dtype="string"),

@@ -42,7 +42,7 @@ def scored(
     through: bool,
     half_lives: bool,
     contrast: str | None,
-    scale: str,
+    scale: str | None,
     top: int,
     punctuation: bool,
     merge: bool,
@@ -128,7 +128,7 @@ def scored(
         contrast=contrast,
         through=through,
         reach=found.reach,
-        shared=scale == "shared",
+        shared=scale == "shared" or (scale is None and trace.pixels is None),
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
         attends=model is not None and bool(look_back(model.module)),
     )
@@ -151,17 +151,20 @@ def scored_data(
     model.check_remembers("a heatmap")
     places = chosen_layers(layers, model.layer_numbers)
     data = data if limit is None else data.sample(limit, seed=seed)
-    found, lives, timed = measure(model, data, score, places, half_lives=score == "survival", seed=seed)
     numbers = tuple(model.layer_numbers[place] for place in places)
-    summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
-    picked = extremes(found)
     options: dict[str, Any] = {"score": score, "layers": layers if isinstance(layers, str) else list(numbers)}
     options |= {"top": top, "punctuation": punctuation, "limit": limit}
+    provenance = record_provenance(model.source, options=options, seed=seed, data=data)
+    found, lives, timed = measure(
+        model, data, score, places, half_lives=score == "survival", seed=seed, provenance=provenance
+    )
+    summary = summarise(model, data, found, lives, places, numbers, punctuation=punctuation, seed=seed)
+    picked = extremes(found)
     shown = [data.texts[found.rows[at]] for at, _ in picked]
-    alone: Any = {"at": None, "heads": None, "through": False, "contrast": None, "scale": "shared", "merge": False}
+    alone: Any = {"at": None, "heads": None, "through": False, "contrast": None, "scale": None, "merge": False}
     alone |= {"score": score, "layers": layers, "half_lives": False, "top": top, "punctuation": punctuation}
     return DataHeatmap(
-        provenance=record_provenance(model.source, options=options, seed=seed, data=data),
+        provenance=provenance,
         score=score,
         layers=numbers,
         texts=len(found.rows),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NAMED = 8
 """How many words a table names at most."""
 FLAT = "flat: noise"
+HARDLY = "hardly selects"
+"""What is said of a flat row of an image; it is drawn all the same, for neighbouring pixels show what is no noise."""
 WARM = "; in italics, or underlined in orange: the convolution is not yet full"
 
 
@@ -93,16 +95,17 @@ def _text(
         seen = scores[~outside]
         middle = float(seen.mean()) if seen.size else 0.0
         signed = result.contrast is not None
+        hidden = flat and not result.of_images
         return TokenRow(
             name,
             scores,
-            (middle, middle) if flat else own,
-            signed and not flat,
+            (middle, middle) if hidden else own,
+            signed and not hidden,
             outside,
             marked,
             (),
-            remark=FLAT * flat,
-            own=(float(seen.min()), float(seen.max())) if seen.size and (ends or flat) else None,
+            remark=FLAT * hidden or HARDLY * flat,
+            own=(float(seen.min()), float(seen.max())) if seen.size and (ends or hidden) else None,
         )
 
     single = len(result.layers) == 1
@@ -185,10 +188,11 @@ def notes(result: SelectionHeatmap) -> list[str]:
     elif len(result.layers) > 1 and result.score == "survival":
         found.append("What a deeper layer writes at a token, earlier layers have moved there; see --through.")
     if any(any(text.flat) for text in result):
-        found.append(
-            "A flat row varies over the tokens by less than a tenth of its mean (of what is replaced, for retention): "
-            "that is noise, and is not coloured."
-        )
+        by = "by less than a tenth of its mean (of what is replaced, for retention)"
+        if result.of_images:
+            found.append(f"“{HARDLY.capitalize()}”: a map varies over the pixels {by}, and its colours magnify that.")
+        else:
+            found.append(f"A flat row varies over the tokens {by}: that is noise, and is not coloured.")
     if result.reach > 1 and not result.of_images:
         found.append(
             f"The first {result.reach - 1} tokens, in italics or underlined in orange: the convolution reaches before "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ def sweep(
     ends = estimates(rows.reshape(len(rows), len(sources), len(cuts)))
     if texts == 1:
         ends[..., 1:] = np.nan
-    options = {"from": list(sources), "to": target, "by": by, "level": level, "roads": roads}
+    options: dict[str, Any] = {"from": list(sources), "to": target, "by": by, "level": level, "roads": roads}
     options |= {"window": window, "answer": answer}
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),

@@ -162,9 +162,7 @@ class Knockout(Result, kind="knockout"):
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows
         ]
-        note = (
-            f"Change of the probability with {self.knocked_out} to “{self.target}” cut; −100 %: nothing is left of it."
-        )
+        note = f"Change of the probability with {self.knocked_out} to “{self.target}” cut; −100 %: nothing is left."
         yield table(("cut in",), lines, note=note)
         if self.attends:
             yield Prose("Other parts of the model look back too: of these nothing is cut.", "note")

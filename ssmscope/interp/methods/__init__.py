@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.methods.captum_names import CAPTUM
+from ssmscope.progress import on_stderr
 from ssmscope.signature import REPEATED, Metavar, OneOf
 
 if TYPE_CHECKING:
     from ssmscope.interp.explain.result import Method, Scores
+    from ssmscope.model import Model
 
 
 class _Methods(Mapping[str, "Callable[..., Scores]"]):
@@ -59,6 +61,9 @@ METHODS: Mapping[str, Callable[..., Scores]] = _Methods(
 )
 """Every method of ours by name; captum's are found by theirs."""
 
+USUAL = ("lrp", "gradxinput", "survival")
+"""The methods that are asked where none is named, but for those that a model refuses."""
+
 OF_CAPTUM = "captum:"
 NAMES = (*METHODS, *(f"{OF_CAPTUM}{each}" for each in CAPTUM))
 """Every method by name, captum's too."""
@@ -91,8 +96,9 @@ def method(name: str, options: Mapping[str, Any] | None = None, *, seed: int = 0
 # ---- the options of the analyses that explain
 
 Methods = Annotated[
-    Sequence[str] | Mapping[str, Callable[..., Any]],
-    f"Methods of explanation: {', '.join(METHODS)}, and captum's as captum:KernelShap.",
+    Sequence[str] | Mapping[str, Callable[..., Any]] | None,
+    f"Methods of explanation: {', '.join(METHODS)}, and captum's as captum:KernelShap; else those of {','.join(USUAL)} "
+    "that can be asked of the model.",
     OneOf("interp.methods:NAMES"),
     Metavar("A,B,…"),
 ]
@@ -117,16 +123,28 @@ def check_methods(*, methods: Any, option: Any, **_: Any) -> None:
             method(name, given)
 
 
-def named(methods: str | Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """The names of methods.
+def named(methods: str | Sequence[str] | Mapping[str, Any] | None) -> list[str]:
+    """The names of methods; None stands for `USUAL`.
 
     Raises:
         InputError: there is none.
     """
-    names = [methods] if isinstance(methods, str) else list(methods)
+    names = [methods] if isinstance(methods, str) else list(USUAL if methods is None else methods)
     if not names:
         raise InputError(f"no method was given; allowed are {', '.join(METHODS)}, or functions of your own by name")
     return names
+
+
+def _refused(name: str, model: Model) -> bool:
+    """Whether a method cannot be asked of a model, which is said on stderr."""
+    check = getattr(importlib.import_module(METHODS[name].__module__), f"check_{name}", None)
+    try:
+        if check is not None:
+            check(model)
+    except InputError as error:
+        on_stderr().print(f"{name} is left out: {error}")
+        return True
+    return False
 
 
 def _own(given: Any, options: Mapping[str, Any], seed: int) -> Method:
@@ -139,13 +157,19 @@ def _own(given: Any, options: Mapping[str, Any], seed: int) -> Method:
 
 
 def settled(
-    methods: str | Sequence[str] | Mapping[str, Callable[..., Any]],
+    methods: str | Sequence[str] | Mapping[str, Callable[..., Any]] | None,
     option: Mapping[str, Mapping[str, Any]] | None = None,
     *,
+    model: Model,
     seed: int = 0,
 ) -> dict[str, Method]:
-    """Methods by name with their options settled; those of ours that draw get the seed."""
+    """Methods by name with their options settled; those of ours that draw get the seed.
+
+    None stands for those of `USUAL` that can be asked of the model; what is left out, and why, is said on stderr.
+    """
     given = option or {}
+    if methods is None:
+        methods = [name for name in USUAL if not _refused(name, model)]
     if isinstance(methods, Mapping):
         return {name: _own(each, given.get(name, {}), seed) for name, each in methods.items()}
     return {name: method(name, given.get(name), seed=seed) for name in named(methods)}

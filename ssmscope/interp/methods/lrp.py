@@ -51,6 +51,7 @@ from ssmscope.interp.methods.lrp_blocks import (
 )
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
+from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.parts import at_least_float32, rms_factor
@@ -65,6 +66,12 @@ LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequ
 """What is linear, or only adds and passes on what its parts give."""
 MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
 """Where the models are defined whose own forward passes are known to add nothing."""
+
+
+def check_lrp(model: Model) -> None:
+    """Raises InputError for a model with a module whose rule is not known."""
+    with relevance_rules(model.module, torch.ones(1)):
+        pass
 
 
 def lrp(objective: Objective, *, half: bool = True) -> Scores:
@@ -147,7 +154,7 @@ def through_layer(
     project(shown(y) ⊙ opened) comes through y and half through the gate, with shown(y) frozen (MambaLRP, the rule of
     multiplicative gates).
     """
-    constant = one.view(-1, 1, 1)
+    constant = one.to(u.device).view(-1, 1, 1)
     nothing = torch.zeros_like(layer.u)
     exits: dict[int, list[Path]] = {}
     for path in layer.paths:  # those with one exit meet before it

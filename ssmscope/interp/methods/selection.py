@@ -11,7 +11,13 @@ from ssmscope.interp.explain.result import Scores
 
 if TYPE_CHECKING:
     from ssmscope.interp.objective import Objective
+    from ssmscope.model import Model
     from ssmscope.trace import LayerTrace
+
+
+def check_survival(model: Model) -> None:
+    """Raises InputError where a model has no memory in which something could be left."""
+    model.check_remembers("the method survival")
 
 
 def survival(objective: Objective) -> Scores:
@@ -21,7 +27,7 @@ def survival(objective: Objective) -> Scores:
     It is of the text alone, whatever the target: what the model still has of a token, and not what it makes of it.
     """
     mask, model = objective.batch.mask, objective.model
-    model.check_remembers("the method survival")
+    check_survival(model)
     total = torch.zeros(mask.shape, dtype=torch.float64)
 
     def add(_: int, rows: Sequence[int], layer: LayerTrace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ssmscope.analysis import analysis
@@ -14,6 +15,7 @@ from ssmscope.signature import Limit, Metavar, Range, Seed
 if TYPE_CHECKING:
     from ssmscope.interp.plausibility.result import Plausibility
     from ssmscope.model import Model
+    from ssmscope.sharding.parts import Columns
     from ssmscope.tasks.text import TextData
 
 
@@ -34,12 +36,13 @@ def check_plausibility(*, top: float | None, **options: Any) -> None:
     models=(TEXT_CLASSIFIER,),
     dtype="float32",  # gradients need the digits
     check=check_plausibility,
+    sharded=True,
 )
 def plausibility(
     model: Model,
     data: TextData,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     top: Annotated[
         float | None,
         "How many tokens a rationale has, or which share of them; else the mean share that people marked.",
@@ -80,12 +83,13 @@ def plausibility(
     from ssmscope.interp.objective import objective
     from ssmscope.interp.plausibility.measure import plausibility_of
     from ssmscope.results import record_provenance
+    from ssmscope.sharding.parts import over
 
     check_classifier(model, data, "plausibility")
-    ready = settled(methods, option, seed=seed)
+    ready = settled(methods, option, model=model, seed=seed)
     if limit is not None:
         data = data.sample(limit, seed=seed)
-    lengths, _, masks = read_texts(model, data)
+    lengths, sizes, masks = read_texts(model, data)
     masks = [None if max_tokens is not None and n > max_tokens else mask for n, mask in zip(lengths, masks)]
     marked = [row for row, mask in enumerate(masks) if mask is not None]
     if not marked:
@@ -93,15 +97,21 @@ def plausibility(
             f"no text of {data.name} ({data.split}) has a rationale: give a file with a column 'rationale', and texts "
             "that are short enough"
         )
-    found = {name: [np.empty(0)] * len(data) for name in ready}
-    for rows in by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size):
+
+    def measure(rows: Sequence[int]) -> Columns:
         batch = model.encode([data.texts[row] for row in rows])
         goal = objective(model, batch)
-        for name, method in ready.items():
-            own, _ = scored(name, method(goal), batch)
-            for row, scores in zip(rows, own, strict=True):
-                found[name][row] = scores
+        every = [scored(name, method(goal), batch)[0] for name, method in ready.items()]
+        return {"scores": np.stack([np.concatenate(own) for own in every])}
+
     size = int(top) if top is not None and top >= 1 else top
     options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
     provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed, data=data)
+    found = {name: [np.empty(0)] * len(data) for name in ready}
+    batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size)
+    for rows, part in over(model, batches, measure, provenance=provenance):
+        ends = np.cumsum([sizes[row] for row in rows])[:-1]
+        for name, scores in zip(ready, part["scores"], strict=True):
+            for row, own in zip(rows, np.split(scores, ends), strict=True):
+                found[name][row] = own
     return replace(plausibility_of(found, masks, top=size, seed=seed), provenance=provenance)

@@ -12,24 +12,15 @@ from ssmscope.errors import InputError
 if TYPE_CHECKING:
     from ssmscope.model import Model
     from ssmscope.tasks.rationales import Spans
-    from ssmscope.tasks.text import TextData
-
-
-def rationale_masks(model: Model, data: TextData) -> list[Bool[np.ndarray, " tokens"] | None]:
-    """Per text which of the tokens that the model reads people marked: those that share a character that is no space
-    with a marked span. Special tokens are never marked. None for a text without a rationale, or with one that no token
-    is of.
-
-    Raises:
-        InputError: data without rationales, or a tokenizer that does not say which characters a token is of.
-    """
-    if data.rationales is None:
-        raise InputError(f"{data.name} has no rationales: give a file with a column 'rationale'")
-    return [marked_tokens(model, text, spans) for text, spans in zip(data.texts, data.rationales)]
 
 
 def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarray, " tokens"] | None:
-    """As `rationale_masks`, of one text."""
+    """Which of the tokens that the model reads of a text people marked: those that share a character that is no space
+    with a marked span. Special tokens are never marked. None without a rationale, or with one that no token is of.
+
+    Raises:
+        InputError: a tokenizer that does not say which characters a token is of.
+    """
     if spans is None:
         return None
     if not getattr(model.tokenizer, "is_fast", False):

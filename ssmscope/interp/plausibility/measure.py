@@ -107,7 +107,7 @@ def plausibility_of(
     Args:
         explained: texts that `explain` explained, whose special tokens are left out, or per method its scores of every
             text, without special tokens.
-        rationales: per text a 0 or 1 for every token that its scores are of (`rationale_masks` makes them); None for a
+        rationales: per text a 0 or 1 for every token that its scores are of (`marked_tokens` makes them); None for a
             text that nobody marked, which is left out.
         top: how many tokens a rationale has, or, as a number between 0 and 1, which share of each text's tokens. By
             default the mean share that people marked.

@@ -31,7 +31,7 @@ def cascading_randomisation(
     model: Model,
     texts: TextsLike | Objective,
     *,
-    methods: Methods = ("lrp", "gradxinput", "survival"),
+    methods: Methods = None,
     layers: Annotated[
         Literal["all"] | Sequence[int], "Which are randomised below the head; with all the embeddings too.", Range(0)
     ] = "all",
@@ -78,7 +78,7 @@ def cascading_randomisation(
     goal = texts if isinstance(texts, Objective) else objective(model, as_batch(model, texts))
     if goal.model.module is not model.module:
         raise InputError("the objective is of another model; give one of the model whose weights are randomised")
-    ready = settled(methods, option, seed=seed)
+    ready = settled(methods, option, model=model, seed=seed)
     changed = Model(copy.deepcopy(model.module), model.tokenizer, model.name)
     stages = parts_of(changed, layers)
     own = [[at for at, word in enumerate(row) if word is not None] for row in goal.batch.words]

@@ -103,7 +103,7 @@ class StabilityTable(Result, kind="stability-table"):
     def to_frame(self) -> DataFrame:
         """A row per checkpoint, in the order given.
 
-        Columns: name, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
+        Columns: model, reason (why it could not be read, else empty), architecture, behaviour, spectral_abscissa,
         log_rho (the largest log-gain of a step over all inputs), largest_gain and growth (on random tokens); length,
         log_capacity (ln C with all constants), log_capacity_printed (Eq. 14), bound (Eq. 13; c_l where vacuous) and
         vacuous; p, states (N), channels (d), the norms B_u to M_A; fingerprint. What a checkpoint has not is missing.
@@ -116,7 +116,7 @@ class StabilityTable(Result, kind="stability-table"):
             sizes = {"states": row.norms.state, "channels": row.norms.channels} if row.norms is not None else {}
             rows.append(
                 {
-                    "name": row.name,
+                    "model": row.name,
                     "reason": row.reason,
                     "architecture": row.architecture,
                     "behaviour": row.behaviour,
@@ -139,7 +139,7 @@ class StabilityTable(Result, kind="stability-table"):
         return pd.DataFrame(rows).astype(types)
 
     def curve(self) -> DataFrame:
-        """A row per checkpoint and length: columns name, length, log_capacity (with all constants)."""
+        """A row per checkpoint and length: columns model, length, log_capacity (with all constants)."""
         import pandas as pd
 
         found = [
@@ -148,7 +148,7 @@ class StabilityTable(Result, kind="stability-table"):
             for T, value in zip(self.lengths, curve.tolist())
             if row.norms is not None
         ]
-        return pd.DataFrame(found, columns=["name", "length", "log_capacity"])
+        return pd.DataFrame(found, columns=["model", "length", "log_capacity"])
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.show.blocks import Prose
@@ -156,8 +156,8 @@ class StabilityTable(Result, kind="stability-table"):
         yield from self.opening()
         yield replace(self._table(), brief=TABLE_ROWS)
         yield from map(Prose, self._remarks())
-        rest = ["name", "architecture", "largest_gain", "states", "channels", *NORMS, "fingerprint"]
-        yield replace(folded(self.to_frame()[rest], limit=TABLE_ROWS), wide=True)
+        rest = ["model", "architecture", "largest_gain", "states", "channels", *NORMS, "fingerprint"]
+        yield replace(folded(self.to_frame()[rest], heads=["model"], limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
         """A row per checkpoint, with what the columns mean."""

@@ -19,9 +19,6 @@ from ssmscope.interp.objective import room
 from ssmscope.mixers import head_logits, reader_of, weights_constant
 from ssmscope.model import Model
 
-VECTORS = ("signs", "normal")
-OUTPUTS = ("hidden", "logits")
-
 
 @dataclass(frozen=True)
 class Probes:
@@ -91,7 +88,7 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
         with model.running(mask=mask):
-            return model.forward_embeddings(x, mask) if classes else hidden(model, x, mask)
+            return model.forward_embeddings(x, mask) if classes else hidden(model, x, mask).to(x.device)
 
     def at(found: Tensor, positions: Tensor) -> Tensor:
         if classes:

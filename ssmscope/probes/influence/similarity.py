@@ -120,7 +120,7 @@ def _visit(model: Model, batch: Batch, at_once: int | None, read: Reader) -> Non
         mask = part.mask
 
         def show(place: tuple[str, int], x: Tensor) -> None:
-            read(place, x.to(torch.promote_types(x.dtype, torch.float32)), mask, chosen)  # noqa: B023
+            read(place, x.to(mask.device, torch.promote_types(x.dtype, torch.float32)), mask, chosen)  # noqa: B023
 
         with torch.no_grad(), model.running(mask=mask):
             embeddings = model.embed(part)

@@ -301,6 +301,8 @@ def logit_lens(model: Model) -> Lens:
 
 def untrained(model: Model) -> TunedLens:
     """tuned-lens's object with W_i = 0, b_i = 0, as it begins."""
+    if len({parameter.device for parameter in model.module.parameters()}) > 1:
+        raise InputError(f"{model.name} is split over several devices; a lens reads models on one: give device")
     unembed = SSMUnembed(model)
     width = unembed.unembedding.in_features
     config = TunedLensConfig(model.name, d_model=width, num_hidden_layers=len(blocks_of(model)))

@@ -1,0 +1,95 @@
+"""A Ray cluster: one that runs, or one that is started on this machine, and what its workers need to work as we do."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ssmscope.errors import InputError, extra
+
+RETRIES = 3
+"""How often a task starts again whose worker or node died."""
+OBJECTS = 256 * 2**20
+"""Bytes of memory for what workers send, in a Ray that is started here: results are small."""
+PASSED_ON = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
+"""How the variables of the environment begin that workers get."""
+
+
+def check_installed() -> None:
+    """Refuse, as an InputError, to use Ray where it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(f"--engine ray needs the package ray, which is not installed; install it {extra('ray')}")
+
+
+def check_engine(engine: str, **own: Any) -> None:
+    """Refuse Ray's options without Ray, and two that contradict each other.
+
+    Raises:
+        InputError: as said.
+    """
+    given = [f"--{name.replace('_', '-')}" for name, value in own.items() if value is not None]
+    if engine == "local" and given:
+        raise InputError(f"{given[0]} is of --engine ray; give that too, or leave it out")
+    if own.get("address") is not None and own.get("workers") is not None:
+        raise InputError("--workers is for a Ray that is started here, and --address names one that runs; give one")
+
+
+class Setting:
+    """What a worker needs so that it works as this process would.
+
+    Attributes:
+        models: how many it keeps loaded.
+        threads: that torch uses: sums may differ in their last digit by how many there are.
+    """
+
+    def __init__(self, models: int, threads: int | None = None) -> None:
+        import torch
+
+        self.models = models
+        self.threads = torch.get_num_threads() if threads is None else threads
+        self.directory = os.getcwd()
+        self.environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+
+    def apply(self) -> None:
+        os.environ.update(self.environment)
+        if os.path.isdir(self.directory):
+            os.chdir(self.directory)
+        import torch
+
+        torch.set_num_threads(self.threads)
+
+
+def lacking(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> str | None:
+    """Why no node can ever run a task that needs so much; None where one can."""
+    for node in nodes:
+        has = node["Resources"]
+        if node["Alive"] and has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus:
+            return None
+    return f"no node of the cluster has the {cpus:g} CPUs and {gpus:g} GPUs"
+
+
+@contextmanager
+def connected(address: str | None, workers: int | None) -> Iterator[Any]:
+    """Ray, connected or started; what was not connected before is not afterwards."""
+    import ray
+
+    if ray.is_initialized():
+        yield ray
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
+    else:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

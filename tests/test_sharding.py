@@ -1,0 +1,232 @@
+"""Analyses over data sets in batches: the same digits through workers, in any order, and after a run was killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planned import tiny_model
+
+import ssmscope
+from ssmscope import batching, register
+from ssmscope.analysis import Call
+from ssmscope.errors import InputError
+from ssmscope.evaluation import Evaluator, evaluator
+from ssmscope.interp import objective
+from ssmscope.model import Model
+from ssmscope.models.load import load
+from ssmscope.probes.loss import measure as losses
+from ssmscope.sharding import parts, workers
+from ssmscope.sharding.workers import on_engine, packed, unpacked
+from ssmscope.tasks.text import text_data
+
+MODEL = "demo/sst2-mamba2"
+TEXTS = ("a good film", "bad", "a bad film with good music", "great acting", "a film , but with music", "no good film")
+DATA = text_data("made-up", "test", TEXTS, (1, 0, 0, 1, 1, 0), ("negative", "positive"), [((0, 1),)] * len(TEXTS))
+ANALYSES: dict[str, Callable[[Model], Any]] = {
+    "fidelity": lambda model: ssmscope.fidelity_auc(model, DATA, methods="gradxinput", steps=3),
+    "plausibility": lambda model: ssmscope.plausibility(model, DATA, methods=("gradxinput", "survival")),
+    "heatmap": lambda model: ssmscope.selection_heatmap(model, DATA),
+    "ablate": lambda model: ssmscope.interp.ablate.ablate(model, DATA, by="resample", what="layer"),
+    "position": lambda model: ssmscope.position_bias(model, DATA, regions="0%:50%,50%:100%"),
+    "position-other": lambda model: ssmscope.position_bias(model, DATA, replacement="other"),
+    "overflow": lambda model: ssmscope.state_overflow(model, DATA),
+    "loss": lambda _: ssmscope.token_loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
+    "insertion": lambda model: ssmscope.insertion_sweep(model, DATA),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load(MODEL, dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch) -> None:
+    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
+    monkeypatch.setattr(evaluator, "BATCHES", 1)
+    monkeypatch.setattr(evaluator, "tokens_together", lambda model: 8)
+    monkeypatch.setattr(losses, "tokens_together", lambda model: 8)
+    monkeypatch.setattr(objective, "tokens_at_once", lambda device: 8)
+
+
+@contextmanager
+def given(engine: Any) -> Iterator[None]:
+    token = parts.engine.set(engine)
+    try:
+        yield
+    finally:
+        parts.engine.reset(token)
+
+
+class Workers:
+    """What workers do, in this process: the measure goes through bytes, and the last batch is measured first."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, model: Model, measure: Any, batches: Any) -> Iterator[Any]:
+        again = unpacked(packed(model, measure), 1)
+        for number, batch in reversed(batches):
+            self.batches += 1
+            yield number, again(batch)
+
+
+class Killed(BaseException):
+    """A process that ends here."""
+
+
+def dying(after: int) -> Callable[..., Iterator[Any]]:
+    """An engine that measures so many batches, the last ones."""
+
+    def engine(model: Model, measure: Any, batches: Any) -> Iterator[Any]:
+        yield from parts.here(model, measure, batches[-after:])
+        raise Killed
+
+    return engine
+
+
+def digits(result: Any) -> dict[str, Any]:
+    found = json.loads(result.to_json())
+    found["provenance"].pop("date")
+    return found
+
+
+class TestDigits:
+    @pytest.mark.parametrize("name", ANALYSES)
+    def test_are_the_same_on_workers(self, model, name) -> None:
+        pytest.importorskip("ray")
+        ours, theirs = ANALYSES[name](model), Workers()
+        with given(theirs):
+            assert digits(ANALYSES[name](model)) == digits(ours)
+        assert theirs.batches > 2
+
+    @pytest.mark.parametrize("scoring", ["likelihood", "generated"])
+    def test_of_answers(self, tmp_path, scoring) -> None:
+        pytest.importorskip("ray")
+        language = load(tiny_model(tmp_path))
+        texts = [text.replace("no", "a") for text in TEXTS]
+        ask = functools.partial(Evaluator, language, words=("good", "bad"), scoring=scoring, new_tokens=2)
+        theirs = Workers()
+        with given(theirs):
+            found = ask().scores(texts)
+        assert np.array_equal(found, ask().scores(texts)) and theirs.batches > 2
+
+    def test_every_verb_that_offers_workers_is_tried(self) -> None:
+        offered = {name for name, each in register.analyses().items() if each.sharded}
+        assert offered == {name.partition("-")[0] for name in ANALYSES} | {"prompts"}  # which asks an Evaluator alone
+
+
+class TestAKilledRun:
+    def call(self, tmp_path: Path) -> Call:
+        file = tmp_path / "data.csv"
+        file.write_text("text,label\n" + "".join(f'"{t}",{DATA.labels[n]}\n' for n, t in enumerate(TEXTS)))
+        options = {"data": str(file), "methods": "gradxinput", "steps": 3}
+        return Call.of("fidelity", [MODEL], options)
+
+    def test_goes_on_with_what_is_missing(self, tmp_path) -> None:
+        out, again = tmp_path / "out", Workers()
+        with pytest.raises(Killed), given(dying(after=2)):
+            self.call(tmp_path).run(out, ["csv"])
+        kept = sorted(out.rglob("*.npz"))
+        assert len(kept) == 2
+        kept[0].write_bytes(kept[0].read_bytes()[:-30])
+        with given(again):
+            (found,) = self.call(tmp_path).run(out, ["csv"])
+        whole = Workers()
+        with given(whole):
+            (expected,) = self.call(tmp_path).run()
+        assert digits(found) == digits(expected) and again.batches == whole.batches - 1
+        assert {file.name for file in out.iterdir()} == {"fidelity.json", "fidelity.csv"}
+
+    def test_of_other_options_keeps_its_own(self, tmp_path) -> None:
+        call, again, out = self.call(tmp_path), Workers(), tmp_path / "out"
+        with pytest.raises(Killed), given(dying(after=2)):
+            call.run(out)
+        kept = sorted(out.rglob("*.npz"))
+        other = Call.of("fidelity", [MODEL], {**call.inputs, **call.options, "seed": 1})
+        with given(again):
+            other.run(out, ["csv"])
+        assert again.batches > 2 and len(kept) == 2 and sorted(out.rglob("*.npz")) == kept
+
+    def test_leaves_nothing_where_the_input_is_refused(self, tmp_path) -> None:
+        def refusing(model: Model, measure: Any, batches: Any) -> Iterator[Any]:
+            yield from parts.here(model, measure, batches[:1])
+            raise InputError("no")
+
+        with pytest.raises(InputError, match="^no$"), given(refusing):
+            self.call(tmp_path).run(tmp_path / "new" / "out")
+        assert not (tmp_path / "new").exists()
+
+
+class TestRefusals:
+    def test_of_models_that_workers_cannot_load(self, model) -> None:
+        pytest.importorskip("ray")
+        with (
+            ssmscope.edited(model, ssmscope.Edit("halved", "output", lambda value, site: value / 2)),
+            pytest.raises(InputError, match="is edited"),
+        ):
+            packed(model, len)
+        own = load(MODEL, dtype="float32")
+        with torch.no_grad():
+            next(own.module.parameters()).mul_(2)
+        with pytest.raises(InputError, match="is not what demo/sst2-mamba2 holds"):
+            unpacked(packed(own, len), 1)
+        with pytest.raises(TypeError, match="Linear is no part"):
+            packed(model, torch.nn.Linear(1, 1).forward)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["fidelity", MODEL, "--workers", "2"], "--workers is of --engine ray"),
+            (["fidelity", MODEL, "--engine", "ray", "--workers", "2", "--address", "a:1"], "give one"),
+            (["heatmap", MODEL, "--text", "a film", "--engine", "ray"], "--engine ray is of --data"),
+            (["explain", MODEL, "--text", "a film", "--engine", "ray"], "no option --engine"),
+            (["report", "quick", "--out", "x", "--by-batch"], "--by-batch is of --engine ray"),
+        ],
+    )
+    def test_of_options(self, arguments, message, refusal) -> None:
+        assert message in refusal(*arguments)
+
+    def test_without_ray(self, monkeypatch) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(InputError, match="needs the package ray"), on_engine(engine="ray"):
+            pass
+
+
+def test_ray_loses_nothing_with_a_worker(model, tmp_path) -> None:
+    """One is killed in a batch, another refuses one."""
+    pytest.importorskip("ray")
+    died = tmp_path / "died"
+
+    def measure(batch: list[int]) -> Any:
+        if batch == [2] and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if batch == [99]:
+            raise InputError("row 99 is damaged")
+        logits = model.logits(model.encode([TEXTS[row] for row in batch]))
+        return {"logits": logits.numpy(), "process": np.array(os.getpid())}
+
+    batches = [[row] for row in range(len(TEXTS))]
+    with on_engine(engine="ray", workers=1):
+        found = list(parts.over(model, batches, measure))
+        with pytest.raises(InputError, match="^row 99 is damaged$"):
+            list(parts.over(model, [[99], [0]], measure))
+    import ray
+
+    assert died.exists() and not ray.is_initialized()
+    assert [batch for batch, _ in found] == batches
+    assert os.getpid() not in {int(part["process"]) for _, part in found}
+    for (batch, part), expected in zip(found, parts.over(model, batches, measure)):
+        assert np.array_equal(part["logits"], expected[1]["logits"]), batch
+    assert workers._prepared[0] == ""
