@@ -7,7 +7,7 @@ Ours is `ssm.scan` with retention, from float32 terms; mamba_ssm's is `mamba_chu
 from float32 terms (TF32 inside) and from bfloat16, where the package can be imported. Milliseconds of many calls in a
 row, median of three; the largest error of outputs, or of gradients, relative to their largest value, from float64 by
 torch; the most memory held. The limit is the longer of two times: inputs read and outputs written once, and products
-of chunks of 64 steps at the rate of bfloat16 (as often as the precision multiplies).
+of chunks of 64 steps at the rate of 16-bit numbers (as often as the precision multiplies; for gradients three times).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES = ("8x2048x80x64x128", "1x8192x80x64x128", "1x2048x24x64x128", "32x256x24
 """Batch × length × heads × width × states, one group."""
 NAMES = ("x", "b", "c", "delta")
 CHUNK = 64
-PRODUCTS = {"highest": 6, "high": 3, "medium": 1}
+PRODUCTS = {"highest": 3, "high": 1, "medium": 1}  # of 16-bit numbers for one
 
 
 def recurrence(shape: str, device: str) -> ssm.Recurrence:
@@ -73,8 +73,9 @@ def limits(r: ssm.Recurrence, backward: bool, products: int, bandwidth: float, r
     steps = batch * length * heads
     passes = 5 if backward else 2  # x and y; and x, ȳ and x̄
     read = 4 * (passes * steps * width + (2 if backward else 1) * 2 * r.b.numel())
-    within, across = (6, 14) if backward else (2, 4)
-    work = products * steps * width * (within * CHUNK + across * states)
+    work = products * steps * width * (2 * CHUNK + 4 * states)
+    if backward:
+        work += PRODUCTS["highest"] * steps * width * (4 * CHUNK + 10 * states)
     return 1e3 * max(read / (bandwidth * 1e12), work / (rate * 1e12))
 
 

@@ -286,8 +286,8 @@ def scan(
     buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
-    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses all
-    digits ("highest", the default), 16 bits ("high") or 8 ("medium").
+    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses 22
+    bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"); gradients have 22 bits always.
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.

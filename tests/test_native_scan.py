@@ -177,6 +177,43 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     assert native.kernels.look() == "no C compiler: no-such-compiler not found"
 
 
+def test_a_wheel_brings_kernels_for_levels_of_processors(tmp_path, monkeypatch):
+    v4, v3 = (building.file_of(native.SOURCE, "scan", level) for level in building.LEVELS)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(building, "BROUGHT", tmp_path)
+    for file in (v4, v3, building.file_of(building.HEADER, "scan", "x86-64-v3")):  # the last one of another source
+        (tmp_path / file).touch()
+
+    def found(flags):
+        monkeypatch.setattr(building, "_flags", lambda: flags)
+        return [file.name for file in building.brought(native.SOURCE, "scan")]
+
+    older, newer = building.LEVELS["x86-64-v3"], building.LEVELS["x86-64-v4"]
+    assert found(older | newer) == [v4, v3] and found(older | {"avx512f"}) == [v3]
+    assert found(newer) == [] and found(older - {"fma"}) == []
+    monkeypatch.setenv("CC", "cc")
+    assert found(older | newer) == []
+
+
+@needs_kernel
+def test_the_kernels_of_a_wheel_need_no_compiler(tmp_path, monkeypatch):
+    wheel, cache = tmp_path / "wheel", tmp_path / "cache"
+    for directory in (wheel, cache):
+        directory.mkdir()
+    monkeypatch.setattr(building, "BROUGHT", wheel)
+    monkeypatch.setattr(building, "_flags", lambda: building.LEVELS["x86-64-v3"])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    brought = wheel / building.file_of(native.SOURCE, "scan", "x86-64-v3")
+    building._compile(building._compiler(), native.SOURCE, "scan", brought)
+    monkeypatch.setattr("shutil.which", lambda command: None)
+    monkeypatch.delenv("CC", raising=False)
+    assert not isinstance(native.kernels.look(), str)
+    monkeypatch.setattr(building, "BROUGHT", cache)
+    (cache / brought.name).write_bytes(b"damaged")
+    assert native.kernels.look() == "no C compiler: cc, gcc, clang not found"
+    assert not (cache / "ssmscope").exists()
+
+
 @needs_kernel
 def test_several_processes_compile_at_once_and_leave_one_file(tmp_path, monkeypatch):
     for said in [probe(tmp_path) for _ in range(3)]:

@@ -24,6 +24,7 @@ from ssmscope.evaluation import Evaluator, evaluator
 from ssmscope.interp import objective
 from ssmscope.model import Model
 from ssmscope.models.load import load
+from ssmscope.probes.loss import measure as losses
 from ssmscope.sharding import parts, workers
 from ssmscope.sharding.workers import on_engine, packed, unpacked
 from ssmscope.tasks.text import text_data
@@ -39,6 +40,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "position": lambda model: ssmscope.position_bias(model, DATA, regions="0%:50%,50%:100%"),
     "position-other": lambda model: ssmscope.position_bias(model, DATA, replacement="other"),
     "overflow": lambda model: ssmscope.state_overflow(model, DATA),
+    "loss": lambda _: ssmscope.token_loss(load("demo/instruct-mamba2"), data=list(TEXTS), length=3, progress=False),
     "insertion": lambda model: ssmscope.insertion_sweep(model, DATA),
 }
 
@@ -53,6 +55,7 @@ def small_batches(monkeypatch) -> None:
     monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
     monkeypatch.setattr(evaluator, "BATCHES", 1)
     monkeypatch.setattr(evaluator, "tokens_together", lambda model: 8)
+    monkeypatch.setattr(losses, "tokens_together", lambda model: 8)
     monkeypatch.setattr(objective, "tokens_at_once", lambda device: 8)
 
 
@@ -146,13 +149,14 @@ class TestAKilledRun:
         assert {file.name for file in out.iterdir()} == {"fidelity.json", "fidelity.csv"}
 
     def test_of_other_options_keeps_its_own(self, tmp_path) -> None:
-        call, again = self.call(tmp_path), Workers()
+        call, again, out = self.call(tmp_path), Workers(), tmp_path / "out"
         with pytest.raises(Killed), given(dying(after=2)):
-            call.run(tmp_path / "out")
+            call.run(out)
+        kept = sorted(out.rglob("*.npz"))
         other = Call.of("fidelity", [MODEL], {**call.inputs, **call.options, "seed": 1})
         with given(again):
-            other.run(tmp_path / "out", ["csv"])
-        assert again.batches > 2
+            other.run(out, ["csv"])
+        assert again.batches > 2 and len(kept) == 2 and sorted(out.rglob("*.npz")) == kept
 
     def test_leaves_nothing_where_the_input_is_refused(self, tmp_path) -> None:
         def refusing(model: Model, measure: Any, batches: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -88,8 +89,13 @@ class Joining:
             self.works = found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
     def counts(self, layers: Sequence[int]) -> list[int]:
-        """How many rows each layer of the model runs, of rows that join at these layers, the first layers first."""
-        return [max(1, sum(own <= layer for own in layers)) for layer in range(self.model.num_layers)]
+        """How many rows each layer of the model runs, of rows that join at these layers, which are sorted."""
+        return [max(1, bisect_right(layers, layer)) for layer in range(self.model.num_layers)]
+
+    @property
+    def width(self) -> int:
+        """Of the stream, where it `works`."""
+        return self._entering[0].shape[-1]
 
     @contextmanager
     def rows(self, layers: Sequence[int], begins: Sequence[int]) -> Iterator[None]:

@@ -106,7 +106,7 @@ def attend(mixer: nn.Module, layer: GroupTrace) -> Attended:
     recurrences = (layer.recurrence, *layer.borrowed)
     batch, length, heads, width, state = layer.recurrence.shape
     zero = layer.recurrence.x.new_zeros(batch, heads, width, state)
-    H = tuple(zero if start is None else start for start in (_own_start(layer), *layer.borrowed_initial))
+    H = tuple(zero if start is None else start for start in _starts(layer))
     at_once = CPU_STATES if zero.device.type == "cpu" else STATES
     step = max(1, at_once // (batch * heads * width * state))
     parts = []
@@ -262,7 +262,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     modules = (mixer, *mixer.before[len(mixer.before) - len(layer.borrowed) :])
     traces = (layer, *layer.before)
     recurrences = (replace(recurrence, D=None), *layer.borrowed)
-    starts = (_own_start(layer), *layer.borrowed_initial)
+    starts = _starts(layer)
     number = len(layer.borrowed)
     paths = [
         Path(
@@ -301,8 +301,8 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     return GroupState(own.conv, own.ssm, tuple(before))
 
 
-def _own_start(layer: LayerTrace) -> Tensor | None:
-    return None if layer.initial is None else layer.initial[0]
+def _starts(layer: GroupTrace) -> tuple[Tensor | None, ...]:
+    return (None if layer.initial is None else layer.initial[0], *layer.borrowed_initial)
 
 
 def _base(mixer: nn.Module) -> Any:
@@ -332,8 +332,7 @@ class Memory:
     def group(self, u: Tensor, k: int) -> Tensor:
         """Keep a module's input; the last k inputs side by side.
 
-        Raises:
-            InputError: outside a forward pass, where those before this one are unknown, or on several devices.
+        Raises InputError outside a forward pass, where those before this one are unknown, and on several devices.
         """
         inputs = self.inputs
         if inputs is None:

@@ -15,7 +15,7 @@ from ssmscope.affine import agrees_with_weight, depthwise, innermost, is_plain, 
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal, convolved
 from ssmscope.mixers import as_constant, reader_of
-from ssmscope.scans import fused_parts, passes
+from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling, piece
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -85,9 +85,12 @@ def activated_convolution(
     tail: Float[Tensor, "batch before channels"] | None = None,
     taps: Bool[Tensor, "batch length taps"] | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """act(`causal_convolution`), for SiLU in one pass where pieces are compiled, on a GPU by kernels of its own."""
+    """act(`causal_convolution`), for SiLU in one pass where pieces are compiled, by kernels of its own where there are
+    some."""
     if taps is not None:
         return act(causal_convolution(x, weight, bias, tail, taps))
+    if type(act).__name__ in SILU and passes_native.applicable(x, weight, bias, tail):
+        return passes_native.silu_convolution(x, weight[:, 0], bias, tail)
     if tail is None and type(act).__name__ in SILU and passes.applicable(x, weight, bias):
         return passes.silu_convolution(x, weight[:, 0], bias)
     if compiling() and tail is None and bias is not None and type(act).__name__ in SILU:
@@ -114,11 +117,13 @@ def gated(act: Callable[[Tensor], Tensor], y: Tensor, z: Tensor) -> Tensor:
 
 
 def gated_norm(norm: nn.Module, y: Tensor, z: Tensor) -> Tensor:
-    """A gated root-mean-square norm's output, RMSNorm(y ⊙ SiLU(z)), in one pass where pieces are compiled, on a GPU by
-    kernels of its own."""
+    """A gated root-mean-square norm's output, RMSNorm(y ⊙ SiLU(z)), in one pass where pieces are compiled, by kernels
+    of its own where there are some."""
     size = getattr(norm, "group_size", None) or y.shape[-1]
     if type(norm).__name__ not in GATED_NORMS or not is_plain(norm, type(norm)):
         return norm(y, z)
+    if y.ndim == z.ndim == 3 and passes_native.applicable(y, z, norm.weight):
+        return passes_native.gated_norm(y, z, norm.weight, float(norm.variance_epsilon), size)
     if size <= passes.MOST and y.ndim == z.ndim == 3 and passes.applicable(y, z, norm.weight):
         return passes.gated_norm(y, z, norm.weight, float(norm.variance_epsilon), size)
     if compiling() and size == y.shape[-1]:

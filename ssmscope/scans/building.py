@@ -1,6 +1,7 @@
-"""How the C kernels are built: compiled by the user's own compiler ($CC, cc, gcc or clang) on first use, in seconds,
-and kept in the user's cache directory under a name that holds the hash of the sources, the compiler and the processor.
-Without a compiler, or with SSMSCOPE_NATIVE=0, `Library.why_not` says so.
+"""Where the C kernels come from: a wheel that was built with them, for this processor, or else the user's own compiler
+($CC, cc, gcc or clang) on first use, in seconds. What it compiled is kept in the user's cache directory under a name
+that holds the hash of the sources, the compiler and the processor. Without either, or with SSMSCOPE_NATIVE=0,
+`Library.why_not` says so. `build_kernels.py` beside the package puts kernels into wheels.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SWITCH = "SSMSCOPE_NATIVE"
 HEADER = Path(__file__).with_name("vectors.h")
 # Contraction and no errno change no special value: NaN and infinity still propagate.
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles
+LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
+}
+"""For which processors a wheel has kernels, the fastest first, and what they must have beside what is further below."""
+BROUGHT = Path(__file__).with_name("brought")
+"""Where a wheel's kernels are."""
 
 
 class Unavailable(Exception):
@@ -89,6 +99,9 @@ def library(source: Path, name: str, declare: Callable[[ctypes.CDLL], None]) -> 
 
     if not hasattr(os, "getuid"):
         return "it is built on POSIX systems only"
+    for ready in brought(source, name):
+        with contextlib.suppress(OSError):  # what it needs of the system is not there
+            return loaded(ready)
     try:
         compiler = _compiler()
         file = f"{name}-{_key(compiler, source)}.so"
@@ -103,6 +116,35 @@ def library(source: Path, name: str, declare: Callable[[ctypes.CDLL], None]) -> 
         return loaded(_compile(compiler, source, name, built))
     except (Unavailable, OSError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())
+
+
+def brought(source: Path, name: str) -> list[Path]:
+    """The kernels that came with a wheel and that this processor can run, the fastest first; none where $CC asks for
+    the user's own, or the source is another than theirs."""
+    found: list[Path] = []
+    if not BROUGHT.is_dir() or os.environ.get("CC"):
+        return found
+    flags = _flags()
+    for level in reversed(LEVELS):
+        if not LEVELS[level] <= flags:
+            break
+        found.insert(0, BROUGHT / file_of(source, name, level))
+    return [file for file in found if file.exists()]
+
+
+def file_of(source: Path, name: str, level: str) -> str:
+    """What kernels for a level of processors are called in a wheel: with a hash of the source."""
+    digest = hashlib.sha256(repr([file.read_text("utf-8") for file in (source, HEADER)]).encode()).hexdigest()[:16]
+    return f"{name}-{level}-{digest}.so"
+
+
+def _flags() -> set[str]:
+    """What this processor can do, in the words of Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return set()
+    return set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
 
 
 def _compiler() -> list[str]:
@@ -149,11 +191,11 @@ def is_only_ours(path: Path) -> bool:
     return ours and not stat.S_ISLNK(status.st_mode)
 
 
-def _compile(compiler: Sequence[str], source: Path, name: str, to: Path) -> Path:
+def _compile(compiler: Sequence[str], source: Path, name: str, to: Path, choices: Sequence[Any] = CHOICES) -> Path:
     """Compile the source into `to`, which appears whole or not at all, whoever else is at it."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=to.parent) as work:
         made = Path(work, to.name)
-        for choice in CHOICES:
+        for choice in choices:
             command = [*compiler, *FLAGS, *choice, f"-I{HEADER.parent}", str(source), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, cwd=work)
             if done.returncode == 0 and made.exists():

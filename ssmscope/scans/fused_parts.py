@@ -1,7 +1,8 @@
 """What stands around a Mamba-2's scan, by Triton kernels (`fused_parts_kernels`), for float32 on a GPU; optional.
 
-The causal convolution with SiLU and the gated norm are bound by memory: each kernel reads its inputs once, and the
-backward pass computes anew what the forward pass could have kept. Without triton torch compiles or runs them.
+The causal convolution with SiLU (`passes` has its kernel) and the gated norm are bound by memory: each kernel reads its
+inputs once, and the backward pass computes anew what the forward pass could have kept. Without triton torch compiles or
+runs them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ssmscope.scans import native, scalar_fused
+from ssmscope.scans import native, passes, scalar_fused
 from ssmscope.scans.launching import on
 
-STEPS = 32  # of a convolution that a program takes
-CHANNELS = 64  # of them, at most
 ROWS = 16  # of a norm
 MOST = 1024  # channels of a norm: with more, a program's rows no longer fit
 
@@ -47,11 +46,8 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _SiluConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = x.new_empty(x.shape)
-        with on(x):
-            _kernels().convolve[_grid(x)](x, weight, bias, y, x.shape[1], *x.stride()[:2], **_sizes(x, weight))
         ctx.save_for_backward(x, weight, bias)
-        return y
+        return passes.silu_convolution(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -59,7 +55,7 @@ class _SiluConvolution(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         batch, length, channels = x.shape
-        grid, sizes, taps = _grid(x), _sizes(x, weight), weight.shape[1]
+        (grid, sizes), taps = passes.cut(x, weight), weight.shape[1]
         grad_total, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
         sums = x.new_empty(batch, grid[1], taps + 1, channels)
         with on(x):
@@ -104,20 +100,6 @@ class _GatedNorm(torch.autograd.Function):
 def _rows(t: Tensor) -> Tensor:
     """(…, channels) as (rows, channels), copied where its rows are not evenly spaced."""
     return t.reshape(-1, t.shape[-1])
-
-
-def _grid(x: Tensor) -> tuple[int, int, int]:
-    batch, length, channels = x.shape
-    return batch, -(-length // STEPS), -(-channels // _width(channels))
-
-
-def _width(channels: int) -> int:
-    return min(scalar_fused._power(channels, 16), CHANNELS)
-
-
-def _sizes(x: Tensor, weight: Tensor) -> dict[str, Any]:
-    channels = x.shape[-1]
-    return {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": _width(channels), "num_warps": 4}
 
 
 def _norm_sizes(y: Tensor) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Triton kernels of what stands around a Mamba-2's scan: the causal convolution with SiLU, and the gated norm.
+"""Triton kernels of what stands around a Mamba-2's scan: the gradient of the causal convolution with SiLU, and the
+gated norm.
 
 Imported by `ssmscope.scans.fused_parts` alone, where triton is installed. Inputs are float32, their channels lie side
 by side; strides are those of batch and step, or of rows.
@@ -9,31 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS: tl.constexpr):
-    """bias_c + Σ_j weight_{c,j} x_{t − TAPS + 1 + j, c} at steps `t` and channels `c`, zeros before the first step."""
-    total = tl.load(bias + c, mask=c < CHANNELS, other=0.0)[None, :]
-    for j in tl.static_range(TAPS):
-        s = t - (TAPS - 1) + j
-        at = row * row_stride + s[:, None] * step_stride + c[None, :]
-        found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0)
-        total += found * tl.load(weight + c * TAPS + j, mask=c < CHANNELS, other=0.0)[None, :]
-    return total
-
-
-@triton.jit
-def convolve(
-    x, weight, bias, y, length, row_stride, step_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """y = SiLU(causal convolution of x), (batch, length, channels); a program has STEPS steps of WIDTH channels."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    t = part * STEPS + tl.arange(0, STEPS)
-    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    real = (t < length)[:, None] & (c < CHANNELS)[None, :]
-    total = _pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
-    tl.store(y + (row * length + t[:, None]) * CHANNELS + c[None, :], total * tl.sigmoid(total), mask=real)
+from ssmscope.scans.passes_kernels import pre_activation
 
 
 @triton.jit
@@ -47,7 +24,7 @@ def convolve_back_activation(
     t = part * STEPS + tl.arange(0, STEPS)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     real = (t < length)[:, None] & (c < CHANNELS)[None, :]
-    total = _pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
+    total = pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
     gate = tl.sigmoid(total)
     grad = tl.load(grad_y + row * grad_row + t[:, None] * grad_step + c[None, :], mask=real, other=0.0)
     grad = grad * gate * (1.0 + total * (1.0 - gate))

@@ -41,15 +41,19 @@ def _plain(t: Tensor) -> bool:
 
 def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
-    batch, length, channels = x.shape
-    bias = x.new_zeros(channels) if bias is None else bias
-    y, width = x.new_empty(x.shape), min(_power(channels, 16), CHANNELS)
-    sizes = {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": width, "num_warps": 4}
+    bias = x.new_zeros(x.shape[2]) if bias is None else bias
+    y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight)
     with on(x):
-        kernels.loaded().convolve[(batch, -(-length // STEPS), -(-channels // width))](
-            *(x, weight.contiguous(), bias, y, length, *x.stride()[:2]), **sizes
-        )
+        kernels.loaded().convolve[grid](x, weight.contiguous(), bias, y, x.shape[1], *x.stride()[:2], **sizes)
     return y
+
+
+def cut(x: Tensor, weight: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The programs of a convolution's kernels, and the constants that these are compiled for."""
+    batch, length, channels = x.shape
+    width = min(_power(channels, 16), CHANNELS)
+    sizes = {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": width, "num_warps": 4}
+    return (batch, -(-length // STEPS), -(-channels // width)), sizes
 
 
 def gated(y: Tensor, z: Tensor) -> Tensor:

@@ -1,11 +1,24 @@
 """Triton kernels of passes over a layer's terms that no gradient flows through.
 
-Imported by `ssmscope.scans.passes` alone, where triton is installed. Inputs are of any floating type, arithmetic is in
-float32; channels lie side by side, strides are those of batch and step.
+Imported by `ssmscope.scans.passes` and `fused_parts_kernels` alone, where triton is installed. Inputs are of any
+floating type, arithmetic is in float32; channels lie side by side, strides are those of batch and step.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS: tl.constexpr):
+    """bias_c + Σ_j weight_{c,j} x_{t − TAPS + 1 + j, c} at steps `t` and channels `c`, zeros before the first step."""
+    wide = c < CHANNELS
+    total = tl.load(bias + c, mask=wide, other=0.0).to(tl.float32)[None, :]
+    for j in tl.static_range(TAPS):
+        s = t - (TAPS - 1) + j
+        at = row * row_stride + s.to(tl.int64)[:, None] * step_stride + c[None, :]
+        found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0).to(tl.float32)
+        total += found * tl.load(weight + c * TAPS + j, mask=wide, other=0.0).to(tl.float32)[None, :]
+    return total
 
 
 @triton.jit
@@ -17,14 +30,8 @@ def convolve(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = part * STEPS + tl.arange(0, STEPS)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    wide = c < CHANNELS
-    real = (t < length)[:, None] & wide[None, :]
-    total = tl.zeros([STEPS, WIDTH], tl.float32) + tl.load(bias + c, mask=wide, other=0.0).to(tl.float32)[None, :]
-    for j in tl.static_range(TAPS):
-        s = t - (TAPS - 1) + j
-        at = row * row_stride + s.to(tl.int64)[:, None] * step_stride + c[None, :]
-        found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0).to(tl.float32)
-        total += found * tl.load(weight + c * TAPS + j, mask=wide, other=0.0).to(tl.float32)[None, :]
+    real = (t < length)[:, None] & (c < CHANNELS)[None, :]
+    total = pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
     at = (row * length + t[:, None]) * CHANNELS + c[None, :]
     tl.store(y + at, (total * tl.sigmoid(total)).to(y.dtype.element_ty), mask=real)
 

@@ -2,9 +2,10 @@
 
 A kernel walks the chunks and keeps the state before each; another reads all chunks side by side; the backward pass
 makes the states anew and does the same with the adjoint. Products have the precision of torch's own matrix products,
-`torch.get_float32_matmul_precision()`: "highest", the default, has float32's digits (operands in three parts of
-bfloat16), "high" 16 bits (two parts), "medium" the 8 bits of bfloat16, in which chunks' states are then kept too; sums
-are float32 throughout. Without the kernels (`launching`) `scalar.scan` stays with torch.
+`torch.get_float32_matmul_precision()`: "highest", the default, has 22 bits (operands in two parts of float16, each over
+a power of two, so that nothing leaves its range), "high" the 11 bits of TF32, "medium" the 8 bits of bfloat16; chunks'
+states are kept in the same numbers, and sums are float32 throughout. Gradients have 22 bits whatever was chosen.
+Without the kernels (`launching`) `scalar.scan` stays with torch.
 """
 
 from __future__ import annotations
@@ -15,30 +16,29 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.launching import Kernels, on
 
 FILL = 1024  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
 MOST = 256  # of N: with more, a program's tiles no longer fit
 STEPS = 64  # of a chunk
-FLOOR = smallest_exponent(torch.float32) * 1.4426950408889634  # decays are powers of 2 in the kernels
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 
 
 class _Precision(NamedTuple):
-    """How products are made, what states are kept in, and how many chunks `carry` and heads `read` load ahead."""
+    """What numbers products are of, and how many of them stand for one of float32."""
 
-    products: str
+    dtype: torch.dtype
     terms: int
-    states: torch.dtype
-    carry: int
-    read: int
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"SCALED": self.dtype == torch.float16, "TERMS": self.terms}
 
 
 PRECISIONS = {
-    "highest": _Precision("bf16x6", 3, torch.float32, carry=2, read=2),
-    "high": _Precision("bf16x3", 2, torch.float32, carry=3, read=1),
-    "medium": _Precision("bf16", 1, torch.bfloat16, carry=2, read=1),
+    "highest": _Precision(torch.float16, 2),
+    "high": _Precision(torch.float16, 1),
+    "medium": _Precision(torch.bfloat16, 1),
 }
 
 
@@ -101,40 +101,62 @@ class _Plan(NamedTuple):
     def sizes(self) -> dict[str, Any]:
         """The constants that kernels are compiled for."""
         tiles = {"P": self.width, "N": self.state, "WIDTH": self.part, "STATES": _power(self.state, 16), "Q": STEPS}
-        how = {"FLOOR": FLOOR, "WEIGHTED": self.weighted, "EVEN": self.length % STEPS == 0}
+        how = {"WEIGHTED": self.weighted, "EVEN": self.length % STEPS == 0}
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of STEPS columns enters one of
         # fewer.
         warps = 2 if min(self.part, tiles["STATES"]) < STEPS else 4
-        return {**tiles, **how, "PRECISION": self.precision.products, "num_warps": warps}
+        return {**tiles, **how, "num_warps": warps}
 
-    def sums(self, log_a: Tensor, delta: Tensor | None) -> Tensor:
+    def sums(self, log_a: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         S = log_a.new_empty(self.batch, self.chunks, self.heads, 2 if delta is None else 3, STEPS)
+        most = log_a.new_empty(self.batch, self.chunks, self.heads, 3)
         heads, weights = min(_power(self.heads), 16), log_a if delta is None else delta
         kernels.loaded().sums[(self.batch * self.chunks * -(-self.heads // heads),)](
-            *(log_a, weights, S, self.length, self.heads, self.chunks, *log_a.stride(), *weights.stride()),
+            *(log_a, weights, S, most, self.length, self.heads, self.chunks, *log_a.stride(), *weights.stride()),
             **{"Q": STEPS, "HEADS": heads, "WEIGHTED": self.weighted, "num_warps": 4},
         )
-        return S
+        return S, most
+
+    def in_parts(self, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """b and c in parts, and their units."""
+        each, precision = (self.batch, self.chunks, self.groups), self.precision
+        b_parts, c_parts = (b.new_empty(*each, precision.terms, STEPS, self.state, dtype=precision.dtype) for _ in "bc")
+        units, states = b.new_empty(*each, 2), _power(self.state, 16)
+        kernels.loaded().parts[(self.batch * self.chunks * self.groups,)](
+            *(b, c, b_parts, c_parts, units, self.length, self.groups, self.chunks, *b.stride()[:3], *c.stride()[:3]),
+            **{"N": self.state, "STATES": states, "Q": STEPS, "num_warps": 8 if states >= 64 else 2},
+            **precision.sizes,
+        )
+        return b_parts, c_parts, units
 
     def carry(
-        self, S: Tensor, left: Tensor, right: Tensor, first: Tensor | None, reverse: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """The states before the chunks and the last one, or their adjoints; from 0 without a `first`."""
-        matrices = (self.heads, self.width, self.state)
-        states = S.new_empty(self.batch, self.chunks, *matrices, dtype=self.precision.states)
-        last = S.new_empty(self.batch, *matrices)
+        self,
+        S: Tensor,
+        most: Tensor,
+        left: Tensor,
+        right: Tensor,
+        units: Tensor,
+        first: Tensor | None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The states before the chunks in parts, their units, the largest |left| of each chunk, and the last state; or
+        of their adjoints; from 0 without a `first`."""
+        chunks, matrix = (self.batch, self.chunks, self.heads), (self.width, self.state)
+        states = S.new_empty(*chunks, self.precision.terms, *matrix, dtype=self.precision.dtype)
+        state_units, largest = (S.new_empty(*chunks, self.parts) for _ in range(2))
+        last = S.new_empty(self.batch, self.heads, *matrix)
         sizes = self.sizes()
         sizes["STATES"] = min(sizes["STATES"], 64)
         programs = self.batch * self.heads * self.parts * -(-self.state // sizes["STATES"])
         kernels.loaded().carry[(programs,)](
-            *(S, left, right, last if first is None else first.contiguous(), states, last, *self.shape),
-            *(*left.stride()[:3], *right.stride()[:3]),
+            *(S, most, left, right, units, last if first is None else first.contiguous()),
+            *(states, state_units, largest, last, *self.shape, *left.stride()[:3]),
             **sizes,
-            STAGES=self.precision.carry,
+            **self.precision.sizes,
             REVERSE=reverse,
             FIRST=first is not None,
         )
-        return states, last
+        return states, state_units, largest, last
 
     def by_step(self, parts: Tensor) -> Tensor:
         """(batch, chunks, heads, parts, Q) as (batch, length, heads)."""
@@ -165,44 +187,46 @@ class _Scan(torch.autograd.Function):
         b, c, x = map(_columns, (b, c, x))
         y = x.new_empty(x.shape)
         with on(x):
-            S = plan.sums(log_a, delta)
-            states, final = plan.carry(S, x, b, initial)
+            S, most = plan.sums(log_a, delta)
+            b_parts, c_parts, units = plan.in_parts(b, c)
+            *states, largest, final = plan.carry(S, most, x, b_parts, units, initial)
             kernels.loaded().read[(plan.programs,)](
-                *(S, x, b, c, states, y, *plan.shape, plan.blocks),
-                *(*x.stride()[:3], *b.stride()[:3], *c.stride()[:3]),
+                *(S, most, x, b_parts, c_parts, units, *states, largest, y),
+                *(*plan.shape, plan.blocks, *x.stride()[:3]),
                 **plan.sizes(),
-                STAGES=plan.precision.read if plan.state <= 128 else 1,
+                **plan.precision.sizes,
             )
         ctx.save_for_backward(log_a, b, c, x, initial, delta)
-        ctx.precision = precision
         return y, final
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
         log_a, b, c, x, initial, delta = ctx.saved_tensors
-        plan = _plan(x, b, delta, ctx.precision)
+        plan = _plan(x, b, delta, "highest")
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         with on(x):
-            S = plan.sums(log_a, delta)
-            states, _ = plan.carry(S, x, b, initial)
-            adjoints, grad_initial = plan.carry(S, grad_y, c, grad_final, reverse=True)
+            S, most = plan.sums(log_a, delta)
+            b_parts, c_parts, units = plan.in_parts(b, c)
+            *states, largest_x, _ = plan.carry(S, most, x, b_parts, units, initial)
+            *adjoints, largest_y, grad_initial = plan.carry(S, most, grad_y, c_parts, units, grad_final, reverse=True)
             met = S.new_empty(plan.batch, plan.chunks, plan.heads, plan.parts)
             was_read, through = (S.new_empty(*met.shape, STEPS) for _ in range(2))
             grad_delta = through if delta is None else torch.empty_like(through)
-            grad_x = x.new_empty(x.shape)
             grad_b, grad_c = (b.new_empty(plan.blocks, *b.shape) for _ in range(2))
             shape, sizes, programs = (plan.batch, *plan.shape, plan.blocks), plan.sizes(), (plan.programs,)
+            strides = (*x.stride()[:3], *grad_y.stride()[:3])
             kernels.loaded().back_states[programs](
-                *(S, x, c, grad_y, states, adjoints, was_read, met, grad_b, grad_c, *shape),
-                *(*x.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
+                *(S, most, x, c_parts, grad_y, units, *states, *adjoints, largest_x, largest_y),
+                *(was_read, met, grad_b, grad_c, *shape, *strides),
                 **{**sizes, "num_warps": 2 * sizes["num_warps"]},
             )
+            del states  # before there is room for x's gradient
+            grad_x = x.new_empty(x.shape)
             kernels.loaded().back[programs](
-                *(S, x, b, c, grad_y, adjoints, was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape),
-                *(*x.stride()[:3], *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
+                *(S, x, b_parts, c_parts, grad_y, units, *adjoints, largest_x, largest_y),
+                *(was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape, *strides),
                 **sizes,
-                TERMS=plan.precision.terms,
             )
         grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
         weights = None if delta is None else plan.by_step(grad_delta)

@@ -34,7 +34,8 @@ PARTS = ".parts"
 
 engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 """What measures batches; None for this process."""
-_folder: ContextVar[Path | None] = ContextVar("folder", default=None)
+_keeping: ContextVar[tuple[Path, dict[Path, bool]] | None] = ContextVar("keeping", default=None)
+"""Where parts are kept, and the folders that were used, with whether they were new."""
 
 
 def over(
@@ -60,7 +61,7 @@ def over(
         InputError: as `measure`.
     """
     batches = list(batches)
-    kept = _Kept(_folder.get(), [provenance, what, batches]) if provenance is not None else _Kept(None, None)
+    kept = _Kept(provenance, what, batches)
     missing = [(number, batch) for number, batch in enumerate(batches) if number not in kept.found]
     waiting: dict[int, Columns] = {}
 
@@ -97,36 +98,46 @@ def keeping(out: Path | None) -> Iterator[None]:
     They stay where it is killed, or where workers or a disk failed; where the input is refused, only if they were there
     before.
     """
-    folder = None if out is None else Path(out) / PARTS
-    new = folder is not None and not folder.exists()
-    above = [] if out is None else [place for place in (Path(out), *Path(out).parents) if not place.exists()]
-    token = _folder.set(folder)
+    if out is None:
+        yield
+        return
+    home = Path(out) / PARTS
+    made = [place for place in (home, *home.parents) if not place.exists()]
+    used: dict[Path, bool] = {}
+    token = _keeping.set((home, used))
     try:
         yield
     except InputError as error:
-        if folder is not None and new and error.__cause__ is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            for place in above:
-                with suppress(OSError):
-                    place.rmdir()
+        if error.__cause__ is None:
+            _remove([folder for folder, new in used.items() if new], made)
         raise
     else:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(used, [home])
     finally:
-        _folder.reset(token)
+        _keeping.reset(token)
+
+
+def _remove(folders: Iterable[Path], above: Iterable[Path]) -> None:
+    """Remove folders, and of those above the empty ones."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    for place in above:
+        with suppress(OSError):
+            place.rmdir()
 
 
 class _Kept:
-    """The parts of one measurement in files, by the numbers of their batches; without a folder there are none."""
+    """The parts of one measurement in files, by the numbers of their batches; without provenance there are none."""
 
-    def __init__(self, folder: Path | None, essence: Any) -> None:
+    def __init__(self, provenance: Mapping[str, Any] | None, *essence: Any) -> None:
         self.folder: Path | None = None
         self.found: set[int] = set()
-        if folder is not None:
-            essence = [{k: v for k, v in essence[0].items() if k != "date"}, *essence[1:]]
-            digest = hashlib.sha256(json.dumps(essence, sort_keys=True, default=str).encode()).hexdigest()[:16]
-            self.folder = folder / digest
+        keeping = _keeping.get()
+        if keeping is not None and provenance is not None:
+            lasting = {name: value for name, value in provenance.items() if name != "date"}
+            digest = hashlib.sha256(json.dumps([lasting, *essence], sort_keys=True, default=str).encode())
+            self.folder = keeping[0] / digest.hexdigest()[:16]
+            keeping[1].setdefault(self.folder, not self.folder.exists())
             self.found = {int(file.stem) for file in self.folder.glob("*.npz") if self._read(file) is not None}
 
     def get(self, number: int) -> Columns:
@@ -139,7 +150,6 @@ class _Kept:
         if self.folder is not None:
             stream, arrays = io.BytesIO(), dict[str, Any](part)
             np.savez(stream, **arrays)
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / f"{number}.npz", stream.getvalue())
 
     @staticmethod

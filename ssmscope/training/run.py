@@ -185,8 +185,8 @@ def train_model(
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
         seed: of everything that draws.
-        precision: `fp32`; `tf32`, whose matrix products on a GPU have 10 binary digits, in Mamba-2's scan 16; or `bf16`
-            for automatic mixed precision. Recurrences are in float32 in any case.
+        precision: `fp32`; `tf32`, whose matrix products on a GPU have 10 binary digits; or `bf16` for automatic mixed
+            precision. Recurrences are in float32 in any case.
         saved_as: type of the stored weights, `bfloat16`, `float16` or `float32`. Accuracies are measured on these.
         device: by default `cuda` where there is one, else `cpu`.
         compile: fuse parts of the scans with torch.compile, after a check that gradients stay the same; pays on a GPU.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from planned import TEXT, jobs_of, numbers, run, tiny_model, unpainted
 import ssmscope.models.load
 from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
-from ssmscope.reports.engines import ray_engine
+from ssmscope.reports.engines import batches_on_ray, ray_engine
+from ssmscope.sharding import parts
 from ssmscope.sharding.cluster import Setting, lacking
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -145,6 +147,31 @@ def test_a_node_that_dies_takes_no_job_with_it_and_the_numbers_are_those_of_one_
     assert numbers(tmp_path / "ray") == numbers(tmp_path / "local")
     for path in (tmp_path / "local").glob("results/*/*.csv"):
         assert (tmp_path / "ray" / path.relative_to(tmp_path / "local")).read_bytes() == path.read_bytes()
+
+
+def test_by_batch_jobs_run_here_and_their_batches_elsewhere(models, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("ray")
+    given: list[Any] = []
+
+    def elsewhere(model: Any, measure: Any, batches: Any) -> Iterator[Any]:
+        given.append(len(batches))
+        return parts.here(model, measure, batches)
+
+    @contextmanager
+    def on_engine(**options: Any) -> Iterator[None]:
+        given.append(options)
+        token = parts.engine.set(elsewhere)
+        yield
+        parts.engine.reset(token)
+
+    monkeypatch.setattr(engines, "on_engine", on_engine)
+    unpainted(monkeypatch)
+    lines = tmp_path / "lines.txt"
+    lines.write_text(f"{TEXT}\n" * 9)
+    document = {"models": models[:1], "analyses": [{"loss": {"data": str(lines), "length": 5}}]}
+    report = run(document, tmp_path / "out", engine=batches_on_ray(workers=2))
+    assert given == [{"engine": "ray", "workers": 2, "address": None}, 1]
+    assert [entry.state for entry in report.entries] == ["done"]
 
 
 def test_an_address_where_no_cluster_answers(models, tmp_path) -> None:

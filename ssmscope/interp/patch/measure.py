@@ -28,6 +28,9 @@ from ssmscope.trace import LayerState
 
 ENDS = 8
 """Behind how many tokens states are kept at once."""
+NUMBERS = 2**21
+"""How many numbers of the residual stream are run at once, where that is more than `TOKENS_AT_ONCE` tokens: in narrow
+models a call costs more than its tokens."""
 MOST_HEADS = 256
 """Of a layer: with more they are channels, one by one."""
 
@@ -154,6 +157,7 @@ class Runs:
         self.model, self.base, self.source = model, base, source
         self.layers, self.length = range(model.num_layers), base.input_ids.shape[1]
         self.joining = Joining(model, base)
+        self.at_once = max(TOKENS_AT_ONCE, NUMBERS // self.joining.width) if self.joining.works else TOKENS_AT_ONCE
         both = (base, source)
         self.pair = Batch(
             torch.cat([each.input_ids for each in both]),
@@ -217,7 +221,7 @@ class Runs:
             done = 0
             while done < len(chosen):
                 tokens = (len(self.layers) + 1) * (self.length - chosen[done])
-                group = chosen[done : done + (max(1, TOKENS_AT_ONCE // tokens) if self.joining.works else 1)]
+                group = chosen[done : done + (max(1, self.at_once // tokens) if self.joining.works else 1)]
                 yield group, gathered(after, torch.arange(2 * done, 2 * (done + len(group))))
                 done += len(group)
 
@@ -266,7 +270,7 @@ class Runs:
             if start > at:
                 states = self.model.run(pieces(self.base, [0], [at], [start]), states, last_only=True).states
                 at = start
-            count = max(1, TOKENS_AT_ONCE // (self.length - start))
+            count = max(1, self.at_once // (self.length - start))
             chosen = sorted(cells[done : done + count], key=_layer_of)
             begin = None
             if states is not None:

@@ -37,6 +37,7 @@ def check_smooth(*, smooth: int, **options: Any) -> None:
     models=(LANGUAGE_MODEL,),
     dtype="float32",
     check=check_smooth,
+    sharded=True,
 )
 def token_loss(
     models: Model | Sequence[Model],
@@ -82,7 +83,7 @@ def token_loss(
     import numpy as np
 
     from ssmscope.probes.long_rows import language_models, own_names
-    from ssmscope.probes.loss.measure import UNITS, notes_on, positions_of, summarised, window_losses
+    from ssmscope.probes.loss.measure import UNITS, every_loss, notes_on, positions_of, summarised
     from ssmscope.probes.loss.result import TokenLoss
     from ssmscope.probes.loss.windows import documents, shared_windows
     from ssmscope.progress import on_stderr
@@ -94,13 +95,20 @@ def token_loss(
     found = len(windows)
     if limit is not None and limit < found:
         windows = windows[np.sort(np.random.default_rng(seed).permutation(found)[:limit])]
-    names = own_names(every)
+    names, places = own_names(every), positions_of(length)
+    options: dict[str, Any] = {
+        **{"data": name, "split": split, "length": length, "limit": limit},
+        **{"smooth": smooth, "unit": unit, "piece": piece},
+    }
+    digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
     losses = np.zeros((len(every), len(windows), length), dtype=np.float32)
     say = on_stderr(progress).print
     for number, model in enumerate(every):
         began = time.perf_counter()
         say(f"{names[number]}: {len(windows):,} windows of {length:,} tokens")
-        losses[number] = window_losses(model, windows, piece=piece, say=say) * UNITS[unit]
+        provenance = record_provenance(model.source, options={**options, "windows": digest}, seed=seed)
+        nats = every_loss(model, windows, piece=piece, provenance=provenance, shown=progress)
+        losses[number] = nats * UNITS[unit]
         if not np.isfinite(losses[number]).all():
             at = int((~np.isfinite(losses[number]).all(0)).argmax()) + 1
             raise InputError(
@@ -108,12 +116,6 @@ def token_loss(
                 f"length below {at:,}"
             )
         say(f"  {losses[number].mean():.4f} {unit} a token in {time.perf_counter() - began:.1f} s")
-    places = positions_of(length)
-    options: dict[str, Any] = {
-        **{"data": name, "split": split, "length": length, "limit": limit},
-        **{"smooth": smooth, "unit": unit, "piece": piece},
-    }
-    digest = hashlib.sha256(np.ascontiguousarray(windows, dtype="<i8").tobytes()).hexdigest()[:16]
     return TokenLoss(
         provenance={
             **record_provenance({"model": " and ".join(names)}, options=options, seed=seed),

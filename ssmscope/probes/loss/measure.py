@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,11 @@ from jaxtyping import Float, Int
 
 from ssmscope.bootstrap import estimate, resampled_sums
 from ssmscope.evaluation.forking import Rows
+from ssmscope.evaluation.running import tokens_together
 from ssmscope.model import Model
 from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
 from ssmscope.probes.loss.result import Summary
+from ssmscope.sharding.parts import Columns, over
 
 UNITS = {"nats": 1.0, "bits": 1 / math.log(2)}
 """How much of each a nat is."""
@@ -34,7 +35,6 @@ def window_losses(
     windows: Int[np.ndarray, "windows length+1"],
     *,
     piece: int = PIECE,
-    say: Callable[[str], None] | None = None,
 ) -> Float[np.ndarray, "windows length"]:
     """−ln p of every token of a window but the first, float32, from those before it.
 
@@ -44,7 +44,6 @@ def window_losses(
     found = np.zeros((number, length), dtype=np.float32)
     rows = Rows(windows[:, :-1].ravel(), np.arange(number + 1) * length)
     step = max(1, LOGITS_AT_ONCE // model.vocabulary)
-    began, done = time.perf_counter(), 0
     for part in pieces_of(model, rows, piece=piece):
         stop = part.start + part.hidden.shape[1]
         targets = torch.from_numpy(windows[part.rows, part.start + 1 : stop + 1]).to(part.hidden.device).reshape(-1)
@@ -56,10 +55,33 @@ def window_losses(
             for at in range(0, len(hidden), step)
         ]
         found[part.rows, part.start : stop] = torch.cat(losses).view(part.hidden.shape[:2]).cpu().numpy()
-        done += int(part.ends.sum())
-        if say is not None and part.ends.any() and time.perf_counter() - began > 10:
-            say(f"  {done:,} of {number:,} windows")
-            began = time.perf_counter()
+    return found
+
+
+def every_loss(
+    model: Model,
+    windows: Int[np.ndarray, "windows length+1"],
+    *,
+    piece: int,
+    provenance: Mapping[str, Any],
+    shown: bool,
+) -> Float[np.ndarray, "windows length"]:
+    """`window_losses`, batch by batch.
+
+    Args:
+        provenance: all that they depend on.
+        shown: whether progress is.
+    """
+
+    def measure(rows: range) -> Columns:
+        return {"losses": window_losses(model, windows[rows.start : rows.stop], piece=piece)}
+
+    number, length = len(windows), windows.shape[1] - 1
+    size, numbers = max(1, tokens_together(model) // min(length, piece)), range(number)
+    batches = [numbers[first : first + size] for first in numbers[::size]]
+    found = np.zeros((number, length), dtype=np.float32)
+    for rows, part in over(model, batches, measure, provenance=provenance, what="windows" if shown else None):
+        found[rows.start : rows.stop] = part["losses"]
     return found
 
 
