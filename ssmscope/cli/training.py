@@ -35,9 +35,9 @@ def train(
     NAME is sst2, imdb, rotten_tomatoes, snli, wnli, planted-words, planted-recall, planted-xor or planted-position
     (whose reason is known word for word), or a csv, tsv, jsonl or parquet file with text and label
     (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
-    fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five of them
-    (tokens that are asked for); instruct (task prompts around sst2, wnli and snli); wikitext2, books or a .txt file
-    (language models).
+    mqar, fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five
+    of them, needle, multi-key, multi-value, variables or common-words (tokens that are asked for); instruct (task
+    prompts around sst2, wnli and snli); wikitext2, books or a .txt file (language models).
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)

@@ -82,6 +82,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
         ("selective --task majority --decays spread", "decays means nothing for selective"),
         ("gla --task majority --head-width 8", "head_width means nothing for gla"),
         ("mamba2 --task sst2 --flipped 0.1", "flipped means nothing for sst2"),
+        ("mamba2 --task associative-recall --pairs 4", "pairs means nothing for associative-recall"),
         ("mamba2 --task sst2 --length 9", "length means nothing for sst2"),
         ("mamba2 --task digits --examples 9", "examples means nothing for digits"),
         ("mamba2 --task qa1 --unit byte", "unit means nothing for qa1"),
