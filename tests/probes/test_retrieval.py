@@ -358,7 +358,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         "options, said",
         [
-            (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, multi-key, "),
+            (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, "),
             (dict(tasks=[]), "tasks is empty; allowed are qa1, qa2, qa3, qa4, qa5"),
             (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),

@@ -139,9 +139,7 @@ def test_mqars_keys_come_again_by_a_power_law():
         assert abs(share - weights / weights.sum()).max() < 5 * np.sqrt(0.25 / 3000)
     train, _ = mqar(length=10, pairs=2, vocabulary=8, train_examples=3000)
     first, second, third = chance = np.arange(1, 4) ** -0.99 / (np.arange(1, 4) ** -0.99).sum()
-    taken = (train.ids[:, 4::2] == train.ids[:, 2, None]) & (
-        train.targets[:, 4::2] != IGNORED
-    )
+    taken = (train.ids[:, 4::2] == train.ids[:, 2, None]) & (train.targets[:, 4::2] != IGNORED)
     exact = [
         second * first / (1 - second) + third * first / (1 - third),
         first * second / (1 - first) + third * second / (1 - third),
