@@ -41,8 +41,8 @@ COMMON, OFTEN = 3, 10
 """So many words come so often; every other word once."""
 
 
-def named(kind: str, numbers: Sequence[int]) -> list[Entity]:
-    return [Entity(kind, int(number)) for number in numbers]
+def named(kind: str, numbers: np.ndarray) -> list[Entity]:
+    return [Entity(kind, number) for number in numbers.tolist()]
 
 
 def besides(others: Sequence[Entity], article: str = "the ") -> Sentence:
