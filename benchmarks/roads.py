@@ -7,8 +7,8 @@
 - Books (demo/books-*): a name that came once in the 64 tokens before and is predicted again. Sources: the name, the
   token behind it, a token half way, the last token.
 
-Each line is one role: the change of the answer's probability, in per cent, with its edges to the last token cut, in all
-layers and layer by layer, with 95 % bootstrap intervals over texts.
+Each line is one role: the change of the answer's probability, in per cent, with its edges to the last token cut (with
+--roads what the convolution carries of it), in all layers and layer by layer, with 95 % bootstrap intervals over texts.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def names(model: ssmscope.Model) -> Iterator[Asked]:
                 yield before, row[at], roles
 
 
-def measure(name: str, count: int) -> Iterator[str]:
+def measure(name: str, count: int, cut: str) -> Iterator[str]:
     model = ssmscope.load(name)
     found, said, roles = [], [], {}
     for ids, answer, roles in (stories if name in STORIES else names)(model):
         spans = [str(at) for at in roles.values()]
-        result = ssmscope.knockout(model, model.encode(ids=ids), from_=spans, window=1, answer=answer)
+        result = ssmscope.knockout(model, model.encode(ids=ids), from_=spans, window=1, roads=cut, answer=answer)
         found.append(result.changes[..., 0])
         said.append(result.probability[0])
         if len(found) == count:
@@ -88,9 +88,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join((*STORIES, *BOOKS)))
     parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--roads", default="states", choices=("states", "convolution", "both"), help="what is cut")
     options = parser.parse_args()
     for name in options.models.split(","):
-        for line in measure(name, options.examples):
+        for line in measure(name, options.examples, options.roads):
             print(line, flush=True)
 
 
