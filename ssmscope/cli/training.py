@@ -66,11 +66,12 @@ def train(
 
 
 def _next_step(out: Path, record: Mapping[str, Any]) -> str:
-    from ssmscope.training.data import QUESTIONS
+    from ssmscope.training.data import MIXED_QUESTIONS, QUESTIONS
 
-    kind = record["kind"]
-    if record["data"]["train"]["name"] in QUESTIONS:
-        return f"; try: analyze retrieval {shlex.quote(str(out))} --lengths 0,500"
+    kind, name = record["kind"], record["data"]["train"]["name"]
+    if name in QUESTIONS:
+        known = "" if name == MIXED_QUESTIONS else f" --tasks {name}"  # the words of the others may be unknown to it
+        return f"; try: analyze retrieval {shlex.quote(str(out))}{known} --lengths 0,500"
     if kind == "pixels":
         return f"; try: analyze position {shlex.quote(str(out))}"
     if kind == "instructions":
