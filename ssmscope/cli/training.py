@@ -35,9 +35,9 @@ def train(
     NAME is sst2, imdb, rotten_tomatoes, snli, wnli, planted-words, planted-recall, planted-xor or planted-position
     (whose reason is known word for word), or a csv, tsv, jsonl or parquet file with text and label
     (classifiers of texts); cifar10 or digits (of pixels); majority or listops (of sequences); associative-recall,
-    fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five of them
-    (tokens that are asked for); instruct (task prompts around sst2, wnli and snli); wikitext2, books or a .txt file
-    (language models).
+    mqar, fuzzy-recall, noisy-recall, selective-copying, compression, memorization, qa1 to qa5 or babi, all five
+    of them, needle, multi-key, multi-value, variables or common-words (tokens that are asked for); instruct (task
+    prompts around sst2, wnli and snli); wikitext2, books or a .txt file (language models).
     """
     out = Path("runs", f"{Path(data).stem}-{architecture}") if out is None else out
     check_writable(out)
@@ -66,11 +66,12 @@ def train(
 
 
 def _next_step(out: Path, record: Mapping[str, Any]) -> str:
-    from ssmscope.training.data import QUESTIONS
+    from ssmscope.training.data import MIXED_QUESTIONS, QUESTIONS
 
-    kind = record["kind"]
-    if record["data"]["train"]["name"] in QUESTIONS:
-        return f"; try: analyze retrieval {shlex.quote(str(out))} --lengths 0,500"
+    kind, name = record["kind"], record["data"]["train"]["name"]
+    if name in QUESTIONS:
+        known = "" if name == MIXED_QUESTIONS else f" --tasks {name}"  # the words of the others may be unknown to it
+        return f"; try: analyze retrieval {shlex.quote(str(out))}{known} --lengths 0,500"
     if kind == "pixels":
         return f"; try: analyze position {shlex.quote(str(out))}"
     if kind == "instructions":

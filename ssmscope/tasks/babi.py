@@ -1,9 +1,9 @@
 """Questions about facts that are spread in other text: BABILong's recipe (Kuratov et al. 2024) over our own stories.
 
-The facts of a story (`ssmscope.tasks.stories`, tasks `qa1` to `qa5`) keep their order and stand at random places
-between sentences of filler, which follow each other as in their source (`ssmscope.tasks.filler`). The question comes
-at the end. Differential Mamba (section 4.5, appendix A.5) compares models on such questions, and its Figure 6 the
-needle's probability in each layer.
+The facts of a story (`ssmscope.tasks.stories`, tasks `qa1` to `qa5`, or of `ssmscope.tasks.needles`) keep their order
+and stand at random places between sentences of filler, which follow each other as in their source
+(`ssmscope.tasks.filler`). The question comes at the end. Differential Mamba (section 4.5, appendix A.5) compares models
+on such questions, and its Figure 6 the needle's probability in each layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.limits import WORDS, refuse_held
 from ssmscope.tasks.filler import generated, spaced_out, without_world
 from ssmscope.tasks.language import check_symbols, token_names
-from ssmscope.tasks.stories import NAMES, TASKS, Task, write
+from ssmscope.tasks.needles import TASKS
+from ssmscope.tasks.stories import NAMES, Task, write
 from ssmscope.tasks.tokens import IGNORED, TokenData
 
 PROMPT = "{context} {question}"
@@ -76,7 +77,7 @@ class QuestionData:
     """Questions of one task.
 
     Attributes:
-        name: `qa1` to `qa5`.
+        name: of the task.
         split: `train`, `validation` or `test`.
         examples: the questions.
         candidates: every word that may be an answer.
@@ -153,7 +154,7 @@ def questions(
 
     Args:
         task: `qa1` (where is a person), `qa2` (where is an object), `qa3` (where was it before), `qa4` (which place
-            lies north of …) or `qa5` (who gave what to whom).
+            lies north of …), `qa5` (who gave what to whom), or one of `ssmscope.tasks.needles.NEEDLES`.
         length: the most a context may `count`, question left out. It is filled with whole sentences while any fits. All
             facts are always there, so a story that is longer by itself stays alone: length 0 is BABILong's 0k.
         filler: sentences in their natural order, read on from a random one, again from the first one after the last.
@@ -216,7 +217,7 @@ def told_story(task: Task, answer: str, facts: int, split: str, random: np.rando
         parts = [part for fact in story.facts for part in fact if not isinstance(part, str)]
         alike = dict.fromkeys(own[part.number] for part in parts if part.kind == story.answer.kind)
         distractors = tuple(name for name in alike if name != answer)
-        if distractors and zlib.crc32("\n".join((*told, question)).encode()) % 4 in SPLITS[split]:
+        if (distractors or len(told) == 1) and zlib.crc32("\n".join((*told, question)).encode()) % 4 in SPLITS[split]:
             return Told(tuple(told), question, answer, story.supporting, distractors)
 
 

@@ -1,4 +1,4 @@
-"""The synthetic token tasks of MAD: recall, copying, compression and memorization, each a test of one capability.
+"""The synthetic token tasks of MAD: recall, copying, compression and memorization, each a test of one capability; MQAR.
 
 (Mechanistic Design and Scaling of Hybrid Architectures, Poli et al. 2024; Differential Mamba, appendix A.3, is compared
 with Mamba on them.) The default sizes are the paper's easiest settings. What a sequence looks like in detail is read
@@ -24,7 +24,7 @@ import numpy as np
 
 from ssmscope.errors import InputError
 from ssmscope.limits import refuse_held
-from ssmscope.tasks.recall import FuzzyRecall, Recall, interleaved, named
+from ssmscope.tasks.recall import FuzzyRecall, QueriedRecall, Recall, interleaved, named
 from ssmscope.tasks.tokens import IGNORED, TokenData
 
 Parts = tuple[TokenData, TokenData]
@@ -69,6 +69,47 @@ def associative_recall(
     refuse_pairs(length, vocabulary, 0)
     task = Recall("associative-recall", length, vocabulary // 2, 0, 0.0)
     return asked(draw_parts(task.draw, train_examples, test_examples, seed), every_token)
+
+
+def mqar(
+    *,
+    length: int = 64,
+    vocabulary: int = 64,
+    pairs: int = 4,
+    power: float = 0.01,
+    train_examples: int = 12800,
+    test_examples: int = 1280,
+    seed: int = 0,
+) -> Parts:
+    """Multi-query associative recall (Zoology, Arora et al. 2023): all pairs stand first, then every key is asked once.
+
+    Behind the pairs every second place is one for a key, the p-th of them taken with a probability in proportion to
+    p^(power − 1), so that distances follow a power law. Keys and values are distinct within a sequence. The value is
+    asked at the key and does not follow it; all other places hold any token.
+
+    The paper's vocabulary is 8,192, with 4 to 64 pairs at lengths of 64 to 512; 256 pairs just fit into 1,024 tokens.
+    Their code fills with any token, keys of the sequence too, at which nothing is asked; here none comes a third time.
+
+    Args:
+        length: tokens of a sequence, an even number, at least four times the pairs
+        vocabulary: number of tokens, an even number: one half are keys, the other values
+        pairs: number of pairs, each asked once
+        power: of the distances; 1 for uniform places
+        train_examples: number of training sequences
+        test_examples: number of test sequences
+        seed: number that decides the draws
+
+    Raises:
+        InputError: for a length or vocabulary that cannot hold the pairs, an odd one, or a power that is not above 0.
+    """
+    refuse_counts(train_examples, test_examples, seed)
+    refuse_below(1, pairs=pairs)
+    refuse_pairs(length, vocabulary, 0)
+    refuse_below(4 * pairs, length=length)
+    refuse_below(2 * pairs, vocabulary=vocabulary)
+    if not power > 0:
+        raise InputError(f"power is {power}; a number above 0 is allowed")
+    return draw_parts(QueriedRecall(length, vocabulary // 2, pairs, power).draw, train_examples, test_examples, seed)
 
 
 def noisy_recall(
@@ -336,6 +377,7 @@ def refuse_pairs(length: int, vocabulary: int, noises: int) -> None:
 GENERATORS: Mapping[str, Callable[..., Parts]] = MappingProxyType(
     {
         "associative-recall": associative_recall,
+        "mqar": mqar,
         "fuzzy-recall": fuzzy_recall,
         "noisy-recall": noisy_recall,
         "selective-copying": selective_copying,

@@ -39,6 +39,33 @@ class Recall:
 
 
 @dataclass(frozen=True)
+class QueriedRecall:
+    """All pairs first, then each of their keys once among other tokens, its value asked at it."""
+
+    length: int
+    halves: int
+    pairs: int
+    power: float
+
+    def draw(self, split: str, examples: int, random: np.random.Generator) -> TokenData:
+        tokens = (*named("k", self.halves), *named("v", self.halves))
+        begin = 2 * self.pairs
+        ids = np.empty((examples, self.length), dtype=np.int64)
+        targets = np.full_like(ids, IGNORED)
+        places = np.arange(1, (self.length - begin) // 2 + 1)
+        spot = begin + 2 * weighted(places ** (self.power - 1), self.pairs, examples, random)
+        for row, asked, at in zip(ids, targets, spot):
+            key = random.choice(self.halves, self.pairs, replace=False)
+            value = self.halves + random.choice(self.halves, self.pairs, replace=False)
+            rank = random.integers(0, len(tokens) - self.pairs, self.length)
+            # the rank counts the tokens that are none of these keys
+            row[:] = rank + np.searchsorted(np.sort(key) - np.arange(self.pairs), rank, side="right")
+            row[0:begin:2], row[1:begin:2] = key, value
+            row[at], asked[at] = key, value
+        return TokenData("mqar", split, ids, targets, tokens)
+
+
+@dataclass(frozen=True)
 class FuzzyRecall:
     """Pairs of a run of key tokens and a run of value tokens."""
 
@@ -97,6 +124,15 @@ def first_uses(keys: np.ndarray) -> np.ndarray:
 def one_of(allowed: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """A place in each row of `allowed` (examples, pairs) that is true there, all of them as likely."""
     return np.where(allowed, random.random(allowed.shape), -1).argmax(axis=1)
+
+
+def weighted(weights: np.ndarray, count: int, examples: int, random: np.random.Generator) -> np.ndarray:
+    """(examples, count) places of `weights`, drawn one after the other without replacement, as likely as they weigh.
+
+    The largest of log weight + Gumbel noise, in their order.
+    """
+    noisy = np.log(weights) + random.gumbel(size=(examples, len(weights)))
+    return np.argsort(-noisy, axis=1)[:, :count]
 
 
 def distinct(choices: int, count: int, shape: tuple[int, int], random: np.random.Generator) -> np.ndarray:

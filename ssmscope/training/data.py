@@ -14,9 +14,11 @@ from ssmscope.tasks.arrays import ArrayData
 from ssmscope.tasks.documents import DOCUMENTS
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.listops import listops_expressions
+from ssmscope.tasks.needles import NEEDLES
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.rows import SUFFIXES, checked_label, checked_text, read_rows
 from ssmscope.tasks.sequences import SequenceData, listops, majority
+from ssmscope.tasks.stories import TASKS as STORIES
 from ssmscope.tasks.text import SOURCES, TextData, load_text
 from ssmscope.tasks.tokens import TokenData
 
@@ -27,7 +29,7 @@ PIXELS = ("cifar10", "digits")
 SEQUENCES = ("majority", "listops")
 LANGUAGE = ("wikitext2", *DOCUMENTS)
 MIXED_QUESTIONS = "babi"
-QUESTIONS = ("qa1", "qa2", "qa3", "qa4", "qa5", MIXED_QUESTIONS)
+QUESTIONS = (*STORIES, MIXED_QUESTIONS, *NEEDLES)
 LENGTHS = 0, 1 / 8, 1 / 4, 1 / 2, 1
 """The lengths of the contexts of mixed questions, as parts of the longest."""
 INSTRUCTIONS = ("instruct",)
@@ -74,6 +76,8 @@ def task_options(data: str | Path) -> Collection[str]:
         return ("length", "examples", "flipped")
     if data == "listops":
         return ("length", "examples")
+    if data == "mqar":
+        return ("length", "examples", "vocabulary", "pairs")
     if data in QUESTIONS:
         return ("length", "examples", "filler", "vocabulary")
     if data in DOCUMENTS:
@@ -137,6 +141,8 @@ def _generated(options: Mapping[str, Any]) -> tuple[Any, Any]:
     if name == "listops":
         return _listops(length or 100, examples or 1000, seed)
     sizes = {"length": length, "vocabulary": options["vocabulary"], "train_examples": examples}
+    if name == "mqar":
+        sizes["pairs"] = options["pairs"]
     return GENERATORS[name](**{key: value for key, value in sizes.items() if value is not None}, seed=seed)
 
 
@@ -212,8 +218,8 @@ def _documents(options: Mapping[str, Any]) -> tuple[Parts, Any]:
 
 
 def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
-    """Questions of one task in contexts of one length, or of all five (`babi`), a fifth of each task at each of the
-    `LENGTHS`."""
+    """Questions of one task in contexts of one length, or of the five of `STORIES` (`babi`), a fifth of each at each of
+    the `LENGTHS`."""
     from ssmscope.tasks.babi import QuestionTokens, question_tokens, questions
     from ssmscope.tasks.filler import load_filler
     from ssmscope.tasks.language import word_tokenizer
@@ -224,9 +230,7 @@ def _questions(options: Mapping[str, Any]) -> tuple[Parts, Any]:
             raise InputError(f"{option} means nothing for {name}, whose questions are generated; leave it out")
     mixed = name == MIXED_QUESTIONS
     longest, count = options["length"] or (1000 if mixed else 128), options["examples"] or (50_000 if mixed else 5000)
-    cells = (
-        [(task, round(part * longest)) for task in QUESTIONS[:-1] for part in LENGTHS] if mixed else [(name, longest)]
-    )
+    cells = [(task, round(part * longest)) for task in STORIES for part in LENGTHS] if mixed else [(name, longest)]
     if count < len(cells):
         raise InputError(f"examples is {count}; {name} needs at least {len(cells)}, one of each task and length")
     made: dict[str, list[Any]] = {}

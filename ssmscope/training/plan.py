@@ -46,7 +46,7 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
         (
             *("width", "layers", "state", "head_width", "heads", "expand", "k", "state_groups", "fir_taps"),
-            *("epochs", "batch_size", "patience", "length", "examples", "prior_every"),
+            *("epochs", "batch_size", "patience", "length", "examples", "pairs", "prior_every"),
         ),
         lambda value: value >= 1,
         "at least 1",
@@ -72,7 +72,7 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 MOST = {
     **{"width": 2**16, "layers": 1000, "state": 2**12, "head_width": 2**16, "heads": 2**12, "expand": 64, "k": 1000},
     **{"state_groups": 2**10, "fir_taps": 2**10, "vocabulary": 2**22, "length": 2**20, "max_length": 2**20},
-    **{"examples": 2**27, "epochs": 10**6, "batch_size": 2**20},
+    **{"examples": 2**27, "pairs": 2**18, "epochs": 10**6, "batch_size": 2**20},
 }
 """Sizes beyond any use, which would only fill the memory or never end."""
 
@@ -165,7 +165,7 @@ def _fits(name: str, kind: str) -> bool:
 def _check_kind(options: Mapping[str, Any]) -> None:
     """Refuse what the data has no use for."""
     task = task_options(options["data"])
-    for name in ("length", "examples", "flipped", "unit", "filler", "mixture"):
+    for name in ("length", "examples", "pairs", "flipped", "unit", "filler", "mixture"):
         if options[name] is not None and name not in task:
             raise InputError(f"{name} means nothing for {options['data']}; leave it out")
     if options["vocabulary"] is not None and options["kind"] != "text" and "vocabulary" not in task:

@@ -42,6 +42,7 @@ def train_model(
     share: float | None = None,
     length: int | None = None,
     examples: int | None = None,
+    pairs: int | None = None,
     flipped: float | None = None,
     unit: str | None = None,
     filler: str | Path | None = None,
@@ -115,8 +116,9 @@ def train_model(
         data: labelled texts (`sst2`, `imdb`, `rotten_tomatoes`, `snli`, `wnli`, `planted-words`, `planted-recall`,
             `planted-xor`, `planted-position`, see `ssmscope.tasks.planted`, or a file with `text` and `label`),
             pixels (`cifar10`, `digits`), labelled sequences (`majority`, `listops`), generated tasks of tokens
-            (`associative-recall`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`, `memorization`),
-            questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths), language (`wikitext2`, `books`
+            (`associative-recall`, `mqar`, `fuzzy-recall`, `noisy-recall`, `selective-copying`, `compression`,
+            `memorization`), questions (`qa1` to `qa5`; `babi`, all five in contexts of several lengths; `needle`,
+            `multi-key`, `multi-value`, `variables`, `common-words`), language (`wikitext2`, `books`
             or a .txt file), or `instruct`: SST-2, WNLI and SNLI as prompts that a language model answers with a label
             word.
         out: the directory; new, empty, or of the same run, which is then continued.
@@ -130,6 +132,7 @@ def train_model(
         length: of generated sequences, in tokens; of questions the longest context's, in words; of a language model's
             rows.
         examples: the number of generated training examples; of `instruct`, the most of each task (10,000).
+        pairs: of mqar, the keys and values of a sequence (4), at most a quarter of its length.
         flipped: of majority, the probability with which a one of the training set becomes a zero.
         unit: of language, `word` or `byte`.
         filler: of questions, `generated` (default), or `wikitext2` or a file whose sentences lie between the facts.

@@ -23,7 +23,8 @@ from ssmscope.results import Result
 from ssmscope.tasks.babi import PAPER_PROMPT, QuestionData, questions
 from ssmscope.tasks.filler import generated
 from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.tasks.stories import NAMES, TASKS
+from ssmscope.tasks.needles import TASKS
+from ssmscope.tasks.stories import NAMES
 
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
@@ -150,14 +151,14 @@ class LooksBack(nn.Module):
 
 
 class TestKnownAnswers:
-    def known(self, model: Model, tasks=("qa1", "qa4"), lengths=(0, 60)) -> list[QuestionData]:
+    def known(self, model: Model, tasks=("qa1", "variables"), lengths=(0, 60)) -> list[QuestionData]:
         given = dict(examples=16, split="test", filler=FILLER, seed=3, count=tokens_of(model))
         return [questions(task, length=n, **given) for task in tasks for n in lengths]
 
     def test_a_model_that_knows_all_answers_has_accuracy_1(self):
         model = speaker()
         every = self.known(model)
-        given = dict(tasks=["qa1", "qa4"], lengths=[0, 60], examples=16, filler=FILLER, seed=3, piece=16, **QUIET)
+        given = dict(tasks=["qa1", "variables"], lengths=[0, 60], examples=16, filler=FILLER, seed=3, piece=16, **QUIET)
         found = retrieval([knowing(model, every), knowing(model, every, wrong=4)], **given)
         assert found.right[0].all() and found.chance == (1 / 8, 1 / 8)
         assert found.models == ("knowing", "knowing (2)") and found.lengths == (0, 60)
@@ -322,6 +323,12 @@ class TestViews:
             shown = [axes._left_title for axes in figure.axes] + list(figure.texts)
             assert all(text.get_window_extent().x1 <= width for text in shown)
 
+    def test_names_of_tasks_begin_within_the_figure(self, result):
+        figure = dataclasses.replace(result, tasks=("common-words", "qa1")).figure()
+        figure.canvas.draw()
+        shown = [name for axes in figure.axes for name in axes.get_yticklabels() if name.get_text() == "common-words"]
+        assert len(shown) == 5 and all(name.get_window_extent().x0 >= 0 for name in shown)
+
     def test_progress_is_on_stderr(self, capsys):
         retrieval(speaker(), tasks="qa1", lengths=[0], examples=3)
         out, err = capsys.readouterr()
@@ -351,7 +358,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         "options, said",
         [
-            (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5; did you mean"),
+            (dict(tasks=["qa7"]), "unknown among tasks: 'qa7'; allowed are qa1, qa2, qa3, qa4, qa5, needle, "),
             (dict(tasks=[]), "tasks is empty; allowed are qa1, qa2, qa3, qa4, qa5"),
             (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[0, -1]), "lengths is -1; allowed are a whole number from 0 on, or several"),

@@ -17,6 +17,7 @@ from ssmscope.tasks.mad import (
     compression,
     fuzzy_recall,
     memorization,
+    mqar,
     noisy_recall,
     selective_copying,
 )
@@ -114,6 +115,40 @@ def test_recall_is_solved_by_a_dictionary_of_what_came_before(generator, options
             assert [kind(run[0]) for run in runs(words)] == ["k", "v"] * (len(runs(words)) // 2)
 
 
+@pytest.mark.parametrize("options", [{}, dict(length=32, pairs=8, vocabulary=16), dict(length=1024, pairs=256,
+                         vocabulary=8192), dict(length=8, pairs=1, vocabulary=4)])  # fmt: skip
+def test_mqar_asks_every_key_once_and_nothing_else(options):
+    pairs = options.get("pairs", 4)
+    for part in mqar(train_examples=20, test_examples=10, **options):
+        assert len(part.tokens) == options.get("vocabulary", 64) and part.ids.shape[1] == options.get("length", 64)
+        for words, targets in sequences(part):
+            known = dict(zip(words[0 : 2 * pairs : 2], words[1 : 2 * pairs : 2]))
+            assert len(known) == len(set(known.values())) == pairs
+            assert {kind(word) for word in known} == {"k"} and {kind(word) for word in known.values()} == {"v"}
+            due = [known.get(word) if at >= 2 * pairs else None for at, word in enumerate(words)]
+            assert targets == due and sorted(filter(None, due)) == sorted(known.values())
+            assert not any(targets[1::2])
+
+
+def test_mqars_keys_come_again_by_a_power_law():
+    """One pair: the p-th place has the probability p^(power − 1) / their sum. Two: the second pair's, of the rest."""
+    for power in (0.01, 1.0):
+        train, _ = mqar(length=22, pairs=1, vocabulary=8, power=power, train_examples=3000)
+        weights = np.arange(1, 11) ** (power - 1)
+        share = (train.targets[:, 2::2] != IGNORED).mean(0)
+        assert abs(share - weights / weights.sum()).max() < 5 * np.sqrt(0.25 / 3000)
+    train, _ = mqar(length=10, pairs=2, vocabulary=8, train_examples=3000)
+    first, second, third = chance = np.arange(1, 4) ** -0.99 / (np.arange(1, 4) ** -0.99).sum()
+    taken = (train.ids[:, 4::2] == train.ids[:, 2, None]) & (train.targets[:, 4::2] != IGNORED)
+    exact = [
+        second * first / (1 - second) + third * first / (1 - third),
+        first * second / (1 - first) + third * second / (1 - third),
+        first * third / (1 - first) + second * third / (1 - second),
+    ]
+    assert sum(exact) == pytest.approx(1) and sum(chance) == pytest.approx(1)
+    assert abs(taken.mean(0) - exact).max() < 5 * np.sqrt(0.25 / 3000)
+
+
 def test_selective_copying_is_solved_in_order():
     for options in ({}, dict(length=9, vocabulary=4, copied=4), dict(length=60, vocabulary=30, copied=5)):
         for part in selective_copying(**SMALL, **options):
@@ -182,6 +217,7 @@ def test_draws(name):
 
 DEFAULTS = {
     "associative-recall": (12800, 128, 16),
+    "mqar": (12800, 64, 64),
     "fuzzy-recall": (12800, 128, 16),
     "noisy-recall": (12800, 128, 32),
     "selective-copying": (12800, 256, 16),
@@ -305,6 +341,10 @@ def test_every_token_asks_for_the_next_one_in_training(name):
         ("fuzzy-recall", dict(value_tokens=0), "value_tokens is 0; give at least 1"),
         ("fuzzy-recall", dict(vocabulary=6), "vocabulary is 6; give at least 7"),
         ("fuzzy-recall", dict(vocabulary=9, value_tokens=5), "vocabulary is 9; give at least 10"),
+        ("mqar", dict(length=14), "length is 14; give at least 16"),
+        ("mqar", dict(vocabulary=6), "vocabulary is 6; give at least 8"),
+        ("mqar", dict(pairs=0), "pairs is 0; give at least 1"),
+        ("mqar", dict(power=0), "power is 0; a number above 0 is allowed"),
         ("selective-copying", dict(length=32), "length is 32; give at least 33"),
         ("selective-copying", dict(vocabulary=3), "vocabulary is 3; give at least 4"),
         ("selective-copying", dict(copied=0), "copied is 0; give at least 1"),
@@ -327,6 +367,7 @@ def test_impossible_sizes_are_refused_in_one_line(name, options, message):
         ("fuzzy-recall", dict(vocabulary=7, length=12)),
         ("fuzzy-recall", dict(vocabulary=10, value_tokens=5, length=16)),
         ("noisy-recall", dict(vocabulary=20, length=4, noise=0.99)),
+        ("mqar", dict(length=4, vocabulary=4, pairs=1)),
         ("selective-copying", dict(length=33, vocabulary=4)),
         ("compression", dict(length=2, vocabulary=3)),
         ("memorization", dict(length=2, vocabulary=5)),

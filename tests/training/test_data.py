@@ -48,12 +48,17 @@ class TestKind:
         assert set(task_options("majority")) == {"length", "examples", "flipped"}
         assert set(task_options("qa2")) == {"length", "examples", "filler", "vocabulary"}
         assert set(task_options("memorization")) == {"length", "examples", "vocabulary"}
+        assert set(task_options("mqar")) == {"length", "examples", "vocabulary", "pairs"}
         assert set(task_options("a.txt")) == {"length", "unit", "vocabulary"}
         assert set(task_options("instruct")) == {"mixture", "examples", "vocabulary"}
         assert not task_options("sst2") and not task_options("cifar10")
 
 
 class TestParts:
+    def test_mqar_has_the_pairs_asked_for(self) -> None:
+        found, _ = parts("mqar", examples=40, length=40, vocabulary=20, pairs=5)
+        assert all(((part.targets != IGNORED).sum(1) == 5).all() for part in found.values())
+
     def test_validation_is_drawn_from_training(self) -> None:
         (whole, _), (found, _) = (parts("majority", examples=50, length=40, held_out=h) for h in (0.0, 0.2))
         assert whole["validation"] is None and len(whole["train"]) == 50

@@ -62,6 +62,15 @@ def test_the_command_line_trains_the_papers_architectures(architecture, own, bac
     assert cli.run(["heatmap", str(out), "--text", "k0 v1 k1", "--json"]) == 0
 
 
+def test_a_model_of_one_kind_of_question_can_be_asked_as_it_says(capsys) -> None:
+    line = "train mamba2 --task needle --length 12 --examples 200 --epochs 1 --layers 1 --no-progress".split()
+    assert cli.run([*line, *SMALL]) == 0
+    said = capsys.readouterr().out.split("try: analyze ")[1].split()
+    assert said == ["retrieval", "runs/needle-mamba2", "--tasks", "needle", "--lengths", "0,500"]
+    assert cli.run([*said[:-1], "0,20", "--examples", "8", "--no-progress"]) == 0
+    assert "Retrieval, accuracy on needle" in capsys.readouterr().out
+
+
 def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
     Path("words.txt").write_text("a b c d\n" * 30)
     options = ["--epochs", "1", "--length", "8", "--layers", "1", "--no-progress"]
@@ -82,6 +91,7 @@ def test_without_out_a_file_names_the_directory(empty_folder, capsys) -> None:
         ("selective --task majority --decays spread", "decays means nothing for selective"),
         ("gla --task majority --head-width 8", "head_width means nothing for gla"),
         ("mamba2 --task sst2 --flipped 0.1", "flipped means nothing for sst2"),
+        ("mamba2 --task associative-recall --pairs 4", "pairs means nothing for associative-recall"),
         ("mamba2 --task sst2 --length 9", "length means nothing for sst2"),
         ("mamba2 --task digits --examples 9", "examples means nothing for digits"),
         ("mamba2 --task qa1 --unit byte", "unit means nothing for qa1"),

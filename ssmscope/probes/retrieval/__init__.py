@@ -1,6 +1,7 @@
 """What a language model still finds in a long context: accuracy by task and length, of one model or of several.
 
-Questions about facts that are spread in filler (`ssmscope.tasks.babi`, BABILong's recipe), as Differential Mamba
+Questions about facts that are spread in filler (`ssmscope.tasks.babi`, BABILong's recipe; RULER's needles in
+`ssmscope.tasks.needles`), as Differential Mamba
 compares models on them (section 4.5): its Figure 8 is the accuracy of each model, its Figure 4 their ratio.
 """
 
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 def retrieval(
     models: Model | Sequence[Model],
     *,
-    tasks: Annotated[Sequence[str], "Of qa1 to qa5.", OneOf("tasks.stories:TASKS")] = (
+    tasks: Annotated[
+        Sequence[str],
+        "Of qa1 to qa5, needle, multi-key, multi-value, variables, common-words.",
+        OneOf("tasks.needles:TASKS"),
+    ] = (
         "qa1",
         "qa2",
         "qa3",
@@ -85,7 +90,7 @@ def retrieval(
     from ssmscope.results import record_provenance
     from ssmscope.tasks.babi import questions, refuse_contexts
     from ssmscope.tasks.filler import load_filler
-    from ssmscope.tasks.stories import TASKS
+    from ssmscope.tasks.needles import TASKS
 
     every = language_models(models)
     chosen, steps = tuple(dict.fromkeys(tasks)), tuple(sorted(set(lengths)))

@@ -31,7 +31,9 @@ MOST = 16.0
 CELL, ROW = 0.66, 0.44
 """In inches: a cell's width and height."""
 LEFT, RIGHT, TOP, TITLE, BOTTOM = 0.62, 0.85, 0.72, 0.42, 0.5
-"""Of a panel: the tasks beside it, its bar of colours, the figure's heading, the panel's, and its axis."""
+"""Of a panel: the tasks beside it at least, its bar of colours, the figure's heading, the panel's, and its axis."""
+LETTER = 0.08
+"""Of a task's name."""
 ABREAST = 3
 """As many panels stand side by side."""
 
@@ -43,17 +45,18 @@ def draw(result: Retrieval) -> Figure:
     panels = len(result.models) + len(result.ratios)
     across = min(panels, ABREAST)
     down = math.ceil(panels / across)
-    wide, high = LEFT + max(CELL * lengths, 2.6) + RIGHT, TITLE + max(ROW * tasks, 0.9) + BOTTOM
+    left = max(LEFT, 0.2 + LETTER * max(map(len, result.tasks)))
+    wide, high = left + max(CELL * lengths, 2.6) + RIGHT, TITLE + max(ROW * tasks, 0.9) + BOTTOM
     width, height = max(across * wide, 5.2), TOP + down * high
     what = "Retrieval by context length" + (" and ratios" if result.ratios else "")
     sheet = Sheet(width, height, (what, "", ""), _below(result))
 
     def panel(at: int, title: str) -> Axes:
         row, column = divmod(at, across)
-        place = column * wide + LEFT, TOP + row * high + TITLE
-        axes = sheet.panel(*place, wide - LEFT - RIGHT, high - TITLE - BOTTOM, frame_on=False)
+        place = column * wide + left, TOP + row * high + TITLE
+        axes = sheet.panel(*place, wide - left - RIGHT, high - TITLE - BOTTOM, frame_on=False)
         axes.grid(visible=False)
-        letters = round((wide - LEFT) * 12)
+        letters = round((wide - left) * 12)
         axes.set_title(shorten(title, letters), loc="left", size=9.5, color=INK, pad=7, parse_math=False)
         axes.set_xticks(range(lengths), [_thousands(n) for n in result.lengths])
         axes.set_yticks(range(tasks), result.tasks)
