@@ -23,15 +23,14 @@ from ssmscope.results import Result
 from ssmscope.tasks.babi import PAPER_PROMPT, QuestionData, questions
 from ssmscope.tasks.filler import generated
 from ssmscope.tasks.language import byte_tokenizer, symbol_tokenizer, word_tokenizer
-from ssmscope.tasks.needles import TASKS
-from ssmscope.tasks.stories import NAMES
+from ssmscope.tasks.stories import NAMES, TASKS
 
 QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
 
 
-def vocabulary():
-    texts = [text for task in TASKS for text in questions(task, length=60, examples=30, filler=FILLER).texts]
+def vocabulary(*more: str):
+    texts = [text for task in (*TASKS, *more) for text in questions(task, length=60, examples=30, filler=FILLER).texts]
     return word_tokenizer([*texts, *FILLER])
 
 
@@ -156,7 +155,7 @@ class TestKnownAnswers:
         return [questions(task, length=n, **given) for task in tasks for n in lengths]
 
     def test_a_model_that_knows_all_answers_has_accuracy_1(self):
-        model = speaker()
+        model = speaker(tokenizer=vocabulary("variables"))
         every = self.known(model)
         given = dict(tasks=["qa1", "variables"], lengths=[0, 60], examples=16, filler=FILLER, seed=3, piece=16, **QUIET)
         found = retrieval([knowing(model, every), knowing(model, every, wrong=4)], **given)
