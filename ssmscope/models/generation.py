@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import Mamba2ForCausalLM, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import Mamba2ForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 # transformers 4 leaves these empty for Mamba-2, and then cannot save a model with tied embeddings.
 MAMBA2_TIED = Mamba2ForCausalLM._tied_weights_keys or ["lm_head.weight"]
@@ -24,6 +26,54 @@ class WholeSequences:
         if mask is not None:
             model_kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
         return model_kwargs
+
+
+class BlocksInTurn:
+    """Mixed in before a transformers model, makes it a backbone of its `embeddings`, `layers` and `norm_f`."""
+
+    config: PretrainedConfig
+    embeddings: nn.Module
+    layers: nn.ModuleList
+    norm_f: nn.RMSNorm
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value
+
+    def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
+        """What every block reads beside the stream."""
+        return (attention_mask,)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        """The last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
+
+        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
+        what transformers' callers say to every model.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        beside = self.beside(x, attention_mask, position_ids)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        after = []
+        for block in self.layers:
+            x = block(x, *beside)
+            after.append(x)
+        x = self.norm_f(x.to(self.norm_f.weight.dtype))
+        result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
+        return result if return_dict is not False else result.to_tuple()
 
 
 class HeadOnBackbone(WholeSequences):

@@ -26,11 +26,10 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.models.generation import MAMBA2_TIED, HeadOnBackbone
+from ssmscope.models.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.models.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
 from ssmscope.ssm import Recurrence, Scan
@@ -304,7 +303,7 @@ class _LinearAttentionPreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
 
 
-class LinearAttentionModel(_LinearAttentionPreTrainedModel):
+class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
     """Embedding, blocks, norm."""
 
     def __init__(self, config: Any) -> None:
@@ -313,39 +312,6 @@ class LinearAttentionModel(_LinearAttentionPreTrainedModel):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings = value
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """The last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
-
-        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
-        what transformers' callers say to every model.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        after = []
-        for block in self.layers:
-            x = block(x, attention_mask)
-            after.append(x)
-        x = self.norm_f(x)
-        result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
-        return result if return_dict is not False else result.to_tuple()
 
 
 class GLAModel(LinearAttentionModel):

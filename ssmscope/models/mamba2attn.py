@@ -17,13 +17,12 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import GenerationMixin, Mamba2Config, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2PreTrainedModel
 
 from ssmscope.affine import depthwise
 from ssmscope.errors import InputError
-from ssmscope.models.generation import MAMBA2_TIED, HeadOnBackbone
+from ssmscope.models.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.models.linear_attention import FeedForward
 from ssmscope.models.parts import as_mask, at_least_float32, causal_convolution, hide_padding, last_inputs
 
@@ -247,7 +246,7 @@ class _Mamba2AttnPreTrainedModel(Mamba2PreTrainedModel):
     _supports_sdpa = True
 
 
-class Mamba2AttnModel(_Mamba2AttnPreTrainedModel):
+class Mamba2AttnModel(BlocksInTurn, _Mamba2AttnPreTrainedModel):
     """Embedding, blocks, norm."""
 
     def __init__(self, config: Mamba2AttnConfig) -> None:
@@ -257,44 +256,14 @@ class Mamba2AttnModel(_Mamba2AttnPreTrainedModel):
         self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings = value
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """The last hidden state (batch, length, width) from `input_ids` (batch, length) or `inputs_embeds`.
-
-        `hidden_states` are, as Mamba's, every layer's output and then the norm's. There is no cache; `use_cache` is
-        what transformers' callers say to every model.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+    def beside(
+        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
         mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
         reads = (steps <= steps[:, None]).expand(len(x), 1, -1, -1)
         reads = reads if mask is None else reads & mask[:, None, None]
         unread = torch.zeros_like(reads, dtype=x.dtype).masked_fill(~reads, torch.finfo(x.dtype).min)
-        position_ids = steps.expand(len(x), -1) if position_ids is None else position_ids
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        after = []
-        for block in self.layers:
-            x = block(x, mask, unread, position_ids)
-            after.append(x)
-        x = self.norm_f(x.to(self.norm_f.weight.dtype))
-        result = BaseModelOutput(last_hidden_state=x, hidden_states=(*after, x) if output_hidden_states else None)
-        return result if return_dict is not False else result.to_tuple()
+        return mask, unread, steps.expand(len(x), -1) if position_ids is None else position_ids
 
 
 class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, GenerationMixin):
