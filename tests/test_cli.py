@@ -192,7 +192,9 @@ class TestPlausibility:
         assert found["texts"] == [0] and found["left_out"] == 1 and found["top"] == found["share"]
 
     def test_what_cannot_be_is_refused(self, refusal, tmp_path) -> None:
-        given = ("plausibility", "demo/sst2-mamba2", "--limit", "2")
+        table = tmp_path / "reviews.csv"
+        table.write_text("text,label\na gripping film,positive\na dull mess,negative\n")
+        given = ("plausibility", "demo/sst2-mamba2", "--data", table, "--limit", "2")
         assert "has a rationale: give a file with a column 'rationale'" in refusal(*given)
         assert "top is 0.0; allowed" in refusal(*given, "--top", "0")
 
