@@ -1,7 +1,7 @@
 """A sharded directory over two devices: the same numbers as on one.
 
-    python benchmarks/split.py --into /tmp/split            # two GPUs: "balanced", "auto", and halves; a GPU and the CPU
-    python benchmarks/split.py --into /tmp/split --devices cuda:0 cuda:0        # one GPU and the CPU
+    python benchmarks/split.py --into /tmp/split                            # two GPUs, and a GPU beside the CPU
+    python benchmarks/split.py --into /tmp/split --devices cuda:0 cuda:0    # one GPU beside the CPU
 
 A model of each family with random weights is saved in shards and loaded whole on the first GPU, in float32, then with
 each `device_map`. Printed is the largest difference relative to the largest value, of logits (also from float64 on the
