@@ -33,7 +33,7 @@ from tuned_lens.nn.unembed import Unembed
 
 from ssmscope.affine import matrix, offset
 from ssmscope.encoding import Batch
-from ssmscope.errors import UNPICKLABLE, InputError
+from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
 from ssmscope.intercept import stayed, watched
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
@@ -64,7 +64,7 @@ def blocks_of(model: Model) -> list[nn.Module]:
     backbone = model.module.base_model
     stacks = [part for part in backbone.children() if isinstance(part, nn.ModuleList) and mixers(part)]
     if len(stacks) > 1:
-        raise InputError(f"{model.name} has {len(stacks)} lists of layers; a lens reads models of one")
+        raise Unanswerable(f"{model.name} has {len(stacks)} lists of layers; a lens reads models of one")
     return list(stacks[0]) if stacks else mixers(backbone)
 
 
@@ -86,7 +86,9 @@ def final_norm_of(model: Model) -> nn.Module | None:
         model.logits(_few_tokens(model))
     if len(ran) > 1:
         names = ", ".join(type(module).__name__ for module in ran)
-        raise InputError(f"behind the last block of {model.name} run {names}; a lens reads models with one final norm")
+        raise Unanswerable(
+            f"behind the last block of {model.name} run {names}; a lens reads models with one final norm"
+        )
     return ran[0] if ran else None
 
 
@@ -134,7 +136,7 @@ class SSMUnembed(Unembed):
                 parameter.mul_(multiplier)
         apart = (found - own).norm() / own.norm()
         if not apart <= digits**0.5:
-            raise InputError(
+            raise Unanswerable(
                 f"{model.name}: its final norm and head do not give its own logits (off by {float(apart):.1e}); a lens "
                 "cannot read this model"
             )
