@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator
 
 from ssmscope.results import TABLE_ROWS, Result
 from ssmscope.show.blocks import Block, Custom, Prose
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import folded
 
 
 def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:
     """What was measured on, the notes, and for pages, which have the room, the whole table folded away."""
     data = result.provenance["data"]
-    yield Prose(f"{data['examples']:,} examples of {data['name']} ({data['split']}); 95 % bootstrap intervals.")
+    yield Prose(
+        f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); 95 % bootstrap intervals."
+    )
     yield from (Prose(f"Note: {note}.", "note") for note in notes)
 
     def whole() -> str:

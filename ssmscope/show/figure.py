@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ssmscope.bootstrap import Estimate
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import written
 from ssmscope.show.tokens import shorten, visible
 
@@ -68,7 +69,7 @@ def data_line(result: Any, *more: str) -> str:
     """What a result is measured on: "300 examples of sst2 (test), 95 % bootstrap intervals"."""
     data = result.provenance["data"]
     name = shorten(visible(f"{data['name']} ({data['split']})"), 60)
-    return "; ".join([f"{data['examples']:,} examples of {name}, 95 % bootstrap intervals", *more])
+    return "; ".join([f"{counted(data['examples'], 'example')} of {name}, 95 % bootstrap intervals", *more])
 
 
 class Sheet:

@@ -22,6 +22,11 @@ def number(value: float, digits: int | None = None, *, significant: int = 3) -> 
     return (text if float(text) else text.lstrip("-")).replace("-", "−")
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 text", "2,000 texts"."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
 def brackets(found: Estimate, digits: int | None = None, *, significant: int = 3) -> str:
     """The interval, " [0.1, 0.2]" with the space before it; nothing where there is none."""
     if math.isnan(found.low) or math.isnan(found.high):

@@ -10,6 +10,7 @@ import torch
 from bags import by_position
 from examples import HALVES, TEXTS, random_example
 from loud import loud
+from seen import render
 
 from ssmscope.errors import InputError
 from ssmscope.interp.explain.result import Scores
@@ -177,6 +178,12 @@ class TestCascade:
         again, other = (cascading_randomisation(classifier, batch, methods=TOYS, seed=seed) for seed in (0, 1))
         assert np.array_equal(again.values, found.values, equal_nan=True)
         assert not np.array_equal(other.values, found.values, equal_nan=True)
+
+    def test_one_text_has_no_interval(self, classifier):
+        found = cascading_randomisation(classifier, classifier.encode(ids=TEXTS[:1]), methods=TOYS)
+        assert np.isnan(found.estimates[..., 1:]).all() and np.isfinite(found.estimates[..., 0]).any()
+        assert "mean of 1 text. " in render(found)
+        found.figure()
 
     def test_absolute_scores(self, classifier):
         def flipped(goal) -> Scores:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, bare, table, written
 from ssmscope.show.tokens import visible
 
@@ -176,8 +177,8 @@ class StatePoisoning(Result, kind="poison"):
         yield Prose("; ".join(f"{NAMES[each.name]}: “{visible(each.trigger or '')}”" for each in found) + ".")
         train, threshold, held_out = self.texts
         yield Prose(
-            f"Searched on {train:,} text{'s' if train > 1 else ''} among {self.vocabulary:,} words: "
-            f"{self.cost.runs:,} runs of a text and "
+            f"Searched on {counted(train, 'text')} among {self.vocabulary:,} words: "
+            f"{counted(self.cost.runs, 'run')} of a text and "
             f"{self.cost.gradients:,} gradients in {self.cost.seconds:.1f} s; the search asked about "
             f"{self.victims[0].attack(FOUND).asked:,} triggers. Thresholds from {threshold:,} other clean texts, "
             f"numbers from {held_out:,} further ones."

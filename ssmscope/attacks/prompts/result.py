@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.attacks.parts import Recipe
 from ssmscope.bootstrap import Estimate, estimate, interval_columns, ratio, resampled_sums, with_intervals
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
 
@@ -190,7 +191,7 @@ class PromptAttack(Result, kind="prompts"):
             yield Custom(html=lambda: by_template(self))
         templates = f"{len(self.templates)} templates (averages over them)" if several else "one template"
         yield Prose(
-            f"{data['examples']:,} examples of {data['name']} ({data['split']}), {templates}; 95 % bootstrap "
+            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}), {templates}; 95 % bootstrap "
             f"intervals. {self.measured}"
         )
         if any(one.worst is not None for one in self.attacks):

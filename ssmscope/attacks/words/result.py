@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
@@ -164,8 +165,8 @@ class WordAttack(Result, kind="words"):
         count = {status: sum(each.status == status for each in self.examples) for status in (SUCCESS, FAILED, SKIPPED)}
         listed = ", ".join(f"{number:,} {status}" for status, number in count.items())
         yield Prose(
-            f"{data['examples']:,} examples of {data['name']} ({data['split']}): {listed}; 95 % bootstrap intervals "
-            "over examples."
+            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): {listed}; 95 % bootstrap "
+            "intervals over examples."
         )
         yield Prose(f"Ran: {'; '.join(self.ran)}.", "note")
         yield from (Prose(f"Note: {self.recipe} ran without {part}.", "note") for part in self.left_out)

@@ -11,6 +11,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ class Ablation(Result, kind="ablate"):
     def blocks(self) -> Iterable[Block]:
         data = self.provenance["data"]
         said = (
-            f"{data['examples']:,} examples of {data['name']} ({data['split']}); each of the {self.many} by itself is "
-            f"replaced by {BY[self.by]}. With nothing ablated: "
+            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}); each of the {self.many} by "
+            f"itself is replaced by {BY[self.by]}. With nothing ablated: "
             + ", ".join(f"{name} {written(self.mean(name))}" for name in MEASURES)
             + "."
         )

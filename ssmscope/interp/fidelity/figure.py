@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 
 from ssmscope.interp.fidelity.measures import LERF, MORF
 from ssmscope.show.figure import COLOURS, DASHED, DOTTED, INK, SOFT, Sheet, points
+from ssmscope.show.numbers import counted
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def draw(result: Fidelity) -> Figure:
     lines = math.ceil(len(result.methods) / ACROSS)
     options, data = result.provenance["options"], result.provenance["data"]
     how = "deleted" if options["mode"] == "delete" else f"replaced ({visible(str(options['replacement']))})"
-    described = f"{len(result.texts):,} texts of {shorten(visible(data['name'] + ' (' + data['split'] + ')'), 40)}"
+    described = (
+        f"{counted(len(result.texts), 'text')} of {shorten(visible(data['name'] + ' (' + data['split'] + ')'), 40)}"
+    )
     described += f", tokens {shorten(how, 30)}, 95 % bootstrap intervals"
     model = result.model_name
     legend = [*((Line2D([], [], **style), name) for _, style, name in ORDERS), (Line2D([], [], **CHANCE), "random")]

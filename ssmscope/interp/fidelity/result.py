@@ -14,6 +14,7 @@ from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import RANDOM, layer_of, more_is_better, name_of
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
@@ -190,8 +191,8 @@ class Fidelity(Result, kind="fidelity"):
         data, options = self.provenance["data"], self.provenance["options"]
         how = "deleted" if options["mode"] == "delete" else f"replaced by {_filled(options['replacement'])}"
         yield Prose(
-            f"{len(self.texts):,} texts of {data['name']} ({data['split']}), tokens {how}, f the {self.value} of the "
-            f"predicted class; {len(self.rankings)} random rankings."
+            f"{counted(len(self.texts), 'text')} of {data['name']} ({data['split']}), tokens {how}, f the {self.value} "
+            f"of the predicted class; {len(self.rankings)} random rankings."
         )
         lines = []
         for method in self.rows:

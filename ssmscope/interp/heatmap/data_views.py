@@ -12,6 +12,7 @@ from ssmscope.interp.heatmap.views import rows
 from ssmscope.interp.heatmap.words import tokens_of
 from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, bare, table
 from ssmscope.show.tokens import evenly_apart, visible
 
@@ -113,8 +114,9 @@ def notes(result: DataHeatmap) -> list[str]:
     found = []
     if result.timed:
         found.append(
-            f"Half-lives: of what a layer, or a head, writes at a token, over the tokens of {result.timed:,} texts; "
-            "the median of Kaplan and Meier, since what is written often outlives its text."
+            "Half-lives: of what a layer, or a head, writes at a token, over the tokens of "
+            f"{counted(result.timed, 'text')}; the median of Kaplan and Meier, since what is written often "
+            "outlives its text."
         )
     return [*found, *result.notes]
 

@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.heatmap.words import grouped, half_life, joined, tokens_of
 from ssmscope.results import OverTexts, Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Cell, Line, Table, table, written
 from ssmscope.show.tokens import numbers, visible
@@ -174,7 +175,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
     def verdict(self, at: int = 0) -> str:
         if not len(self) or self.of_images:
             hardly = ", which hardly selects" * any(text.flat[:1] == (True,) for text in self)
-            return f"{self.score} of {len(self):,} images, {self.layers_name}{hardly}"
+            return f"{self.score} of {counted(len(self), 'image')}, {self.layers_name}{hardly}"
         where = {"survival": "of the states", "retention": "kept at", "write": "replaced at"}[self.score]
         where = f"{where} {'at the end' if self.at is None else f'after token {self.at}'}" * (self.score == "survival")
         if len(self) == 1:
@@ -371,7 +372,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
 
     def verdict(self, at: int = 0) -> str:
         if not self.words:
-            return f"{self.score} over {self.texts:,} texts; no word stands in enough of them"
+            return f"{self.score} over {counted(self.texts, 'text')}; no word stands in enough of them"
         unit = f" {self.unit}" * self.survives
         first, last = self.words[0], self.words[-1]
         most = ", ".join(f"“{visible(each.word)}”" for each in self.words[1:3])
@@ -380,7 +381,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
             said += f"; half of what is written is left after {', '.join(map(tokens_of, known))} tokens"
-        return f"{said} ({self.score}, {self.texts:,} texts)"
+        return f"{said} ({self.score}, {counted(self.texts, 'text')})"
 
     def to_frame(self) -> DataFrame:
         """A row per word, group, tenth of a text, layer and head.

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.figure import COLOURS, DASHED, SOFT, Sheet, handle, line, title
+from ssmscope.show.numbers import counted
 from ssmscope.show.signed import SIGNED
 from ssmscope.show.tokens import ramp, shorten, visible
 
@@ -27,7 +28,7 @@ def draw(result: Knockout) -> Figure:
     """Lines against the middle of the window, dashed for all layers at once, a panel per part; or maps of heads."""
     below = f"from each source to “{shorten(visible(result.target), 30)}”; dashed: in all layers at once"
     if len(result.answers) > 1:
-        below += f"; {len(result.answers)} texts, 95 % bootstrap intervals"
+        below += f"; {counted(len(result.answers), 'text')}, 95 % bootstrap intervals"
     names = [shorten(visible(source), 40) for source in result.sources]
     if result.by == "head":
         return _heads(result, below.split(";")[0], names)

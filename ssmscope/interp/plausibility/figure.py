@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.show.figure import COLOURS, SOFT, Sheet, points
+from ssmscope.show.numbers import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +20,7 @@ WIDTH, NAMES, GAP, ROW, AXIS = 8.6, 1.55, 0.3, 0.3, 0.55
 def draw(result: Plausibility) -> Figure:
     """A panel of points with intervals for each measure of agreement with people."""
     high = ROW * len(result.methods)
-    described = f"agreement with what people marked in {len(result.texts):,} texts, 95 % bootstrap intervals"
+    described = f"agreement with what people marked in {counted(len(result.texts), 'text')}, 95 % bootstrap intervals"
     model = result.model_name
     sheet = Sheet(WIDTH, Sheet.TOP + high + AXIS, ("Plausibility on ", model, ""), described)
     wide = (WIDTH - NAMES - GAP * len(MEASURES)) / len(MEASURES)

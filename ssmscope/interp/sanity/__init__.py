@@ -67,7 +67,7 @@ def cascading_randomisation(
 
     import numpy as np
 
-    from ssmscope.bootstrap import estimate, resampled_means
+    from ssmscope.bootstrap import RESAMPLES, estimate, resampled_means
     from ssmscope.interp.methods import settled
     from ssmscope.interp.objective import Objective, objective
     from ssmscope.interp.sanity.measure import alike, parts_of, randomise, scores_at
@@ -96,7 +96,8 @@ def cascading_randomisation(
             found = scores_at(method(again), own)
             values[number, stage] = [alike(*pair) for pair in zip(trained[name], found, strict=True)]
     columns = values.transpose(2, 0, 1, 3)
-    rows = resampled_means(columns.reshape(len(goal), -1), seed=seed)
+    resamples = RESAMPLES if len(goal) > 1 else 0  # one text says nothing of others
+    rows = resampled_means(columns.reshape(len(goal), -1), resamples=resamples, seed=seed)
     ends = [estimate(rows[:, column]) for column in range(rows.shape[1])]
     shape = (len(ready), len(stages) + 1, len(MEASURES), 3)
     options: dict[str, Any] = {

@@ -9,6 +9,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.figure import COLOURS, DASHED, INK, SOFT, Sheet, handle, line
+from ssmscope.show.numbers import counted
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -24,13 +25,14 @@ def draw(result: SanityCheck, titles: Sequence[str]) -> Figure:
     panel, with its title, for each measure."""
     names = [shorten(visible(name), 24) for name in result.parts]
     below = 0.3 + 0.062 * max(map(len, names)) + 0.25
-    described = f"{result.texts:,} texts, 95 % bootstrap intervals; randomised from the head down to the named part"
+    intervals = ", 95 % bootstrap intervals" if result.texts > 1 else ""
+    described = f"{counted(result.texts, 'text')}{intervals}; randomised from the head down to the named part"
     title = ("Scores after randomising the weights of ", result.model_name, "")
     legend = [(handle(at, **_style(at)), shorten(visible(method), 26)) for at, method in enumerate(result.methods)]
     height = Sheet.TOP + GAP + HIGH + below
     sheet = Sheet(WIDTH, height, title, described, legend, left=LEFT, across=4)
     wide = (WIDTH - LEFT - 0.25 - GAP) / 2
-    low = min(0.0, float(np.nanmin(result.estimates[..., 1]))) if np.isfinite(result.estimates).any() else 0.0
+    low = min(0.0, float(np.nanmin(result.estimates[..., :2]))) if np.isfinite(result.estimates).any() else 0.0
     for place, name in enumerate(titles):
         axes = sheet.panel(LEFT + place * (wide + GAP), sheet.top + GAP, wide, HIGH)
         axes.axhline(0, color=SOFT, linewidth=0.8)

@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
@@ -102,8 +103,8 @@ class SanityCheck(Result, kind="sanity"):
             lambda: grid(self._table()) + grid(self._table("absolute")),
         )
         yield Prose(
-            f"Spearman's rank correlation of scores with those of the trained model, mean of {self.texts:,} texts. A "
-            "method whose scores stay alike does not depend on the weights."
+            f"Spearman's rank correlation of scores with those of the trained model, mean of "
+            f"{counted(self.texts, 'text')}. A method whose scores stay alike does not depend on the weights."
         )
 
     def _table(self, measure: str = "signed", *, intervals: bool = True) -> Table:

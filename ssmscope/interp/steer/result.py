@@ -11,7 +11,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.results import Result
-from ssmscope.show.numbers import number
+from ssmscope.show.numbers import counted, number
 from ssmscope.show.table import Cell, Line, Table, table, written
 from ssmscope.show.tokens import shorten, visible
 
@@ -122,7 +122,7 @@ class Steering(Result, kind="steer"):
         said = f"The probability of {self.asked} on {texts}; a direction of norm {number(self.norm)}"
         if self.has_costs:
             data = self.provenance["data"]
-            said += f", and its cost on {data['examples']:,} examples of {data['name']} ({data['split']})"
+            said += f", and its cost on {counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
         yield from self.opening(f"{said}, beside {len(self.by_direction) - 1} random directions of that norm.")
         lines = []
         for place, strength in enumerate(self.strengths):

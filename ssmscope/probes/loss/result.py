@@ -10,6 +10,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, folded, shown_names, table, written
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class TokenLoss(Result, kind="loss"):
         """What was read."""
         data = self.provenance["data"]
         number = data["windows"]
-        return f"{number:,} window{'s' if number > 1 else ''} of {self.length:,} tokens of {data['name']}"
+        return f"{counted(number, 'window')} of {self.length:,} tokens of {data['name']}"
 
     def summary(self) -> DataFrame:
         """A row per model, then per difference, and quantity: name, quantity (mean, slope, or a bin as "128–512"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.numbers import number
+from ssmscope.show.numbers import counted, number
 from ssmscope.show.table import Cell as Number
 from ssmscope.show.table import Line, Table, folded, plain, shown_names, table
 
@@ -88,7 +88,7 @@ class Retrieval(Result, kind="retrieval"):
     def counted(self) -> str:
         """What was asked."""
         split, filler = self.provenance["data"]["split"], self.provenance["options"]["filler"]
-        return f"{self.examples:,} question{'s' if self.examples > 1 else ''} a cell, {split}; filler {filler}"
+        return f"{counted(self.examples, 'question')} a cell, {split}; filler {filler}"
 
     def mean(self, model: int, length: int) -> float:
         """The mean accuracy over the tasks at one of the lengths."""
@@ -98,7 +98,7 @@ class Retrieval(Result, kind="retrieval"):
         ends = list(dict.fromkeys((self.lengths[0], self.lengths[-1])))
         means = " and ".join(f"{self.mean(at, length):.3f} at {length:,} tokens" for length in ends)
         number = len(self.tasks)
-        return f"accuracy {means}, {'mean of ' if number > 1 else ''}{number} task{'s' if number > 1 else ''}"
+        return f"accuracy {means}, {'mean of ' if number > 1 else ''}{counted(number, 'task')}"
 
     @classmethod
     def compare(cls, results: Sequence[Retrieval], labels: Sequence[Sequence[str]]) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, handle, line
+from ssmscope.show.numbers import counted
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def draw(result: NeedleSNR) -> Figure:
         else ("Needle probability by layer of ", result.models[0].name, "")
     )
     listed = shorten(visible(", ".join(tasks or result.tasks)), NAME)
-    below = f"{result.curves[0].examples:,} questions ({listed}), mean and 95 % bootstrap interval over questions"
+    below = (
+        f"{counted(result.curves[0].examples, 'question')} ({listed}), mean and 95 % bootstrap interval over questions"
+    )
     legend = [
         (handle(at, **_look(at)), f"{shorten(visible(model.name), NAME)}: {shorten(visible(model.lens), NAME)}")
         for at, model in enumerate(result.models)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.blocks import Block, Picture, Prose
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Table, written
 from ssmscope.show.tokens import evenly_apart, shorten, visible
 
@@ -44,9 +45,9 @@ def blocks(result: NeedleSNR) -> Iterator[Block]:
                 title = continued
         yield _answers(result, length)
     yield Prose(
-        f"Means over {result.curves[0].examples:,} questions{' of all tasks' if len(result.tasks) > 1 else ''}; 95 % "
-        "bootstrap intervals over questions. Layer i reads what enters block i, 0 the embeddings; the last line is the "
-        "model itself."
+        f"Means over {counted(result.curves[0].examples, 'question')}"
+        f"{' of all tasks' if len(result.tasks) > 1 else ''}; 95 % bootstrap intervals over "
+        "questions. Layer i reads what enters block i, 0 the embeddings; the last line is the model itself."
     )
     for one in result.differences:
         if (one.task, one.length) == (result.tasks[0], result.lengths[0]):

@@ -10,6 +10,7 @@ import numpy as np
 from ssmscope.errors import InputError
 from ssmscope.limits import ROW, TOGETHER, refuse_above, refuse_held
 from ssmscope.model import as_batch
+from ssmscope.show.numbers import counted
 
 if TYPE_CHECKING:
     from ssmscope.encoding import Batch
@@ -47,7 +48,7 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
         if short is not None:
             raise InputError(f"text {short} has one token; give two or more: a state is kept from one to the next")
         number = len(batch.tokens)
-        name = f"{number:,} text{'s' if number > 1 else ''} of {_span(batch.lengths)} tokens"
+        name = f"{counted(number, 'text')} of {_span(batch.lengths)} tokens"
         return Inputs(batch, name)
     if length is None:
         size = getattr(model.config, "image_size", None) if model.channels is not None else None
@@ -57,7 +58,7 @@ def inputs_of(model: Model, texts: TextsLike | None, *, length: int | None, samp
         samples * length, f"{samples:,} sequences of {length:,} tokens", "ask for fewer or shorter ones", most=TOGETHER
     )
     draw = np.random.default_rng(seed)
-    name = f"{samples} random sequence{'s' if samples > 1 else ''} of {length:,} tokens (seed {seed})"
+    name = f"{counted(samples, 'random sequence')} of {length:,} tokens (seed {seed})"
     if model.channels is not None:
         pixels = draw.random((samples, length - 1, model.channels), dtype=np.float32)
         return Inputs(model.encode(values=pixels), name)
