@@ -52,6 +52,7 @@ def placed(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype |
     Raises:
         InputError: for parts on a disk or on the device meta, parts without a device, and mixers over several.
     """
+    where = {} if isinstance(device_map, str) else dict(device_map)
     if isinstance(device_map, str):
         from accelerate import infer_auto_device_map
         from accelerate.utils import get_balanced_memory, get_max_memory
@@ -64,21 +65,21 @@ def placed(empty: Any, device_map: str | Mapping[str, Any], dtype: torch.dtype |
         else:
             low_zero = device_map == "balanced_low_0"
             room = get_balanced_memory(empty, no_split_module_classes=whole, low_zero=low_zero)
-        device_map = infer_auto_device_map(empty, room, no_split_module_classes=whole)
-    away = [part for part, device in device_map.items() if str(device) in ("disk", "meta")]
+        where = infer_auto_device_map(empty, room, no_split_module_classes=whole)
+    away = [part for part, device in where.items() if str(device) in ("disk", "meta")]
     if away:
         raise InputError(
             f"device_map leaves the weights of {away[0] or 'the model'} out of memory (disk, meta): give each part the "
             "CPU or a GPU"
         )
     for name, _ in empty.named_parameters(remove_duplicate=False):
-        if not any(part in ("", name) or name.startswith(f"{part}.") for part in device_map):
-            raise InputError(f"device_map gives {name} no device: it names {', '.join(map(repr, device_map))}")
+        if not any(part in ("", name) or name.startswith(f"{part}.") for part in where):
+            raise InputError(f"device_map gives {name} no device: it names {', '.join(map(repr, where))}")
     mixing = mixers(empty)
     for name in (name for name, part in empty.named_modules() if any(part is mixer for mixer in mixing)):
-        if len({str(device) for part, device in device_map.items() if part.startswith(f"{name}.")}) > 1:
+        if len({str(device) for part, device in where.items() if part.startswith(f"{name}.")}) > 1:
             raise InputError(f"device_map has parts of {name} on several devices: give a layer one")
-    return {part: torch.device("cpu") if str(device) == "cpu" else device for part, device in device_map.items()}
+    return {part: torch.device("cpu") if str(device) == "cpu" else device for part, device in where.items()}
 
 
 def start_at_embeddings(module: Any) -> None:
