@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -67,6 +68,30 @@ def mamba2_130m(layers: int = 24, vocabulary: int = 1000) -> torch.nn.Module:
         for layer in model.backbone.layers:
             layer.mixer.dt_bias.add_(4)
     return model
+
+
+SHAPES = {"mamba-130m": mamba_130m, "mamba2-130m": mamba2_130m}
+
+
+def reader(name: str, *, classifies: bool = False) -> Any:
+    """A model of texts by its name, or a random one of one of the SHAPES, with the tokenizer of demo/instruct-mamba2.
+
+    Args:
+        classifies: the random one has a head of SST-2's two classes, on its backbone.
+    """
+    import ssmscope
+    from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+
+    if name not in SHAPES:
+        return ssmscope.load(name)
+    module: Any = SHAPES[name](vocabulary=50280)
+    if classifies:
+        labels = {0: "negative", 1: "positive"}
+        config = SSMClassifierConfig(module.config, id2label=labels, label2id={labels[i]: i for i in labels})
+        classifier = SSMForSequenceClassification(config).eval()
+        classifier.backbone.load_state_dict(module.backbone.state_dict())
+        module = classifier
+    return ssmscope.load(module, tokenizer=ssmscope.load("demo/instruct-mamba2").tokenizer)
 
 
 def seconds(run: Callable[[], object], repeats: int, warm_up: int = 1) -> float:
