@@ -169,7 +169,8 @@ def _power(size: int) -> int:
 
 
 def _plan(log_a: Tensor, beta: Tensor, b: Tensor, width: int, precision: str) -> _Plan:
-    return _Plan(*beta.shape, b.shape[2], width, b.shape[3], log_a.shape[-1] > 1, PRECISIONS[precision])
+    (batch, length, heads), (groups, state) = beta.shape, b.shape[2:]
+    return _Plan(batch, length, heads, groups, width, state, log_a.shape[-1] > 1, PRECISIONS[precision])
 
 
 def _columns(t: Tensor) -> Tensor:
