@@ -18,14 +18,22 @@ from ssmscope.scans.launching import Kernels, on
 from ssmscope.scans.scalar_fused import PRECISIONS, Precision
 
 MOST = 256  # of N: with more, a program's tiles no longer fit
+ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
-CUTS = {"solve": (64, 4, 1), "solve_back": (64, 8, 1), "carry": (32, 4, 2), "read": (64, 4, 1), "back": (32, 8, 1)}
+CUTS = {
+    "solve": (64, 4, 1),
+    "solve_back": (64, 4, 1),
+    "carry": (32, 4, 3),
+    "carry_back": (32, 4, 2),
+    "read": (64, 4, 1),
+    "back": (32, 8, 1),
+}
 """Of each kernel the columns of a head that a program takes at a time, its warps, and how many loads are under way."""
 
 
 def applicable(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
-    """Whether `scan` and `keys_left` take these terms: float32, on one GPU, with states of a size that fits, and no
-    gradient through decays of states."""
+    """Whether `scan` and `keys_left` take these terms: float32, on one GPU with the shared memory of an H100, with
+    states of a size that fits, and no gradient through decays of states."""
     if b.device.type != "cuda" or not 1 <= b.shape[-1] <= MOST:
         return False
     terms = (log_a, beta, b, *others)
@@ -34,7 +42,9 @@ def applicable(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in terms)
     if wanted and (log_a.shape[-1] > 1 or not others):
         return False
-    return not torch.compiler.is_compiling() and available(b.device)
+    if torch.compiler.is_compiling() or not available(b.device):
+        return False
+    return torch.cuda.get_device_properties(b.device).shared_memory_per_block_optin >= ROOM
 
 
 def scan(log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +96,7 @@ class _Plan(NamedTuple):
         columns = min(_power(self.width), columns)
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of 64 columns enters one of
         # fewer.
-        if kernel != "carry" and min(tiles["STATES"], 64 if kernel == "back" else columns) < 64:
+        if not kernel.startswith("carry") and min(tiles["STATES"], 64 if kernel == "back" else columns) < 64:
             warps = 2
         how = {"BY_STATE": self.by_state, "EVEN": self.length % self.steps == 0, **self.precision.sizes}
         return {**tiles, **how, "WIDTH": columns, "num_warps": warps, "num_stages": stages}
@@ -150,7 +160,7 @@ class _Plan(NamedTuple):
         """The states before chunks and the last one, and r in place of U."""
         states = U.new_empty((self.batch, self.chunks, self.heads, self.state, self.width) if keep else (1,))
         last = torch.empty_like(first, memory_format=torch.contiguous_format)
-        sizes = self.sizes("carry")
+        sizes = self.sizes("carry" if read is None else "carry_back")
         programs = self.batch * self.heads * -(-self.width // sizes["WIDTH"])
         y = U if read is None else read
         kernels.loaded().carry[(programs,)](

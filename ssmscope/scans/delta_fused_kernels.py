@@ -159,11 +159,14 @@ def inverse(L, q):
     Q: tl.constexpr = q.shape[0]
     t, s = q[:, None], q[None, :]
     T = tl.where(t == s, 1.0, tl.where((t // 2 == s // 2) & (t > s), -L, 0.0))
+    high, low, unit = split(-L, True, 2)
+    zero = tl.zeros_like(high)
     size = 2
     while size < Q:
         corner = (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
         parts = split(T, True, 2)
-        half = product(tl.zeros([Q, Q], tl.float32), parts, split(tl.where(corner, -L, 0.0), True, 2), True, 2)
+        of_corner = (tl.where(corner, high, zero), tl.where(corner, low, zero), unit)
+        half = product(tl.zeros([Q, Q], tl.float32), parts, of_corner, True, 2)
         T = product(T, split(half, True, 2), parts, True, 2)
         size *= 2
     return T
