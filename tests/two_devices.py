@@ -10,9 +10,11 @@ this file in one of its own.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from ssmscope.interp.objective import objective
 from ssmscope.model import Model
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # the modes below are this thread's, which transformers 5 then reads in
 CARD = torch.device("cpu")  # until it is registered
 aten = torch.ops.aten
 INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
@@ -147,8 +150,8 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
     def batch() -> Any:
         return model.encode(ids=TEXTS)
 
-    def heatmap(score: str) -> Tensor:
-        found = ssmscope.selection_heatmap(model, batch(), score=score)
+    def survival() -> Tensor:
+        found = ssmscope.selection_heatmap(model, batch())
         return torch.cat([torch.from_numpy(text.scores).flatten() for text in found])
 
     def attention() -> Tensor:
@@ -171,20 +174,19 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
         "continued": continued,
         "edited": edited,
         "lens": lens,
-        "survival": lambda: heatmap("survival"),
-        "retention": lambda: heatmap("retention"),
+        "survival": survival,
         "attention": attention,
         "lrp": lambda: lrp(objective(model, batch(), target=3)).scores,
         "gradxinput": lambda: gradxinput(objective(model, batch(), target=3)).scores,
     }
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], into: str) -> None:
     register()
     for name in names:
         module = random_example(name)
         whole = {question: ask().detach() for question, ask in questions(Model(module)).items()}
-        directory = tempfile.mkdtemp()
+        directory = Path(into, name)
         module.save_pretrained(directory)
         for first, second in (("card:0", "cpu"), ("cpu", "card:0")):
             with Operations(), Lists():
@@ -205,4 +207,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        main(sys.argv[1:], folder)
