@@ -286,11 +286,11 @@ def scan(
     buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
-    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses 22
-    bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"); gradients have 22 bits always.
+    head on a GPU, products are as exact as torch's own, forward and backward: `torch.set_float32_matmul_precision`
+    chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), also for terms of 16 bits.
 
     Args:
-        recurrence: the terms, see `Recurrence`; float32 or float64.
+        recurrence: the terms, see `Recurrence`; float32 or float64, with one decay per head on a GPU also 16 bits.
         initial: H_0, zero when absent. A run cut in two, the second started from the first's state, is the whole run.
         retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
             scan computes anyway (no gradient flows through it).

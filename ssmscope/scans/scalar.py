@@ -1,6 +1,5 @@
 """The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6); without
-gradients on a CPU step by step, by a kernel of C (`scalar_native`); in float32 on a GPU by kernels of Triton
-(`scalar_fused`)."""
+gradients on a CPU step by step, by a kernel of C (`scalar_native`); on a GPU by kernels of Triton (`scalar_fused`)."""
 
 from __future__ import annotations
 
