@@ -31,7 +31,7 @@ LAUNCH: dict[str, dict[str, Any]] = {
     "keep": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
     "adjoint": {"num_warps": 1, "STAGES": 2, "BARRIER": True},
     "states": {"num_warps": 2, "STAGES": 2},
-    "back": {"num_warps": 1, "STAGES": 1},
+    "back": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
 }  # of each kernel: how many times as many warps as `sizes` says, steps loaded ahead, whether loads wait for room
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits

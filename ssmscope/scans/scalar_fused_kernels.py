@@ -320,7 +320,7 @@ def back(
     xbar_row, xbar_step, xbar_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
     WEIGHTED: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr, N_BLOCKS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, BARRIER: tl.constexpr,
 ):  # fmt: skip
     """Of every chunk the other gradients, and what its own steps add to those of b and c, with L[t, s] = a_t / a_s for
     s ≤ t:
@@ -360,25 +360,35 @@ def back(
         S_at = S + (at + head) * (PARTS * Q)
         high, low = tl.load(S_at + q), tl.load(S_at + Q + q)
         high_end, low_end = tl.load(S_at + Q - 1), tl.load(S_at + 2 * Q - 1)
-        x_at = x + row * x_row + head * x_head + start * x_step + p0
-        x_s = load_tile(x_at, q, p, x_step, real, wide, EVEN, WHOLE_P).to(tl.float32)
         ybar_at = ybar + row * ybar_row + head * ybar_head + start * ybar_step + p0
         ybar_t = load_tile(ybar_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P).to(tl.float32)
+        x_unit, ybar_unit = tl.load(x_units + own * Q + q), tl.load(ybar_units + own * Q + q)
+        ybar_t, ybar_low = in_parts(ybar_t * one_over(ybar_unit)[:, None], SCALED, TERMS)
+        s_weight, d = tl.exp2(-low), tl.full([Q], 1.0, tl.float32)
+        if WEIGHTED:
+            d = tl.load(S_at + 2 * Q + q)
+        L = between(high[None, :], high[:, None]) * (tl.exp2(low) * ybar_unit)[None, :]
+        Lbc = tl.where(later, L * bc, 0.0)
+        unit = row_units(Lbc, SCALED)
+        L_high, L_low = in_parts(Lbc * one_over(unit)[:, None], SCALED, TERMS)
+        out = dot(tl.zeros([Q, WIDTH], tl.float32), L_high, L_low, ybar_t, ybar_low, TERMS)
+        out = out * (s_weight * unit)[:, None]
         adjoints_at = adjoints + ((at + head) * TERMS * P + p0) * N
         adjoint, adjoint_low = load_parts(adjoints_at, p, n, wide, real_n, N, P * N, WHOLE_P, WHOLE_N, TERMS)
-        x_unit, ybar_unit = tl.load(x_units + own * Q + q), tl.load(ybar_units + own * Q + q)
-        x_high, x_low = in_parts(x_s * one_over(x_unit)[:, None], SCALED, TERMS)
-        ybar_t, ybar_low = in_parts(ybar_t * one_over(ybar_unit)[:, None], SCALED, TERMS)
         across = dot(tl.zeros([Q, WIDTH], tl.float32), b_s, b_low, tl.trans(adjoint), tl.trans(adjoint_low), TERMS)
         weight = decay_of(high_end - high, low_end - low) * (b_unit * tl.load(adjoint_units + own))
         across = across * weight[:, None]
+        xbar_at = xbar + row * xbar_row + head * xbar_head + start * xbar_step + p0
+        store_tile(xbar_at, q, p, xbar_step, real, wide, (out + across) * d[:, None], EVEN, WHOLE_P)
+        x_at = x + row * x_row + head * x_head + start * x_step + p0
+        x_s = load_tile(x_at, q, p, x_step, real, wide, EVEN, WHOLE_P).to(tl.float32)
         written = tl.sum(across * x_s, axis=1)
+        if BARRIER:
+            tl.debug_barrier()  # what stands above need no longer be held
+        x_high, x_low = in_parts(x_s * one_over(x_unit)[:, None], SCALED, TERMS)
         K = dot(tl.zeros([Q, Q], tl.float32), x_high, x_low, tl.trans(ybar_t), tl.trans(ybar_low), TERMS)
-        L = between(high[None, :], high[:, None]) * (tl.exp2(low) * ybar_unit)[None, :]
-        s_weight = tl.exp2(-low)
         K = tl.where(later, L * K, 0.0) * (s_weight * x_unit)[:, None]
         if WEIGHTED:
-            d = tl.load(S_at + 2 * Q + q)
             tl.store(deltabar + own * Q + q, tl.sum(K * bc, axis=1) + written)
             written = written * d
             K = K * d[:, None]
@@ -389,15 +399,6 @@ def back(
         for i in tl.static_range(N_BLOCKS):
             through += tl.load(met + own * N_BLOCKS + i)
         tl.store(abar + own * Q + q, through)
-        L = tl.where(later, L * bc, 0.0)
-        L_unit = row_units(L, SCALED)
-        L_high, L_low = in_parts(L * one_over(L_unit)[:, None], SCALED, TERMS)
-        out = dot(tl.zeros([Q, WIDTH], tl.float32), L_high, L_low, ybar_t, ybar_low, TERMS)
-        out = out * (s_weight * L_unit)[:, None] + across
-        if WEIGHTED:
-            out = out * d[:, None]
-        x_at = xbar + row * xbar_row + head * xbar_head + start * xbar_step + p0
-        store_tile(x_at, q, p, xbar_step, real, wide, out, EVEN, WHOLE_P)
     rows = (((block * batch + row) * length + start) * groups + group) * N
     c_t, c_low = load_parts(c_at, q, n, real, real_n, N, Q * N, True, WHOLE_N, TERMS)  # anew: held, they cost room
     K = K_sum * c_unit[None, :]
