@@ -135,6 +135,7 @@ def test_rows_heads_and_segments_one_after_the_other(groups, monkeypatch):
     """The gradients where memory is short, the walks where programs are few, and more states than a walk keeps."""
     monkeypatch.setattr(scalar_fused, "HELD", 1)
     monkeypatch.setattr(scalar_fused, "SPAN", 1)
+    monkeypatch.setattr(scalar_fused, "WALKS", 40)
     terms = draw(2, 2 * scalar_fused.STEPS + 3, 4, groups, 5, 130)
     plan = scalar_fused._plan(terms["x"], terms["b"], terms["delta"], "highest")
     assert len(plan.cuts(terms["x"].nbytes)) == 4
@@ -209,6 +210,12 @@ def test_what_wants_no_gradient_gets_none():
     near(of_final, torch.autograd.grad(exact.state.sum(), x)[0].double())
     without = scalar_fused.scan(*(terms[name] for name in NAMES[:-1]))
     near(without[0].detach(), definition({**terms, "delta": torch.ones_like(terms["delta"])}).y.detach())
+    from_zero = scalar_fused.scan(*(terms[name] for name in NAMES[:4]), None, terms["delta"])
+    exact = definition({**terms, "initial": torch.zeros_like(terms["initial"])})
+    for a, b in zip(from_zero, (exact.y, exact.state), strict=True):
+        near(a.detach(), b.detach())
+    of_both = torch.autograd.grad(from_zero[0].sum() + from_zero[1].sum(), x)[0]
+    near(of_both, torch.autograd.grad(exact.y.sum() + exact.state.sum(), x)[0].double())
 
 
 @needs_kernels

@@ -35,15 +35,17 @@ def scan(
     b: Float[Tensor, "batch length groups state"],
     c: Float[Tensor, "batch length groups state"],
     x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"],
+    initial: Float[Tensor, "batch heads width state"] | None,
     delta: Float[Tensor, "batch length heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 when absent.
+    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and the initial state 0 when absent.
 
     On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `scalar_fused`).
     """
     if scalar_fused.applicable(log_a, b, c, x, initial, delta):
         return scalar_fused.scan(log_a, b, c, x, initial, delta)
+    if initial is None:
+        initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
     x = x if delta is None else scaled(x, delta)
     length = x.shape[1]
     if length and scalar_native.applicable(log_a, b, c, x, initial):

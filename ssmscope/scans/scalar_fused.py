@@ -20,17 +20,18 @@ from torch import Tensor
 from ssmscope.scans import native
 from ssmscope.scans.launching import Kernels, on
 
-FILL = 512  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
-WALKS = 264  # programs that keep it busy where each walks many chunks: with fewer, the length is cut into segments
-SPAN = 8  # chunks of a segment at least
+FILL = 256  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
+WALKS = 264  # programs that run at once where each walks many chunks: with fewer, the length is cut into segments
+SPAN = 32  # chunks of a segment at least
 HELD = 1 << 25  # bytes of states that the backward pass may hold, however small the terms
 MOST = 256  # of N: with more, a program's tiles no longer fit
 STEPS = 64  # of a chunk
 LAUNCH: dict[str, dict[str, Any]] = {
     "read": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
+    "read bfloat16": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
     "keep": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
     "adjoint": {"num_warps": 1, "STAGES": 2, "BARRIER": True},
-    "states": {"num_warps": 2, "STAGES": 2},
+    "states": {"num_warps": 1, "STAGES": 2},
     "back": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
 }  # of each kernel: how many times as many warps as `sizes` says, steps loaded ahead, whether loads wait for room
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,9 +56,11 @@ PRECISIONS = {
 }
 
 
-def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None = None) -> bool:
+def applicable(
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+) -> bool:
     """Whether `scan` takes these terms: of 32 or 16 bits, on one GPU, with states of a size that fits."""
-    if x.device.type != "cuda" or not x.numel() or not 1 <= initial.shape[3] <= MOST:
+    if x.device.type != "cuda" or not x.numel() or not 1 <= b.shape[3] <= MOST:
         return False
     terms = [t for t in (log_a, b, c, x, initial, delta) if t is not None]
     plain = all(t.device == x.device and native.is_plain(t, "cuda", DTYPES) for t in terms)
@@ -65,7 +68,7 @@ def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, 
 
 
 def scan(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None = None
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
     return _Scan.apply(log_a, b, c, x, initial, delta, torch.get_float32_matmul_precision())
@@ -149,29 +152,34 @@ class _Plan(NamedTuple):
         )
         return b_parts, c_parts, units, products
 
-    def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs and the last state."""
         y = x.new_empty(x.shape)
         b_parts, c_parts, units, inner = self.in_parts(S, b, c, inner=True)
-        return y, self._walk(S, x, b_parts, units, first, y, c_parts, inner)
+        last = S.new_empty(self.batch, self.heads, self.width, self.state)
+        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner)
+        return y, last
 
-    def states(self, S: Tensor, x: Tensor, b: Tensor, units: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def states(
+        self, S: Tensor, x: Tensor, b: Tensor, units: Tensor, first: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The states before the chunks in parts, their units and those of x."""
         chunks = (self.batch, self.chunks, self.heads)
         states = S.new_empty(*chunks, self.precision.terms, self.width, self.state, dtype=self.precision.dtype)
         state_units, x_units = S.new_empty(*chunks, self.parts), S.new_empty(*chunks, self.parts, STEPS)
-        self._walk(S, x, b, units, first, states, kept_units=(state_units, x_units))
+        self._walk(S, x, b, units, first, None, states, kept_units=(state_units, x_units))
         return states, state_units, x_units
 
     def adjoints(
-        self, S: Tensor, grad_y: Tensor, c: Tensor, units: Tensor, last: Tensor | None, states: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Writes the adjoints after the chunks in the place of the states before them; their units and those of ȳ, what
-        of both meets at each chunk, and the adjoint before the first."""
+        self, S: Tensor, grad_y: Tensor, c: Tensor, units: Tensor, ends: tuple[Any, Any], states: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Writes the adjoints after the chunks in the place of the states before them; their units and those of ȳ, and
+        what of both meets at each chunk. `ends`: the adjoint after the last chunk, and room for that before the
+        first, or None."""
         met = S.new_empty(*before.shape, -(-self.state // self._states))
         kept_units = torch.empty_like(before), S.new_empty(*before.shape, STEPS)
-        first = self._walk(S, grad_y, c, units, last, states, kept_units=kept_units, before=before, met=met)
-        return *kept_units, met, first
+        self._walk(S, grad_y, c, units, *ends, states, kept_units=kept_units, before=before, met=met)
+        return *kept_units, met
 
     @property
     def _states(self) -> int:
@@ -185,6 +193,7 @@ class _Plan(NamedTuple):
         right: Tensor,
         units: Tensor,
         first: Tensor | None,
+        last: Tensor | None,
         out: Tensor,
         c: Tensor | None = None,
         inner: Tensor | None = None,
@@ -192,36 +201,35 @@ class _Plan(NamedTuple):
         kept_units: tuple[Tensor | None, Tensor | None] = (None, None),
         before: Tensor | None = None,
         met: Tensor | None = None,
-    ) -> Tensor:
-        """The last state, or adjoint."""
-        last = S.new_empty(self.batch, self.heads, self.width, self.state)
-        sizes = self.sizes("read" if c is not None else "keep" if before is None else "adjoint")
+    ) -> None:
+        read = "read" if self.precision.dtype == torch.float16 else "read bfloat16"
+        sizes = self.sizes(read if c is not None else "keep" if before is None else "adjoint")
         if c is None:
             sizes["STATES"] = self._states
         elif sizes["STATES"] > 128:
             sizes["num_warps"] = 8
         blocks = -(-self.state // sizes["STATES"])
         walks = self.batch * self.heads * self.parts * blocks
-        segments = min(-(-self.chunks // SPAN), -(-WALKS // walks))
+        segments = max(1, min(self.chunks // SPAN, WALKS // walks))
         span = -(-self.chunks // segments)
         segments = -(-self.chunks // span)
-        finals, ends = last, S
+        finals = ends = S
         if segments > 1:
-            finals = S.new_empty(segments - 1, *last.shape)
+            finals = S.new_empty(segments - 1, self.batch, self.heads, self.width, self.state)
             ends = S.new_empty(segments - 1, self.batch, self.heads, self.parts, 2)
         for step in (1, 2) if segments > 1 else (0,):
             kernels.loaded().carry[(walks * (segments - (step == 1)),)](
                 *(S, left, right, units, right if c is None else c, S if inner is None else inner),
-                *(last if first is None else first.contiguous(), finals, ends, out),
-                *(S if t is None else t for t in (*kept_units, before, met)),
-                *(last, self.batch, *self.shape, span, segments, *left.stride()[:3]),
+                *(S if first is None else first.contiguous(), finals, ends, out),
+                *(S if t is None else t for t in (*kept_units, before, met, last)),
+                *(self.batch, *self.shape, span, segments, *left.stride()[:3]),
                 **sizes,
                 REVERSE=before is not None,
                 FIRST=first is not None,
+                LAST=last is not None,
                 READ=c is not None,
                 PASS=step,
             )
-        return last
 
     def by_step(self, parts: Tensor) -> Tensor:
         """(batch, chunks, heads, parts, Q) as (batch, length, heads)."""
@@ -271,7 +279,7 @@ class _Scan(torch.autograd.Function):
             y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
         ctx.save_for_backward(log_a, b, c, x, initial, delta)
         ctx.precision = precision
-        return y, final.to(initial.dtype)
+        return y, final.to(x.dtype if initial is None else initial.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -296,7 +304,8 @@ class _Scan(torch.autograd.Function):
                         if total is not None and part is not None:
                             total[place] += part
         of_log_a, of_b, of_c, of_initial, of_delta = (
-            None if g is None else g.to(t.dtype) for g, t in zip(found, (log_a, b, c, initial, delta), strict=True)
+            None if g is None or t is None else g.to(t.dtype)
+            for g, t in zip(found, (log_a, b, c, initial, delta), strict=True)
         )
         return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, None
 
@@ -318,9 +327,9 @@ def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, .
         **plan.sizes("states"),
         REVERSE=False,
     )
-    adjoint_units, y_units, met, grad_initial = plan.adjoints(
-        S, grad_y, c_parts, units, grad_final, states, state_units
-    )
+    grad_initial = None if initial is None else S.new_empty(initial.shape)
+    ends = grad_final, grad_initial
+    adjoint_units, y_units, met = plan.adjoints(S, grad_y, c_parts, units, ends, states, state_units)
     kernels.loaded().back_states[programs](
         *(S, x, b_parts, units, states, adjoint_units, x_units, was_read, grad_b, *shape, *x.stride()[:3]),
         **plan.sizes("states"),

@@ -107,12 +107,12 @@ def carry(
     before_units, met, last, batch, length, heads, groups, chunks, span, segments, left_row, left_step, left_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
     WEIGHTED: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr, REVERSE: tl.constexpr,
-    FIRST: tl.constexpr, READ: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, READ: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr,
     BARRIER: tl.constexpr,
 ):  # fmt: skip
     """The state (P, N) after the last chunk, `last` (batch, heads, P, N), of H ← a_Q H + Σ_s (a_Q / a_s) Δ_s left_s
-    right_sᵀ, a_t = 2^{S_t}, from `first` or, without FIRST, from 0; `left` is x and `right` b in parts. With READ `out`
-    is y (batch, length, heads, P),
+    right_sᵀ, a_t = 2^{S_t}, if LAST; from `first`, with FIRST, or 0. `left` is x and `right` b in parts. With READ
+    `out` is y (batch, length, heads, P),
 
         y_t = Σ_{s≤t} (a_t / a_s) Δ_s inner[t, s] x_s + a_t H c_t;
 
@@ -236,7 +236,7 @@ def carry(
         store_tile(finals + one * P * N + matrix, p, n, N, wide, real_n, H, WHOLE_P, WHOLE_N)
         tl.store(ends + (one * P_BLOCKS + p_block) * 2, passed)
         tl.store(ends + (one * P_BLOCKS + p_block) * 2 + 1, bound)
-    else:
+    elif LAST:
         if segment == segments - 1:
             store_tile(last + whole, p, n, N, wide, real_n, H, WHOLE_P, WHOLE_N)
 
