@@ -38,7 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 
 
-class _Precision(NamedTuple):
+class Precision(NamedTuple):
     """What numbers products are of, and how many of them stand for one of float32."""
 
     dtype: torch.dtype
@@ -50,9 +50,9 @@ class _Precision(NamedTuple):
 
 
 PRECISIONS = {
-    "highest": _Precision(torch.float16, 2),
-    "high": _Precision(torch.float16, 1),
-    "medium": _Precision(torch.bfloat16, 1),
+    "highest": Precision(torch.float16, 2),
+    "high": Precision(torch.float16, 1),
+    "medium": Precision(torch.bfloat16, 1),
 }
 
 
@@ -85,7 +85,7 @@ class _Plan(NamedTuple):
     width: int
     state: int
     weighted: bool
-    precision: _Precision
+    precision: Precision
 
     @property
     def chunks(self) -> int:
@@ -121,6 +121,8 @@ class _Plan(NamedTuple):
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of STEPS columns enters one of
         # fewer.
         warps = 2 if min(self.part, tiles["STATES"]) < STEPS else 4
+        if warps == 4 and tiles["STATES"] > 128 and kernel in ("read", "read bfloat16", "states"):
+            warps = 8
         launch = LAUNCH[kernel]
         return {**tiles, **how, **launch, "num_warps": warps * launch["num_warps"]}
 
@@ -206,8 +208,6 @@ class _Plan(NamedTuple):
         sizes = self.sizes(read if c is not None else "keep" if before is None else "adjoint")
         if c is None:
             sizes["STATES"] = self._states
-        elif sizes["STATES"] > 128:
-            sizes["num_warps"] = 8
         blocks = -(-self.state // sizes["STATES"])
         walks = self.batch * self.heads * self.parts * blocks
         segments = max(1, min(self.chunks // SPAN, WALKS // walks))

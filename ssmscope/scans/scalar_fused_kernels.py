@@ -223,7 +223,8 @@ def carry(
                 tl.store(left_units + own * Q + q, left_unit)
         right_at = right + shared * TERMS * Q * N + n0
         right_t, right_low = load_parts(right_at, q, n, real, real_n, N, Q * N, True, WHOLE_N, TERMS)
-        scale = unit_of(tl.max(largest * tl.abs(weight), axis=0), SCALED)
+        # finite over it also where all is 0: weights of trained models are above 8, and one over the smallest unit 2¹²⁵
+        scale = unit_of(tl.max(tl.maximum(largest, 7.888609052210118e-31) * tl.abs(weight), axis=0), SCALED)  # 2⁻¹⁰⁰
         left_high, left_low = in_parts(left_t * (weight * one_over(scale))[:, None], SCALED, TERMS)
         added = dot(
             tl.zeros([WIDTH, STATES], tl.float32), tl.trans(left_high), tl.trans(left_low), right_t, right_low, TERMS

@@ -23,7 +23,7 @@ def bf16(a):
 
 
 @triton.jit
-def unit_of(most, SCALED: tl.constexpr):
+def unit_of(most, SCALED: tl.constexpr = True):
     """The unit of numbers whose magnitude is at most this: in it, they are below 2¹⁵."""
     exponent = (most.to(tl.int32, bitcast=True) >> 23) & 255
     if not SCALED:
