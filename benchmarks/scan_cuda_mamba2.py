@@ -3,11 +3,12 @@
     python benchmarks/scan_cuda_mamba2.py                    # some minutes: mamba_ssm's kernels are tuned on first use
     python benchmarks/scan_cuda_mamba2.py --shapes 1x2048x24x64x128 --bandwidth 3.0
 
-Ours is `ssm.scan` with retention, from float32 terms; mamba_ssm's is `mamba_chunk_scan_combined` with chunks of 256,
-from float32 terms (TF32 inside) and from bfloat16, where the package can be imported. Milliseconds of many calls in a
-row, median of three; the largest error of outputs, or of gradients, relative to their largest value, from float64 by
-torch; the most memory held. The limit is the longer of two times: inputs read and outputs written once, and products
-of chunks of 64 steps at the rate of 16-bit numbers (as often as the precision multiplies; for gradients three times).
+Ours is `ssm.scan` with retention; mamba_ssm's is `mamba_chunk_scan_combined` with chunks of 256, where the package can
+be imported; both from float32 terms (TF32 inside mamba_ssm's) and from x, b, c and Δ in bfloat16. Milliseconds of many
+calls in a row, median of three; the largest error of outputs, or of gradients, relative to their largest value, from
+float64 by torch with the terms in float32; the most memory held. The limit is the longer of two times: inputs read and
+outputs written once, and products of chunks of 64 steps at the rate of 16-bit numbers, as often as the precision
+multiplies.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SHAPES = ("8x2048x80x64x128", "1x8192x80x64x128", "1x2048x24x64x128", "32x256x24
 NAMES = ("x", "b", "c", "delta")
 CHUNK = 64
 PRODUCTS = {"highest": 3, "high": 1, "medium": 1}  # of 16-bit numbers for one
+OURS = (("highest", torch.float32), ("high", torch.float32), ("medium", torch.float32), ("medium", torch.bfloat16))
 
 
 def recurrence(shape: str, device: str) -> ssm.Recurrence:
@@ -72,11 +74,15 @@ def limits(r: ssm.Recurrence, backward: bool, products: int, bandwidth: float, r
     batch, length, heads, width, states = r.shape
     steps = batch * length * heads
     passes = 5 if backward else 2  # x and y; and x, ȳ and x̄
-    read = 4 * (passes * steps * width + (2 if backward else 1) * 2 * r.b.numel())
+    read = r.x.element_size() * (passes * steps * width + (2 if backward else 1) * 2 * r.b.numel())
     work = products * steps * width * (2 * CHUNK + 4 * states)
     if backward:
-        work += PRODUCTS["highest"] * steps * width * (4 * CHUNK + 10 * states)
+        work += products * steps * width * (4 * CHUNK + 10 * states)
     return 1e3 * max(read / (bandwidth * 1e12), work / (rate * 1e12))
+
+
+def of_type(r: ssm.Recurrence, dtype: torch.dtype) -> ssm.Recurrence:
+    return replace(r, **{name: getattr(r, name).to(dtype) for name in NAMES})
 
 
 def ours(r: ssm.Recurrence, backward: bool) -> Callable[[], list[torch.Tensor]]:
@@ -94,9 +100,9 @@ def ours(r: ssm.Recurrence, backward: bool) -> Callable[[], list[torch.Tensor]]:
 
 def theirs(scan: Callable, r: ssm.Recurrence, backward: bool, dtype: torch.dtype) -> Callable[[], list[torch.Tensor]]:
     assert r.delta is not None and r.A is not None
-    terms = {"x": r.x.to(dtype), "b": r.b.to(dtype), "c": r.c.to(dtype), "delta": r.delta.to(dtype)}
-    A, weights = r.A.squeeze(-1), _weights(r.x).to(dtype)
-    leaves = {name: t.requires_grad_(backward) for name, t in ((n, t.detach().clone()) for n, t in terms.items())}
+    r = of_type(r, dtype)
+    A, weights = r.A.squeeze(-1), _weights(r.x)
+    leaves = {name: getattr(r, name).detach().clone().requires_grad_(backward) for name in NAMES}
 
     def run() -> list[torch.Tensor]:
         y = scan(leaves["x"], leaves["delta"], A, leaves["b"], leaves["c"], 256)
@@ -106,7 +112,7 @@ def theirs(scan: Callable, r: ssm.Recurrence, backward: bool, dtype: torch.dtype
 
 
 def _weights(x: torch.Tensor) -> torch.Tensor:
-    return torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device)
+    return torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device).to(x.dtype)
 
 
 def plain(work: Callable[[], list[torch.Tensor]]) -> Callable[[], list[torch.Tensor]]:
@@ -137,11 +143,13 @@ def table(shape: str, peer: Callable | None, bandwidth: float, rate: float) -> N
             held = (torch.cuda.max_memory_allocated() - base) / 2**30
             least = "" if limit is None else f"{limit:>9.3f}"
             what = "forward + backward" if backward else "forward"  # noqa: B023
-            print(f"{shape:<18} {what:<19} {how:<22} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)
+            print(f"{shape:<18} {what:<19} {how:<24} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)
 
-        for precision, products in PRODUCTS.items():
+        for precision, dtype in OURS:
+            of = of_type(r, dtype)
             with matrix_products(precision):
-                row(f"ours, {precision}", ours(r, backward), limits(r, backward, products, bandwidth, rate))
+                limit = limits(of, backward, PRODUCTS[precision], bandwidth, rate)
+                row(f"ours, {precision}, {str(dtype).removeprefix('torch.')}", ours(of, backward), limit)
         for dtype in (torch.float32, torch.bfloat16):
             if peer is None:
                 break
@@ -168,7 +176,7 @@ def main() -> None:
     why = scalar_fused.why_not() or "in use"
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {why}")
     peer = mamba_ssm()
-    print(f"\n{'':<61} {'ms':>9} {'error':>9} {'GiB':>7} {'limit, ms':>9}")
+    print(f"\n{'':<63} {'ms':>9} {'error':>9} {'GiB':>7} {'limit, ms':>9}")
     for shape in options.shapes:
         table(shape, peer, options.bandwidth, options.rate)
 

@@ -286,42 +286,40 @@ def scan(
     buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
-    head, or by the delta rule, in float32 on a GPU, products are as exact as torch's own:
-    `torch.set_float32_matmul_precision` chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8
-    ("medium"); gradients have 22 bits always.
+    head, or by the delta rule, on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision`
+    chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), by the delta rule forward alone:
+    its gradients have 22 bits always. With one decay per head terms may be of 16 bits there.
 
     Args:
-        recurrence: the terms, see `Recurrence`; float32 or float64.
+        recurrence: the terms, see `Recurrence`; float32 or float64, with one decay per head on a GPU also 16 bits.
         initial: H_0, zero when absent. A run cut in two, the second started from the first's state, is the whole run.
         retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
             scan computes anyway (no gradient flows through it).
     """
-    batch, length, heads, width, state = recurrence.shape
-    if initial is None:
-        initial = recurrence.x.new_zeros(batch, heads, width, state)
+    _, length, heads, width, state = recurrence.shape
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         terms = (recurrence.log_a, recurrence.beta, recurrence.b, recurrence.c, recurrence.x)
-        y, final = delta.scan(*terms, initial)
+        y, final = delta.scan(*terms, _start(recurrence, initial))
         kept = recurrence.kept().detach().mean(-1) if retention else None
     elif recurrence.one_decay_per_head:
         log_a = recurrence.log_decay().squeeze(-1)
         if state == 1 and recurrence.b.shape[2] == heads and length:
-            H = single.scan(log_a, recurrence.written * recurrence.b, initial.squeeze(-1))
+            H = single.scan(log_a, recurrence.written * recurrence.b, _start(recurrence, initial).squeeze(-1))
             y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
         else:
             y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta)
         kept = log_a.detach().exp().mean(-1) if retention else None
     elif width > 1:
         log_a = recurrence.log_decay()
-        y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, initial)
+        y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, _start(recurrence, initial))
         kept = log_a.detach().exp().mean((2, 3)) if retention else None
     else:
         y, final, kept = diagonal.scan(
             recurrence.x,
             recurrence.b,
             recurrence.c,
-            initial,
+            _start(recurrence, initial),
             recurrence.delta,
             recurrence.A,
             recurrence.log_a,
@@ -329,6 +327,12 @@ def scan(
             retention=retention,
         )
     return Scan(_with_skip(recurrence, y), final, kept)
+
+
+def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
+    """H_0, zero when absent."""
+    batch, _, heads, width, state = recurrence.shape
+    return recurrence.x.new_zeros(batch, heads, width, state) if initial is None else initial
 
 
 def states(

@@ -141,8 +141,64 @@ def test_long_steps_write_nothing_of_nothing(size):
 
 
 @needs_kernels
+@pytest.mark.parametrize("groups", [1, 2])
+def test_rows_heads_and_segments_one_after_the_other(groups, monkeypatch):
+    """The gradients where memory is short, the walks where programs are few, and more states than a walk keeps."""
+    monkeypatch.setattr(scalar_fused, "HELD", 1)
+    monkeypatch.setattr(scalar_fused, "SPAN", 1)
+    monkeypatch.setattr(scalar_fused, "WALKS", 40)
+    terms = draw(2, 2 * scalar_fused.STEPS + 3, 4, groups, 5, 130)
+    plan = scalar_fused._plan(terms["x"], terms["b"], terms["delta"], "highest")
+    assert len(plan.cuts(terms["x"].nbytes)) == 4
+    agree(terms)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_terms_of_16_bits_are_read_as_they_are(dtype):
+    terms = {name: t if name == "log_a" else t.to(dtype) for name, t in draw(1, 70, 2, 1, 20, 24).items()}
+    terms = leaves_of(terms)
+    ours, exact = run(terms), definition(terms)
+    rounding = torch.finfo(dtype).eps * (1.01 if DEVICE == "cpu" else 0.51)  # the interpreter cuts bfloat16 off
+    for a, b in zip(ours, (exact.y, exact.state), strict=True):
+        assert a.dtype == dtype
+        assert ((a - b).abs() <= rounding * b.abs() + 2e-6 * b.abs().max()).all()
+    cotangents = [torch.ones_like(out) for out in ours]
+    found = torch.autograd.grad(ours, list(terms.values()), cotangents)
+    wanted = torch.autograd.grad([exact.y, exact.state], list(terms.values()), [g.double() for g in cotangents])
+    for t, a, b in zip(terms.values(), found, wanted, strict=True):
+        assert a.dtype == t.dtype
+        assert (a.double() - b.double()).abs().max() <= (2 * rounding if t.dtype == dtype else 2e-6) * b.abs().max()
+
+
+@needs_kernels
+def test_a_small_step_is_right_beside_a_large_one():
+    """Steps of any size: each is as right as the sum of its own terms' magnitudes, as where gates are exponentials."""
+    terms = draw(1, 70, 2, 1, 5, 6, scale=0.1)
+    g = torch.Generator().manual_seed(1)
+    for name in ("b", "c", "x", "delta"):
+        size = 10 ** (12 * torch.rand(1, 70, *[1] * (terms[name].ndim - 2), generator=g) - 9)
+        terms[name] = terms[name] * size.to(DEVICE)
+    terms["initial"] = terms["initial"] * 1e-20
+    sizes = leaves_of({name: t.clone() if name == "log_a" else t.abs() for name, t in terms.items()})
+    terms = leaves_of(terms)
+    ours, exact, most = run(terms)[0], definition(terms).y, definition(sizes).y
+    assert most.detach().amax((0, 2, 3)).aminmax()[0] < 1e-12 * most.detach().max()
+    assert ((ours - exact).abs() <= 2e-6 * most).all()
+    names = ("b", "c", "x", "delta")
+    weights = 1 / most.detach()
+    all_grads = (
+        torch.autograd.grad(y, [t[name] for name in names], weights.to(y.dtype))
+        for y, t in ((ours, terms), (exact, terms), (most, sizes))
+    )
+    for a, b, most_of in zip(*all_grads, strict=True):
+        bound = most_of.flatten(2).amax(2)
+        assert ((a - b).abs().flatten(2).amax(2) <= 4e-6 * bound).all()
+
+
+@needs_kernels
 def test_terms_and_heads_of_any_size():
-    """Products are of float16, whose range is that of none of these: each tile is over a unit of its own."""
+    """Products are of float16, whose range is that of none of these: each step is over a unit of its own."""
     terms = draw(1, 70, 3, 1, 4, 5)
     sizes = torch.tensor([1e-6, 1.0, 1e6]).to(DEVICE).view(1, 1, 3, 1)
     x, b, c = terms["x"] * sizes, terms["b"] * 1e6, terms["c"] * 1e-9
@@ -165,6 +221,12 @@ def test_what_wants_no_gradient_gets_none():
     near(of_final, torch.autograd.grad(exact.state.sum(), x)[0].double())
     without = scalar_fused.scan(*(terms[name] for name in NAMES[:-1]))
     near(without[0].detach(), definition({**terms, "delta": torch.ones_like(terms["delta"])}).y.detach())
+    from_zero = scalar_fused.scan(*(terms[name] for name in NAMES[:4]), None, terms["delta"])
+    exact = definition({**terms, "initial": torch.zeros_like(terms["initial"])})
+    for a, b in zip(from_zero, (exact.y, exact.state), strict=True):
+        near(a.detach(), b.detach())
+    of_both = torch.autograd.grad(from_zero[0].sum() + from_zero[1].sum(), x)[0]
+    near(of_both, torch.autograd.grad(exact.y.sum() + exact.state.sum(), x)[0].double())
 
 
 @needs_kernels

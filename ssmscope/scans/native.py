@@ -28,13 +28,13 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
     return all(is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling() and available()
 
 
-def is_plain(t: Tensor, device: str) -> bool:
-    """Whether the tensor is what such a device's memory says: float32, no subclass, no lazy negation, no forward-mode
-    tangent, no batch or other level of torch.func."""
+def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Whether the tensor is what such a device's memory says: of these types, no subclass, no lazy negation, no
+    forward-mode tangent, no batch or other level of torch.func."""
     plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == device and t.layout == torch.strided
     if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t):
         return False
-    return t.dtype == torch.float32 and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+    return t.dtype in dtypes and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
 
 
 def scan(

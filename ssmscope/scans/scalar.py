@@ -1,5 +1,5 @@
 """The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6); in float32 by
-kernels, of C on a CPU (`scalar_native`) and of Triton on a GPU (`scalar_fused`)."""
+kernels of C on a CPU (`scalar_native`), and by kernels of Triton on a GPU (`scalar_fused`)."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ def scan(
     b: Float[Tensor, "batch length groups state"],
     c: Float[Tensor, "batch length groups state"],
     x: Float[Tensor, "batch length heads width"],
-    initial: Float[Tensor, "batch heads width state"],
+    initial: Float[Tensor, "batch heads width state"] | None,
     delta: Float[Tensor, "batch length heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 when absent.
+    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and the initial state 0 when absent.
 
     On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `scalar_fused`).
     """
     if scalar_fused.applicable(log_a, b, c, x, initial, delta):
         return scalar_fused.scan(log_a, b, c, x, initial, delta)
+    if initial is None:
+        initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
     length = x.shape[1]
     if length and scalar_native.applicable(log_a, b, c, x, initial, delta):
         return scalar_native.scan(log_a, b, c, x, initial, delta)

@@ -1,11 +1,13 @@
-"""The scan with one decay per head by Triton kernels (`scalar_fused_kernels`), for float32 on a GPU; optional.
+"""The scan with one decay per head by Triton kernels (`scalar_fused_kernels`), for 32 or 16 bits on a GPU; optional.
 
-A kernel walks the chunks and keeps the state before each; another reads all chunks side by side; the backward pass
-makes the states anew and does the same with the adjoint. Products have the precision of torch's own matrix products,
-`torch.get_float32_matmul_precision()`: "highest", the default, has 22 bits (operands in two parts of float16, each over
-a power of two, so that nothing leaves its range), "high" the 11 bits of TF32, "medium" the 8 bits of bfloat16; chunks'
-states are kept in the same numbers, and sums are float32 throughout. Gradients have 22 bits whatever was chosen.
-Without the kernels (`launching`) `scalar.scan` stays with torch.
+A kernel walks the chunks with the state at hand and writes the outputs. The backward pass walks them again and keeps
+the state before each chunk, walks back with the adjoint, which takes the states' place, and finds the gradients of all
+chunks side by side; rows, or heads, come one part after the other where the states of all would take more room than x.
+Products have the precision of torch's own matrix products, `torch.get_float32_matmul_precision()`, forward and
+backward: "highest", the default, has 22 bits (operands in two parts of float16, over a power of two for each step, so
+that nothing leaves its range), "high" the 11 bits of TF32, "medium" the 8 bits of bfloat16; chunks' states are kept in
+the same numbers, and sums are float32 throughout. Terms may be of 16 bits: they are read as they are, and outputs and
+gradients have the type of x and of their terms. Without the kernels (`launching`) `scalar.scan` stays with torch.
 """
 
 from __future__ import annotations
@@ -18,9 +20,21 @@ from torch import Tensor
 from ssmscope.scans import native
 from ssmscope.scans.launching import Kernels, on
 
-FILL = 1024  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
+FILL = 256  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
+WALKS = 264  # programs that run at once where each walks many chunks: with fewer, the length is cut into segments
+SPAN = 32  # chunks of a segment at least
+HELD = 1 << 25  # bytes of states that the backward pass may hold, however small the terms
 MOST = 256  # of N: with more, a program's tiles no longer fit
 STEPS = 64  # of a chunk
+LAUNCH: dict[str, dict[str, Any]] = {
+    "read": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
+    "read bfloat16": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
+    "keep": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
+    "adjoint": {"num_warps": 1, "STAGES": 2, "BARRIER": True},
+    "states": {"num_warps": 1, "STAGES": 2},
+    "back": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
+}  # of each kernel: how many times as many warps as `sizes` says, steps loaded ahead, whether loads wait for room
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 
 
@@ -42,17 +56,19 @@ PRECISIONS = {
 }
 
 
-def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None = None) -> bool:
-    """Whether `scan` takes these terms: float32, on one GPU, with states of a size that fits."""
-    if x.device.type != "cuda" or not x.numel() or not 1 <= initial.shape[3] <= MOST:
+def applicable(
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+) -> bool:
+    """Whether `scan` takes these terms: of 32 or 16 bits, on one GPU, with states of a size that fits."""
+    if x.device.type != "cuda" or not x.numel() or not 1 <= b.shape[3] <= MOST:
         return False
     terms = [t for t in (log_a, b, c, x, initial, delta) if t is not None]
-    plain = all(t.device == x.device and native.is_plain(t, "cuda") for t in terms)
+    plain = all(t.device == x.device and native.is_plain(t, "cuda", DTYPES) for t in terms)
     return plain and not torch.compiler.is_compiling() and available(x.device)
 
 
 def scan(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None = None
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
     return _Scan.apply(log_a, b, c, x, initial, delta, torch.get_float32_matmul_precision())
@@ -98,70 +114,144 @@ class _Plan(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return self.length, self.heads, self.groups, self.chunks
 
-    def sizes(self) -> dict[str, Any]:
-        """The constants that kernels are compiled for."""
+    def sizes(self, kernel: str) -> dict[str, Any]:
+        """The constants that a kernel is compiled for."""
         tiles = {"P": self.width, "N": self.state, "WIDTH": self.part, "STATES": _power(self.state, 16), "Q": STEPS}
-        how = {"WEIGHTED": self.weighted, "EVEN": self.length % STEPS == 0}
+        how = {"WEIGHTED": self.weighted, "EVEN": self.length % STEPS == 0, **self.precision.sizes}
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of STEPS columns enters one of
         # fewer.
         warps = 2 if min(self.part, tiles["STATES"]) < STEPS else 4
-        return {**tiles, **how, "num_warps": warps}
+        if warps == 4 and tiles["STATES"] > 128 and kernel in ("read", "read bfloat16", "states"):
+            warps = 8
+        launch = LAUNCH[kernel]
+        return {**tiles, **how, **launch, "num_warps": warps * launch["num_warps"]}
 
-    def sums(self, log_a: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        S = log_a.new_empty(self.batch, self.chunks, self.heads, 2 if delta is None else 3, STEPS)
-        most = log_a.new_empty(self.batch, self.chunks, self.heads, 3)
+    def sums(self, log_a: Tensor, delta: Tensor | None) -> Tensor:
+        S = torch.empty(
+            *(self.batch, self.chunks, self.heads, 2 if delta is None else 3, STEPS),
+            dtype=torch.float32,
+            device=log_a.device,
+        )
         heads, weights = min(_power(self.heads), 16), log_a if delta is None else delta
         kernels.loaded().sums[(self.batch * self.chunks * -(-self.heads // heads),)](
-            *(log_a, weights, S, most, self.length, self.heads, self.chunks, *log_a.stride(), *weights.stride()),
+            *(log_a, weights, S, self.length, self.heads, self.chunks, *log_a.stride(), *weights.stride()),
             **{"Q": STEPS, "HEADS": heads, "WEIGHTED": self.weighted, "num_warps": 4},
         )
-        return S, most
+        return S
 
-    def in_parts(self, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """b and c in parts, and their units."""
+    def in_parts(self, S: Tensor, b: Tensor, c: Tensor, inner: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b and c in parts, their units, and the products of both within chunks if asked for."""
         each, precision = (self.batch, self.chunks, self.groups), self.precision
-        b_parts, c_parts = (b.new_empty(*each, precision.terms, STEPS, self.state, dtype=precision.dtype) for _ in "bc")
-        units, states = b.new_empty(*each, 2), _power(self.state, 16)
+        b_parts, c_parts = (S.new_empty(*each, precision.terms, STEPS, self.state, dtype=precision.dtype) for _ in "bc")
+        units, states = S.new_empty(*each, 2, STEPS), _power(self.state, 16)
+        products = S.new_empty(*each, STEPS, STEPS) if inner else units
         kernels.loaded().parts[(self.batch * self.chunks * self.groups,)](
-            *(b, c, b_parts, c_parts, units, self.length, self.groups, self.chunks, *b.stride()[:3], *c.stride()[:3]),
-            **{"N": self.state, "STATES": states, "Q": STEPS, "num_warps": 8 if states >= 64 else 2},
+            *(b, c, b_parts, c_parts, units, products, self.length, self.groups, self.chunks),
+            *(*b.stride()[:3], *c.stride()[:3]),
+            **{"N": self.state, "STATES": states, "Q": STEPS, "num_warps": 4 if states >= STEPS else 2},
             **precision.sizes,
+            INNER=inner,
         )
-        return b_parts, c_parts, units
+        return b_parts, c_parts, units, products
 
-    def carry(
+    def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The outputs and the last state."""
+        y = x.new_empty(x.shape)
+        b_parts, c_parts, units, inner = self.in_parts(S, b, c, inner=True)
+        last = S.new_empty(self.batch, self.heads, self.width, self.state)
+        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner)
+        return y, last
+
+    def states(
+        self, S: Tensor, x: Tensor, b: Tensor, units: Tensor, first: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The states before the chunks in parts, their units and those of x."""
+        chunks = (self.batch, self.chunks, self.heads)
+        states = S.new_empty(*chunks, self.precision.terms, self.width, self.state, dtype=self.precision.dtype)
+        state_units, x_units = S.new_empty(*chunks, self.parts), S.new_empty(*chunks, self.parts, STEPS)
+        self._walk(S, x, b, units, first, None, states, kept_units=(state_units, x_units))
+        return states, state_units, x_units
+
+    def adjoints(
+        self, S: Tensor, grad_y: Tensor, c: Tensor, units: Tensor, ends: tuple[Any, Any], states: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Writes the adjoints after the chunks in the place of the states before them; their units and those of ȳ, and
+        what of both meets at each chunk. `ends`: the adjoint after the last chunk, and room for that before the
+        first, or None."""
+        met = S.new_empty(*before.shape, -(-self.state // self._states))
+        kept_units = torch.empty_like(before), S.new_empty(*before.shape, STEPS)
+        self._walk(S, grad_y, c, units, *ends, states, kept_units=kept_units, before=before, met=met)
+        return *kept_units, met
+
+    @property
+    def _states(self) -> int:
+        """Of N, how many a program has that walks and keeps the states."""
+        return min(_power(self.state, 16), 128)
+
+    def _walk(
         self,
         S: Tensor,
-        most: Tensor,
         left: Tensor,
         right: Tensor,
         units: Tensor,
         first: Tensor | None,
-        reverse: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The states before the chunks in parts, their units, the largest |left| of each chunk, and the last state; or
-        of their adjoints; from 0 without a `first`."""
-        chunks, matrix = (self.batch, self.chunks, self.heads), (self.width, self.state)
-        states = S.new_empty(*chunks, self.precision.terms, *matrix, dtype=self.precision.dtype)
-        state_units, largest = (S.new_empty(*chunks, self.parts) for _ in range(2))
-        last = S.new_empty(self.batch, self.heads, *matrix)
-        sizes = self.sizes()
-        sizes["STATES"] = min(sizes["STATES"], 64)
-        programs = self.batch * self.heads * self.parts * -(-self.state // sizes["STATES"])
-        kernels.loaded().carry[(programs,)](
-            *(S, most, left, right, units, last if first is None else first.contiguous()),
-            *(states, state_units, largest, last, *self.shape, *left.stride()[:3]),
-            **sizes,
-            **self.precision.sizes,
-            REVERSE=reverse,
-            FIRST=first is not None,
-        )
-        return states, state_units, largest, last
+        last: Tensor | None,
+        out: Tensor,
+        c: Tensor | None = None,
+        inner: Tensor | None = None,
+        *,
+        kept_units: tuple[Tensor | None, Tensor | None] = (None, None),
+        before: Tensor | None = None,
+        met: Tensor | None = None,
+    ) -> None:
+        read = "read" if self.precision.dtype == torch.float16 else "read bfloat16"
+        sizes = self.sizes(read if c is not None else "keep" if before is None else "adjoint")
+        if c is None:
+            sizes["STATES"] = self._states
+        blocks = -(-self.state // sizes["STATES"])
+        walks = self.batch * self.heads * self.parts * blocks
+        segments = max(1, min(self.chunks // SPAN, WALKS // walks))
+        span = -(-self.chunks // segments)
+        segments = -(-self.chunks // span)
+        finals = ends = S
+        if segments > 1:
+            finals = S.new_empty(segments - 1, self.batch, self.heads, self.width, self.state)
+            ends = S.new_empty(segments - 1, self.batch, self.heads, self.parts, 2)
+        for step in (1, 2) if segments > 1 else (0,):
+            kernels.loaded().carry[(walks * (segments - (step == 1)),)](
+                *(S, left, right, units, right if c is None else c, S if inner is None else inner),
+                *(S if first is None else first.contiguous(), finals, ends, out),
+                *(S if t is None else t for t in (*kept_units, before, met, last)),
+                *(self.batch, *self.shape, span, segments, *left.stride()[:3]),
+                **sizes,
+                REVERSE=before is not None,
+                FIRST=first is not None,
+                LAST=last is not None,
+                READ=c is not None,
+                PASS=step,
+            )
 
     def by_step(self, parts: Tensor) -> Tensor:
         """(batch, chunks, heads, parts, Q) as (batch, length, heads)."""
         whole = parts.squeeze(3) if self.parts == 1 else parts.sum(3)
         return whole.transpose(2, 3).flatten(1, 2)[:, : self.length]
+
+    def cuts(self, room: int) -> list[tuple[slice, slice, slice]]:
+        """Rows, heads and their groups whose gradients are found one after the other, so that their states take no more
+        than `room` bytes, or `HELD`."""
+        of_head = self.chunks * self.width * self.state * self.precision.terms * 2
+        room = max(HELD, room)
+        share = self.heads // self.groups  # heads that are cut apart only where there is but one group
+        least, units = (1, self.heads) if self.groups == 1 else (share, self.groups)
+        rows = min(max(1, room // (of_head * self.heads)), self.batch)
+        each = units if rows > 1 else min(max(1, room // (of_head * least)), units)
+        found = []
+        for row in range(0, self.batch, rows):
+            for one in range(0, units, each):
+                heads = slice(one * least, min(one + each, units) * least)
+                groups = slice(None) if self.groups == 1 else slice(one, one + each)
+                found.append((slice(row, row + rows), heads, groups))
+        return found
 
 
 def _power(size: int, least: int = 1) -> int:
@@ -185,52 +275,75 @@ class _Scan(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         plan = _plan(x, b, delta, precision)
         b, c, x = map(_columns, (b, c, x))
-        y = x.new_empty(x.shape)
         with on(x):
-            S, most = plan.sums(log_a, delta)
-            b_parts, c_parts, units = plan.in_parts(b, c)
-            *states, largest, final = plan.carry(S, most, x, b_parts, units, initial)
-            kernels.loaded().read[(plan.programs,)](
-                *(S, most, x, b_parts, c_parts, units, *states, largest, y),
-                *(*plan.shape, plan.blocks, *x.stride()[:3]),
-                **plan.sizes(),
-                **plan.precision.sizes,
-            )
+            y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
         ctx.save_for_backward(log_a, b, c, x, initial, delta)
-        return y, final
+        ctx.precision = precision
+        return y, final.to(x.dtype if initial is None else initial.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
         log_a, b, c, x, initial, delta = ctx.saved_tensors
-        plan = _plan(x, b, delta, "highest")
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
+        grad_x = x.new_empty(x.shape)
+        whole = (log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x)
         with on(x):
-            S, most = plan.sums(log_a, delta)
-            b_parts, c_parts, units = plan.in_parts(b, c)
-            *states, largest_x, _ = plan.carry(S, most, x, b_parts, units, initial)
-            *adjoints, largest_y, grad_initial = plan.carry(S, most, grad_y, c_parts, units, grad_final, reverse=True)
-            met = S.new_empty(plan.batch, plan.chunks, plan.heads, plan.parts)
-            was_read, through = (S.new_empty(*met.shape, STEPS) for _ in range(2))
-            grad_delta = through if delta is None else torch.empty_like(through)
-            grad_b, grad_c = (b.new_empty(plan.blocks, *b.shape) for _ in range(2))
-            shape, sizes, programs = (plan.batch, *plan.shape, plan.blocks), plan.sizes(), (plan.programs,)
-            strides = (*x.stride()[:3], *grad_y.stride()[:3])
-            kernels.loaded().back_states[programs](
-                *(S, most, x, c_parts, grad_y, units, *states, *adjoints, largest_x, largest_y),
-                *(was_read, met, grad_b, grad_c, *shape, *strides),
-                **{**sizes, "num_warps": 2 * sizes["num_warps"]},
-            )
-            del states  # before there is room for x's gradient
-            grad_x = x.new_empty(x.shape)
-            kernels.loaded().back[programs](
-                *(S, x, b_parts, c_parts, grad_y, units, *adjoints, largest_x, largest_y),
-                *(was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape, *strides),
-                **sizes,
-            )
-        grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
-        weights = None if delta is None else plan.by_step(grad_delta)
-        return plan.by_step(through), grad_b, grad_c, grad_x, grad_initial, weights, None
+            cuts = _plan(x, b, delta, ctx.precision).cuts(x.numel() * x.element_size())
+            if len(cuts) == 1:
+                found = _gradients(whole, ctx.precision)
+            else:
+                wanted = (log_a, b, c, initial, delta)
+                found = tuple(None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in wanted)
+                for rows, heads, groups in cuts:
+                    by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
+                    at = (by_head, by_group, by_group, by_head, state, by_head, by_head, state, by_head)
+                    some = tuple(None if t is None else t[place] for t, place in zip(whole, at, strict=True))
+                    parts = _gradients(some, ctx.precision)
+                    for total, place, part in zip(found, (*at[:3], *at[4:6]), parts, strict=True):
+                        if total is not None and part is not None:
+                            total[place] += part
+        of_log_a, of_b, of_c, of_initial, of_delta = (
+            None if g is None or t is None else g.to(t.dtype)
+            for g, t in zip(found, (log_a, b, c, initial, delta), strict=True)
+        )
+        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, None
+
+
+def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
+    """Those of log_a, b, c, initial and delta in float32; that of x is written to the last of the terms: these, ȳ, the
+    gradient of the last state, and room for x's."""
+    log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x = terms
+    plan = _plan(x, b, delta, precision)
+    S = plan.sums(log_a, delta)
+    b_parts, c_parts, units, _ = plan.in_parts(S, b, c, inner=False)
+    states, state_units, x_units = plan.states(S, x, b_parts, units, initial)
+    was_read, through = (S.new_empty(*state_units.shape, STEPS) for _ in range(2))
+    grad_delta = through if delta is None else torch.empty_like(through)
+    grad_b, grad_c = (S.new_empty(plan.blocks, *b.shape) for _ in range(2))
+    shape, programs = (plan.batch, *plan.shape, plan.blocks), (plan.programs,)
+    kernels.loaded().back_states[programs](
+        *(S, grad_y, c_parts, units, states, state_units, x_units, was_read, grad_c, *shape, *grad_y.stride()[:3]),
+        **plan.sizes("states"),
+        REVERSE=False,
+    )
+    grad_initial = None if initial is None else S.new_empty(initial.shape)
+    ends = grad_final, grad_initial
+    adjoint_units, y_units, met = plan.adjoints(S, grad_y, c_parts, units, ends, states, state_units)
+    kernels.loaded().back_states[programs](
+        *(S, x, b_parts, units, states, adjoint_units, x_units, was_read, grad_b, *shape, *x.stride()[:3]),
+        **plan.sizes("states"),
+        REVERSE=True,
+    )
+    kernels.loaded().back[programs](
+        *(S, x, b_parts, c_parts, grad_y, units, states, adjoint_units, x_units, y_units),
+        *(was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape),
+        *(*x.stride()[:3], *grad_y.stride()[:3], *grad_x.stride()[:3]),
+        **plan.sizes("back"),
+        N_BLOCKS=met.shape[-1],
+    )
+    grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
+    return plan.by_step(through), grad_b, grad_c, grad_initial, None if delta is None else plan.by_step(grad_delta)
 
 
 kernels = Kernels(

@@ -1,8 +1,8 @@
 """Functions of the Triton kernels of `scalar_fused`: tiles in memory, and products of matrices in 16 bits.
 
-With SCALED a matrix is held in float16, in TERMS parts of 11 bits each, over its unit: a power of two by which no
-number of it reaches 2¹⁵. What is smaller than 2⁻¹⁷ of that loses digits of the second part, and what is smaller than
-2⁻³⁹ is 0. Without SCALED it is held in bfloat16, as it is.
+With SCALED a matrix is held in float16, in TERMS parts of 11 bits each, over units: powers of two, one for each row or
+one for all, by which no number reaches 2¹⁵. What is smaller than 2⁻¹⁷ of that loses digits of the second part, and what
+is smaller than 2⁻³⁹ is 0. Without SCALED it is held in bfloat16, as it is, and units are 1.
 
 Importing this module needs triton.
 """
@@ -23,17 +23,18 @@ def bf16(a):
 
 
 @triton.jit
-def unit_of(most):
+def unit_of(most, SCALED: tl.constexpr = True):
     """The unit of numbers whose magnitude is at most this: in it, they are below 2¹⁵."""
     exponent = (most.to(tl.int32, bitcast=True) >> 23) & 255
+    if not SCALED:
+        exponent = exponent * 0 + 141
     return ((tl.minimum(tl.maximum(exponent, 16), 240) - 14) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def unit_of_product(most, factor):
-    """The unit of numbers of at most `most` times those of at most `factor`, which are finite over it also where `most`
-    is 0."""
-    return unit_of(tl.maximum(most, 7.888609052210118e-31) * factor)  # 2⁻¹⁰⁰
+def row_units(a, SCALED: tl.constexpr):
+    """The unit of every row."""
+    return unit_of(tl.max(tl.abs(a), axis=1), SCALED)
 
 
 @triton.jit
@@ -116,6 +117,35 @@ def store_tile(at, rows, columns, step, real, valid, tile, EVEN: tl.constexpr, W
         tl.store(at, tile, mask=valid[None, :])
     else:
         tl.store(at, tile, mask=real[:, None] & valid[None, :])
+
+
+@triton.jit
+def load_parts(at, rows, columns, real, valid, N: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
+               WHOLE: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """Both parts of a matrix with N columns, the second SIZE numbers behind the first; or twice the one part."""
+    tile = load_tile(at, rows, columns, N, real, valid, EVEN, WHOLE)
+    low = tile
+    if TERMS == 2:
+        low = load_tile(at + SIZE, rows, columns, N, real, valid, EVEN, WHOLE)
+    return tile, low
+
+
+@triton.jit
+def store_parts(at, rows, columns, real, valid, tile, low, N: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
+                WHOLE: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """Stores what `load_parts` loads."""
+    store_tile(at, rows, columns, N, real, valid, tile, EVEN, WHOLE)
+    if TERMS == 2:
+        store_tile(at + SIZE, rows, columns, N, real, valid, low, EVEN, WHOLE)
+
+
+@triton.jit
+def whole_of(tile, low, TERMS: tl.constexpr):
+    """The matrix, in float32, of its parts."""
+    tile = tile.to(tl.float32)
+    if TERMS == 2:
+        tile += low.to(tl.float32)
+    return tile
 
 
 @triton.jit
