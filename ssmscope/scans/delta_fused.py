@@ -93,11 +93,11 @@ class _Plan(NamedTuple):
         """The constants that a kernel is compiled for."""
         columns, warps, stages = CUTS[kernel]
         tiles = {"P": self.width, "N": self.state, "STATES": _power(self.state), "Q": self.steps}
-        columns = min(_power(self.width), columns)
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of 64 columns enters one of
-        # fewer.
-        if not kernel.startswith("carry") and min(tiles["STATES"], 64 if kernel == "back" else columns) < 64:
+        # fewer; `carry` and `back` have none that does where there are 64 states.
+        if tiles["STATES"] < 64 or _power(self.width) < columns:
             warps = 2
+        columns = min(_power(self.width), columns)
         how = {"BY_STATE": self.by_state, "EVEN": self.length % self.steps == 0, **self.precision.sizes}
         return {**tiles, **how, "WIDTH": columns, "num_warps": warps, "num_stages": stages}
 
