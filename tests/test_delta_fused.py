@@ -38,6 +38,11 @@ def run(terms):
     return delta_fused.scan(*(terms[name] for name in NAMES))
 
 
+def keys_of(terms) -> torch.Tensor:
+    found = list(delta_fused.keys_left(terms["log_a"], terms["beta"], terms["b"]))
+    return torch.cat([keys for _, keys in reversed(found)], dim=1)
+
+
 needs_kernels = triton_only(delta_fused, lambda: run(draw(1, 1, 1, 1)))
 
 
@@ -169,8 +174,28 @@ def test_what_is_left_is_that_of_the_definition(length, decays):
     terms = draw(1, length, 4, 2, 3, 7, decays=decays)
     terms["log_a"] *= 0.05
     left = survival.left_reference(recurrence({name: t.double() for name, t in terms.items()}))
-    keys = delta_fused.keys_left(terms["log_a"], terms["beta"], terms["b"])
+    keys = keys_of(terms)
     near(keys.norm(dim=-1) * (terms["x"] * terms["beta"][..., None]).norm(dim=-1), left.flatten(3).norm(dim=-1))
+
+
+@needs_kernels
+@pytest.mark.parametrize("decays", [1, 5])
+def test_long_sequences_are_worked_in_segments(decays, monkeypatch):
+    terms = draw(2, 150, 2, 1, 4, 5, decays=decays)
+    whole, keys = run(terms), keys_of(terms)
+    monkeypatch.setattr(delta_fused, "AT_ONCE", 2 * delta_fused.STEPS)
+    assert all(map(torch.equal, (*run(terms), keys_of(terms)), (*whole, keys)))
+    if decays == 1:
+        agree(terms)
+
+
+@needs_kernels
+def test_padding_holds_the_state():
+    terms = draw(2, 100, 2, 1, 4, 5)
+    terms["b"][1, 40:] = terms["log_a"][1, 40:] = 0.0
+    agree(terms)
+    short = {name: t[1:] if name == "initial" else t[1:, :40] for name, t in terms.items()}
+    near(run(terms)[1][1], run(short)[1][0].double())
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="scans on a CPU stay with torch")

@@ -29,9 +29,9 @@ from ssmscope.models.gated_delta import unit
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
 from ssmscope.models.parts import (
     ReadMixer,
+    activated_convolution,
     as_mask,
     at_least_float32,
-    causal_convolution,
     constant,
     convolution,
     convolved_entry,
@@ -90,8 +90,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input = entering(mixer, hide_padding(mixer.qkv_proj(u), mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.taps)
-    convolved = causal_convolution(conv_input, *convolution(mixer, conv_input), tail, taps)
-    convolved = hide_padding(silu(convolved), mask)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
+    convolved = hide_padding(convolved, mask)
     q, k, v = (
         rearrange(at_least_float32(t), "b t (h n) -> b t h n", h=mixer.num_heads)
         for t in convolved.split(mixer.sizes, dim=-1)

@@ -89,13 +89,14 @@ def activated_convolution(
     some."""
     if taps is not None:
         return act(causal_convolution(x, weight, bias, tail, taps))
-    few = weight.shape[-1] <= passes_native.TAPS and weight.shape[0] == x.shape[2]
-    if type(act).__name__ in SILU and few and passes_native.applicable(x, weight, bias, tail):
+    is_silu = (act is silu or type(act).__name__ in SILU) and weight.shape[0] == x.shape[2]
+    few = weight.shape[-1] <= passes_native.TAPS
+    if is_silu and few and passes_native.applicable(x, weight, bias, tail):
         weight, bias = as_constant(weight), None if bias is None else as_constant(bias)
         return passes_native.silu_convolution(x, weight[:, 0], bias, tail)
-    if tail is None and type(act).__name__ in SILU and passes.applicable(x, weight, bias):
+    if tail is None and is_silu and passes.applicable(x, weight, bias):
         return passes.silu_convolution(x, weight[:, 0], bias)
-    if compiling() and tail is None and bias is not None and type(act).__name__ in SILU:
+    if compiling() and tail is None and bias is not None and is_silu:
         if fused_parts.applicable(x, weight, bias):
             return fused_parts.silu_convolution(x, weight[:, 0], bias)
         return _fused_silu_convolution(x, weight[:, 0].to(x.dtype), bias.to(x.dtype))

@@ -115,7 +115,7 @@ def keys_left(
         k_s + Σ_{r>s} β_r (b_sᵀ Γ_{s<…≤r} b_r) k_r = (Γ_{s<…≤end} P)ᵀ b_s.
     """
     if delta_fused.applicable(log_a, beta, b):
-        yield slice(0, b.shape[1]), delta_fused.keys_left(log_a, beta, b)
+        yield from delta_fused.keys_left(log_a, beta, b)
         return
     b = by_head(b, beta.shape[2])
     P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)

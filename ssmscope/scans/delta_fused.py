@@ -8,6 +8,7 @@ torch, and so do gradients where every state has its own decay.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from ssmscope.scans.scalar_fused import PRECISIONS, Precision
 
 MOST = 256  # of N: with more, a program's tiles no longer fit
 ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
+STEPS = 64  # of a chunk
+AT_ONCE = 1 << 16  # steps of all sequences whose chunks' states are held
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 CUTS = {
     "solve": (64, 4, 1),
@@ -49,16 +52,34 @@ def applicable(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
 
 def scan(log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     """As `delta.scan`, where `applicable`; b and c may be those of groups. The same numbers in every run on the same
-    kind of GPU."""
-    return _Scan.apply(log_a, beta, b, c, x, initial, torch.get_float32_matmul_precision())
+    kind of GPU, however the texts are batched."""
+    precision = torch.get_float32_matmul_precision()
+    segments = _segments(beta)
+    if len(segments) == 1:  # not sliced: the gradient of a slice fills a whole tensor
+        return _Scan.apply(log_a, beta, b, c, x, initial, precision)
+    outputs, H = [], initial
+    for part in segments:
+        y, H = _Scan.apply(*(t[:, part] for t in (log_a, beta, b, c, x)), H, precision)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), H
 
 
-def keys_left(log_a: Tensor, beta: Tensor, b: Tensor) -> Tensor:
-    """As `delta.keys_left`, of all positions, (batch, length, heads, state): ū of an adjoint that is I at the end."""
-    plan = _plan(log_a, beta, b, b.shape[-1], "highest")
-    eye = torch.eye(plan.state, device=b.device).expand(plan.batch, plan.heads, -1, -1)
-    with on(b):
-        return plan.back(log_a.contiguous(), beta.contiguous(), _columns(b), eye.contiguous())[0]
+def keys_left(log_a: Tensor, beta: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """As `delta.keys_left`: ū of an adjoint that is I at the end."""
+    state = b.shape[-1]
+    P = torch.eye(state, device=b.device).expand(b.shape[0], beta.shape[2], -1, -1)
+    for part in reversed(_segments(beta)):
+        terms = log_a[:, part].contiguous(), beta[:, part].contiguous(), _columns(b[:, part])
+        with on(b):
+            keys, _, P = _plan(*terms, state, "highest").back(*terms, P)
+        yield part, keys
+
+
+def _segments(beta: Tensor) -> list[slice]:
+    """The parts of the length whose chunks' states are held at once, of whole chunks."""
+    batch, length = beta.shape[:2]
+    step = max(1, AT_ONCE // batch // STEPS) * STEPS
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 class _Plan(NamedTuple):
@@ -75,7 +96,7 @@ class _Plan(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return 32 if self.by_state or self.state > 128 else 64
+        return STEPS // 2 if self.by_state or self.state > 128 else STEPS
 
     @property
     def chunks(self) -> int:
@@ -93,11 +114,11 @@ class _Plan(NamedTuple):
         """The constants that a kernel is compiled for."""
         columns, warps, stages = CUTS[kernel]
         tiles = {"P": self.width, "N": self.state, "STATES": _power(self.state), "Q": self.steps}
-        columns = min(_power(self.width), columns)
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of 64 columns enters one of
-        # fewer.
-        if not kernel.startswith("carry") and min(tiles["STATES"], 64 if kernel == "back" else columns) < 64:
+        # fewer; `carry` and `back` have none that does where there are 64 states.
+        if tiles["STATES"] < 64 or _power(self.width) < columns:
             warps = 2
+        columns = min(_power(self.width), columns)
         how = {"BY_STATE": self.by_state, "EVEN": self.length % self.steps == 0, **self.precision.sizes}
         return {**tiles, **how, "WIDTH": columns, "num_warps": warps, "num_stages": stages}
 

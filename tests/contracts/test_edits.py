@@ -20,7 +20,7 @@ from ssmscope.frozen import Exit, Path
 from ssmscope.intercept import taken_over
 from ssmscope.mixers import reader_of, remembers
 from ssmscope.model import Model
-from ssmscope.models import delta, diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv
+from ssmscope.models import diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv
 
 NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]
@@ -149,7 +149,7 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
     plain, alone = precise(model, batch), precise(model, batch, cut)
     both = precise(model, batch, [cut, cut_edges(sources, targets)])
     naive, before = convolution_without(sources, targets), rwkv._before
-    for file in (parts, diff_mamba, delta, lfm2, recurrent_gemma):
+    for file in (parts, diff_mamba, lfm2, recurrent_gemma):
         monkeypatch.setattr(file, "causal_convolution", naive)
     late = torch.zeros_like(sources)
     late[:, 1:] = sources[:, :-1] & targets[:, 1:]
