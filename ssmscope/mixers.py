@@ -19,7 +19,8 @@ from ssmscope import ssm
 from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
+from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
+from ssmscope.scans import passes
 from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -173,6 +174,11 @@ def fast_scan(
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
+    norms = [
+        (part, partial(_normed, part))
+        for part in module.modules()
+        if type(part).__name__ in passes.NORMS and part.weight.device.type == "cuda" and taker_of(part) is None
+    ]
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
@@ -182,7 +188,7 @@ def fast_scan(
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over(handlers))
+        around.enter_context(taken_over([*handlers, *norms]))
         yield
 
 
@@ -265,6 +271,13 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
     return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
+
+
+def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+    """A norm between the mixers, in one pass where there is a kernel."""
+    if kwargs or len(args) != 1 or not is_own(norm, below) or not passes.applicable(args[0], norm.weight):
+        return below(*args, **kwargs)
+    return passes.rms_norm(args[0], norm.weight, float(norm.variance_epsilon))
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:

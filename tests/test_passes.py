@@ -41,6 +41,22 @@ def near(ours: Tensor, exact: Tensor, tolerance: float = 1e-6) -> None:
     assert (ours.double() - exact).abs().max() <= tolerance * exact.abs().max()
 
 
+def library_norms() -> list[type]:
+    """Of the norms that are computed here those of the libraries' Mamba models, which every release has."""
+    from transformers.models import bamba, falcon_mamba, jamba, mamba, mamba2
+
+    files = [
+        bamba.modeling_bamba,
+        falcon_mamba.modeling_falcon_mamba,
+        jamba.modeling_jamba,
+        mamba.modeling_mamba,
+        mamba2.modeling_mamba2,
+    ]
+    found = [getattr(file, name) for file in files for name in passes.NORMS if hasattr(file, name)]
+    assert len(found) == 5
+    return found
+
+
 @needs_kernels
 @pytest.mark.parametrize(("length", "channels", "taps"), [(1, 1, 1), (33, 20, 4), (70, 130, 3)])
 def test_convolution(length, channels, taps):
@@ -59,6 +75,45 @@ def test_gates_and_norms(length, channels, size):
     groups = exact.unflatten(-1, (-1, size))
     normed = (groups / (groups.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(-2)
     near(passes.gated_norm(y, z, weight, 1e-5, size), normed * weight.double())
+
+
+@needs_kernels
+@pytest.mark.parametrize("channels", [1, 40, 1030])
+def test_softplus(channels):
+    x = 40 * drawn(2, 3, 2 * channels)[..., channels:]
+    ours, exact = passes.softplus(x), x.double().exp().log1p().where(x < 30, x.double())
+    assert ((ours - exact).abs() <= 1e-6 * x.abs().clamp(min=1) * exact + 1e-37).all()
+    assert passes.softplus(x.bfloat16()).dtype == torch.float32
+
+
+@needs_kernels
+@pytest.mark.parametrize("channels", [1, 40, 3000])
+def test_norms(channels):
+    x, weight = drawn(2, 5, channels + 3)[..., 1 : channels + 1], drawn(channels, seed=1)
+    normed = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    near(passes.rms_norm(x, weight, 1e-5), normed * weight.double())
+    near(passes.rms_norm(x, None, 1e-5), normed)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", library_norms(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32], ids=str)
+def test_norms_of_libraries(kind, given):
+    """In half precision too, up to sums' last digits: what is rounded where is theirs."""
+    norm = kind(48, eps=1e-4).to(DEVICE, torch.bfloat16)
+    torch.nn.init.normal_(norm.weight)
+    x = drawn(2, 7, 48).to(given)
+    theirs, ours = norm(x), passes.rms_norm(x, norm.weight, 1e-4)
+    assert ours.dtype == theirs.dtype
+    assert DEVICE == "cpu" or (ours != theirs).float().mean() < 0.02  # the interpreter cuts digits off
+    near(ours, theirs.double(), 2**-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 5, 3, 64), (1, 4, 2, 100)])
+def test_lengths(shape):
+    x = drawn(*shape[:2], 2 * shape[2], shape[3])[:, :, ::2]
+    near(passes.lengths(x), torch.linalg.vector_norm(x.double(), dim=-1))
 
 
 @needs_kernels

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
@@ -25,9 +24,11 @@ from ssmscope.models.parts import (
     hide_padding,
     layer_state,
     opened_by,
+    positive,
     projection,
     step_projection,
 )
+from ssmscope.scans import passes
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -53,7 +54,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
     elif hasattr(mixer, "dt_layernorm"):  # Jamba's
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
-    delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
+    delta = hide_padding(positive(step_projection(mixer, step)), mask)
     recurrence = Recurrence(
         x=at_least_float32(x).unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),
@@ -104,6 +105,8 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:
+    if passes.applicable(t):
+        return passes.rms_norm(t, None, eps)
     wide = at_least_float32(t)
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(t.dtype)
 

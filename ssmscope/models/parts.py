@@ -9,7 +9,7 @@ import transformers
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad, silu
+from torch.nn.functional import pad, silu, softplus
 
 from ssmscope.affine import agrees_with_weight, depthwise, innermost, is_plain, linear_map, norm_terms, offset
 from ssmscope.errors import InputError
@@ -39,6 +39,13 @@ class ReadMixer:
 def at_least_float32(t: Tensor) -> Tensor:
     """Half-precision tensors as float32, in which recurrences are run; others as they are."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def positive(step: Tensor) -> Tensor:
+    """softplus in at least float32, in one pass on a GPU."""
+    if step.ndim == 3 and passes.applicable(step):
+        return passes.softplus(step)
+    return softplus(at_least_float32(step))
 
 
 def hide_padding(t: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,5 @@
-// The scan with a decay per state and its gradient, float32: H_t = a_t H_{t-1} + Δ_t x_t b_t, y_t = Σ_n c_t H_t.
+// The scan with a decay per state and its gradient, float32: H_t = a_t H_{t-1} + Δ_t x_t b_t, y_t = Σ_n c_t H_t, to
+// which the forward pass adds D x_t where there is a D.
 //
 // A warp owns CW neighbouring channels of one sequence, a lane CD of them by SN of their states: CD · SN recurrences
 // side by side in registers. Lanes that share channels (LN of them) add up what is summed over states, lanes that share
@@ -60,7 +61,7 @@ struct Common {
 struct Terms {
     View x, delta, ybar;
     Common b, c;
-    const float *A, *initial, *finalbar;
+    const float *A, *D, *initial, *finalbar;
     float *y, *final, *kept, *starts, *ends, *decays;
     float *xbar, *deltabar, *Abar, *bbar, *cbar, *initialbar;
     float *A_sum, *b_sum, *c_sum;
@@ -195,12 +196,12 @@ __device__ __forceinline__ void carry_in(Slots &H, const Terms &T, const Place &
     FOR_SLOTS H[r][q] = P[r][q] * H[r][q] + E[r][q];
 }
 
-constexpr int STAGE_ENDS = 2 * TILE * ROW + TILE * NP;
-constexpr int STAGE_FORWARD = 2 * TILE * ROW + 2 * TILE * NP;
+constexpr int STAGE_ENDS = 2 * TILE * ROW + TILE * NP, STAGE_FORWARD = STAGE_ENDS + TILE * NP;
 constexpr int STAGE_BACKWARD = 3 * TILE * ROW + 2 * TILE * NP;
 
 template <bool REVERSE> __device__ __forceinline__ void run_ends(const Terms &T) {
     const Place p = place(T);
+    if (p.chunk == (REVERSE ? 0 : T.chunks - 1)) return;  // behind it there is nothing
     Slots A, H, P;
     float elapsed[CD];
 #pragma unroll
@@ -262,9 +263,11 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
     constexpr bool KEPT = WHAT & 1, RETAINED = WHAT & 2;
     const Place p = place(T);
     Slots A, H;
-    float counted[CD], counted_states[SN];  // 0 for what is not there
+    float counted[CD], D[CD], counted_states[SN];  // 0 for what is not there
 #pragma unroll
     for (int r = 0; r < CD; r++) counted[r] = channel(p, r) < p.left ? 1.0f : 0.0f;
+#pragma unroll
+    for (int r = 0; r < CD; r++) D[r] = T.D && counted[r] != 0.0f ? T.D[p.first + channel(p, r)] : 0.0f;
 #pragma unroll
     for (int q = 0; q < SN; q++) counted_states[q] = state(p, q) < T.states ? 1.0f : 0.0f;
     float *decays = memory + 2 * STAGE_FORWARD + p.warp * TILE * SPREAD;
@@ -316,7 +319,7 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
 #pragma unroll
             for (int r = 0; r < CD; r += (CD < LN ? CD : LN)) {
                 int d = channel(p, r);
-                if (d < p.left && t < steps && p.sl < CD) y[d] = read[r];
+                if (d < p.left && t < steps && p.sl < CD) y[d] = read[r] + D[r] * xs[t * ROW + d];
             }
             y += T.heads;
             if (RETAINED) decays[t * SPREAD + p.lane] = sum;

@@ -49,9 +49,7 @@ class Layers:
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
         self.reach = 1
-        self._taken: list[
-            tuple[int, tuple[np.ndarray, ...], Tensor]
-        ] = []  # fetched once: each time a GPU is waited for
+        self._taken: dict[tuple[int, ...], dict[int, Tensor]] = {}  # by rows; fetched once: a GPU is waited for
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         """Take what is wanted of a layer on some rows."""
@@ -59,7 +57,7 @@ class Layers:
         chosen = np.ix_(np.asarray(rows), np.arange(width))
         self.reach = max(self.reach, layer.reach)
         if self.score == "survival":
-            self._taken.append((index, chosen, layer.survival(self.at)))
+            self._taken.setdefault(tuple(rows), {})[index] = layer.survival(self.at).to(self.mask.device)
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
@@ -68,8 +66,9 @@ class Layers:
     def of(self, trace: Trace) -> np.ndarray:
         """The scores, (layers, batch, length), NaN at padding; `trace` is of the run whose layers were visited."""
         retention = _numpy(trace.retention)
-        for index, chosen, found in self._taken:
-            self.scores[index][chosen] = _numpy(found)
+        for rows, found in self._taken.items():
+            values = _numpy(torch.stack(list(found.values())))
+            self.scores[np.ix_(list(found), rows, np.arange(values.shape[2]))] = values
         self._taken.clear()
         if self.score == "survival":
             return np.where(np.isnan(retention), np.nan, self.scores)

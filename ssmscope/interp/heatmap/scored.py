@@ -13,7 +13,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
 from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
-from ssmscope.interp.heatmap.words import grouped, joined, standing_out, together, varies
+from ssmscope.interp.heatmap.words import Words, grouped, joined, standing_out, together, varies, words_of
 from ssmscope.model import as_batch
 from ssmscope.results import record_provenance
 from ssmscope.signature import chosen_layers
@@ -86,11 +86,10 @@ def scored(
             lives = None if lives is None else together(lives, groups, summed=False)
         pixels = None if trace.pixels is None else trace.pixels[row].float().cpu().numpy()
 
-        def standing(
-            of: np.ndarray, noise: bool, tokens: Sequence[str] = tokens, words: Any = word_of
-        ) -> tuple[int, ...]:
-            options: Any = {"kind": kind, "top": top, "punctuation": punctuation or pixels is not None}  # noqa: B023
-            return () if noise else sum(standing_out(tokens, words, of, **options), ())
+        named = words_of(tokens, word_of, punctuation=punctuation or pixels is not None)
+
+        def standing(of: np.ndarray, noise: bool, named: Words = named) -> tuple[int, ...]:
+            return () if noise else sum(standing_out(named, of, kind, top), ())
 
         made.append(
             ScoredText(

@@ -6,9 +6,8 @@ import math
 import string
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -69,14 +68,24 @@ def varies(quantity: np.ndarray) -> bool:
     return mean > 0 and float(quantity.std()) >= NOISE * mean
 
 
+class Words(NamedTuple):
+    """The positions of each word's tokens, these as `_places`, and which words may be named."""
+
+    groups: list[list[int]]
+    positions: np.ndarray
+    sizes: np.ndarray
+    allowed: np.ndarray
+
+
+def words_of(tokens: Sequence[str], words: Sequence[int | None], *, punctuation: bool) -> Words:
+    """The words of a text, special tokens apart; with `punctuation` it may be named too."""
+    groups = [group for group in grouped(words) if words[group[0]] is not None]
+    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
+    return Words(groups, *_places(groups), np.array(allowed, dtype=np.int64))
+
+
 def standing_out(
-    tokens: Sequence[str],
-    words: Sequence[int | None],
-    scores: np.ndarray,
-    kind: Literal["share", "mean", "z"],
-    top: int,
-    *,
-    punctuation: bool,
+    words: Words, scores: np.ndarray, kind: Literal["share", "mean", "z"], top: int
 ) -> tuple[tuple[int, ...], ...]:
     """The words that stand out, as the positions of their tokens, the highest first, ties by position: at most `top`,
     and at most a third of the text's words.
@@ -87,9 +96,8 @@ def standing_out(
     Args:
         scores: (tokens,).
         kind: whether scores add up over the tokens of a word ("share"), or are averaged ("mean"; "z" of z-scores).
-        punctuation: whether punctuation is named too.
     """
-    groups, positions, sizes, allowed = _words(tuple(tokens), tuple(words), punctuation)
+    groups, positions, sizes, allowed = words
     if not len(allowed):
         return ()
     found = _put_together(scores.astype(np.float64), positions, sizes, kind == "share")
@@ -102,16 +110,6 @@ def standing_out(
     high = high[np.argsort(-found[high], kind="stable")]
     most = min(top, len(allowed) // SHARE)
     return tuple(tuple(groups[at]) for at in high[: max(most, 1)])
-
-
-@lru_cache(maxsize=4)
-def _words(
-    tokens: tuple[str, ...], words: tuple[int | None, ...], punctuation: bool
-) -> tuple[list[list[int]], np.ndarray, np.ndarray, np.ndarray]:
-    """The positions of each word, these as `_places`, and which words may be named: asked for once a layer."""
-    groups = [group for group in grouped(words) if words[group[0]] is not None]
-    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
-    return groups, *_places(groups), np.array(allowed, dtype=np.int64)
 
 
 def half_life(found: np.ndarray, length: int) -> str:
