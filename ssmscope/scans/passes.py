@@ -130,7 +130,7 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
     chunks = -(-length // KEYS)
     padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
-    totals = padded.unflatten(1, (chunks, KEYS)).sum(2, dtype=torch.float64)
+    totals = padded.unflatten(1, (chunks, KEYS)).sum(2).double()
     after = delta.new_zeros(totals.shape)
     after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
     share = channels // groups

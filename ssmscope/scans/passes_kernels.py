@@ -138,7 +138,7 @@ def left(
     own = block * BLOCK + tl.arange(0, BLOCK)
     valid = own < share
     d, within = group * share + own, tl.arange(0, STEPS)
-    carried = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0)
+    carried = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0).to(tl.float32)
     for i in range(TILES):
         t = (chunk * TILES + TILES - 1 - i) * STEPS + within
         real = (t < length)[:, None] & valid[None, :]
