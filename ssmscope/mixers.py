@@ -20,7 +20,8 @@ from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
-from ssmscope.scans import passes
+from ssmscope.scans import fused_parts, passes
+from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -275,9 +276,14 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
 
 def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
     """A norm between the mixers, in one pass where there is a kernel."""
-    if kwargs or len(args) != 1 or not is_own(norm, below) or not passes.applicable(args[0], norm.weight):
+    if kwargs or len(args) != 1 or not is_own(norm, below):
         return below(*args, **kwargs)
-    return passes.rms_norm(args[0], norm.weight, float(norm.variance_epsilon))
+    terms = args[0], norm.weight
+    if passes.applicable(*terms):
+        return passes.rms_norm(*terms, float(norm.variance_epsilon))
+    if compiling() and args[0].shape[-1] <= fused_parts.MOST and fused_parts.applicable(*terms):
+        return fused_parts.rms_norm(*terms, float(norm.variance_epsilon))
+    return below(*args)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:

@@ -66,6 +66,21 @@ def test_the_gated_norm_and_its_gradients(channels: int, length: int) -> None:
     compare(ours, exact, (y, z, weight), draw(2, length, channels, seed=3))
 
 
+@needs_kernels
+@pytest.mark.parametrize(("channels", "length"), [(70, 37), (64, 16), (3, 1)])
+def test_the_norm_and_its_gradients(channels: int, length: int) -> None:
+    x = draw(2, length, channels + 5)[:, :, 2 : 2 + channels].requires_grad_()
+    weight = draw(channels, seed=1).requires_grad_()
+
+    def ours(x, weight):
+        return fused_parts.rms_norm(x, weight, 1e-5)
+
+    def exact(x, weight):
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+    compare(ours, exact, (x, weight), draw(2, length, channels, seed=2))
+
+
 def test_only_plain_tensors_on_a_gpu_are_taken() -> None:
     assert not fused_parts.applicable(torch.ones(2, 3, 4))
     if DEVICE == "cuda" and scalar_fused.why_not() is None:

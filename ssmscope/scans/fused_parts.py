@@ -1,8 +1,8 @@
 """What stands around a Mamba-2's scan, by Triton kernels (`fused_parts_kernels`), for float32 on a GPU; optional.
 
-The causal convolution with SiLU (`passes` has its kernel) and the gated norm are bound by memory: each kernel reads its
-inputs once, and the backward pass computes anew what the forward pass could have kept. Without triton torch compiles or
-runs them.
+The causal convolution with SiLU, the gated norm and the norms between layers are bound by memory: each kernel (some are
+of `passes`) reads its inputs once, and the backward pass computes anew what the forward pass could have kept. Without
+triton torch compiles or runs them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight · RMSNorm(y ⊙ SiLU(z)) of vectors (…, channels)."""
     return _GatedNorm.apply(y, z, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight · RMSNorm(x) of vectors (…, channels)."""
+    return _RmsNorm.apply(x, weight, eps)
 
 
 class _SiluConvolution(torch.autograd.Function):
@@ -95,6 +100,28 @@ class _GatedNorm(torch.autograd.Function):
                 **_norm_sizes(y),
             )
         return grad_y, grad_z, sums.sum(0), None
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return passes.rms_norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat, given = _rows(x), _rows(grad if grad.stride(-1) == 1 else grad.contiguous())
+        programs = -(-len(flat) // ROWS)
+        grad_x, sums = x.new_empty(x.shape), x.new_empty(programs, x.shape[-1])
+        with on(x):
+            _kernels().rms_norm_back[(programs,)](
+                *(flat, weight, given, grad_x, sums, len(flat), ctx.eps, flat.stride(0), given.stride(0)),
+                **_norm_sizes(x),
+            )
+        return grad_x, sums.sum(0), None
 
 
 def _rows(t: Tensor) -> Tensor:

@@ -100,5 +100,25 @@ def norm_back(
     tl.store(grad_z + at, by_opened * y_value * gate * (1.0 + z_value * (1.0 - gate)), mask=real)
 
 
+@triton.jit
+def rms_norm_back(
+    x, weight, grad, grad_x, sums, rows, eps, x_stride, grad_stride,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The gradient of weight · RMSNorm(x) by x (rows, channels), each program's part of that by the weight, `sums`
+    (programs, channels)."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+    value = tl.load(x + r[:, None] * x_stride + c[None, :], mask=real, other=0.0)
+    given = tl.load(grad + r[:, None] * grad_stride + c[None, :], mask=real, other=0.0)
+    factor = tl.rsqrt(tl.sum(value * value, axis=1) / CHANNELS + eps)[:, None]
+    normed = value * factor
+    tl.store(sums + tl.program_id(0) * CHANNELS + c, tl.sum(given * normed, axis=0), mask=c < CHANNELS)
+    given = given * tl.load(weight + c, mask=c < CHANNELS, other=0.0)[None, :]
+    by_x = factor * (given - normed * (tl.sum(given * normed, axis=1) / CHANNELS)[:, None])
+    tl.store(grad_x + r[:, None] * CHANNELS + c[None, :], by_x, mask=real)
+
+
 INTERPRETED = not isinstance(norm, triton.JITFunction)
 """Whether triton interprets kernels in numpy (TRITON_INTERPRET=1 when it was imported): they then take CPU tensors."""
