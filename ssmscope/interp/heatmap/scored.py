@@ -86,7 +86,7 @@ def scored(
             lives = None if lives is None else together(lives, groups, summed=False)
         pixels = None if trace.pixels is None else trace.pixels[row].float().cpu().numpy()
 
-        named = words_of(tokens, word_of, punctuation=punctuation or pixels is not None)
+        named = words_of(tuple(tokens), tuple(word_of), punctuation=punctuation or pixels is not None)
 
         def standing(of: np.ndarray, noise: bool, named: Words = named) -> tuple[int, ...]:
             return () if noise else sum(standing_out(named, of, kind, top), ())

@@ -6,7 +6,7 @@ import math
 import string
 import unicodedata
 from collections.abc import Sequence
-from itertools import groupby
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,11 +25,15 @@ SHARE = 3
 
 def grouped(words: Sequence[int | None]) -> list[list[int]]:
     """The positions of each word, of neighbouring tokens alone; a special token stands for itself."""
-    pairs = ((word, position) for position, word in enumerate(words))
-    return [
-        [position for _, position in group]
-        for _, group in groupby(pairs, key=lambda pair: (pair[0], pair[1] if pair[0] is None else None))
-    ]
+    groups: list[list[int]] = []
+    before = None
+    for position, word in enumerate(words):
+        if word is None or word != before:
+            groups.append([position])
+        else:
+            groups[-1].append(position)
+        before = word
+    return groups
 
 
 def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
@@ -54,7 +58,9 @@ def _put_together(scores: np.ndarray, positions: np.ndarray, sizes: np.ndarray, 
 
 def is_punctuation(word: str) -> bool:
     """Whether a word has nothing but punctuation, symbols of the keyboard and white space."""
-    return all(c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word)
+    return not word.isalnum() and all(
+        c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word
+    )
 
 
 def varies(quantity: np.ndarray) -> bool:
@@ -77,7 +83,8 @@ class Words(NamedTuple):
     allowed: np.ndarray
 
 
-def words_of(tokens: Sequence[str], words: Sequence[int | None], *, punctuation: bool) -> Words:
+@lru_cache(maxsize=4)
+def words_of(tokens: tuple[str, ...], words: tuple[int | None, ...], *, punctuation: bool) -> Words:
     """The words of a text, special tokens apart; with `punctuation` it may be named too."""
     groups = [group for group in grouped(words) if words[group[0]] is not None]
     allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
