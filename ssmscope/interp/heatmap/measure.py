@@ -68,7 +68,7 @@ class Layers:
         retention = _numpy(trace.retention)
         for rows, found in self._taken.items():
             values = _numpy(torch.stack(list(found.values())))
-            self.scores[np.ix_(list(found), rows, np.arange(values.shape[2]))] = values
+            self.scores[np.ix_(np.array(list(found)), np.array(rows), np.arange(values.shape[2]))] = values
         self._taken.clear()
         if self.score == "survival":
             return np.where(np.isnan(retention), np.nan, self.scores)

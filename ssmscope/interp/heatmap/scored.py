@@ -13,7 +13,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
 from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
-from ssmscope.interp.heatmap.words import Words, grouped, joined, standing_out, together, varies, words_of
+from ssmscope.interp.heatmap.words import Kind, Words, grouped, joined, standing_out, together, varies, words_of
 from ssmscope.model import as_batch
 from ssmscope.results import record_provenance
 from ssmscope.signature import chosen_layers
@@ -64,7 +64,7 @@ def scored(
         values = _averages(model, contrast, score).contrast(values, as_batch(model, texts))
     values, written = values[list(places)], written[list(places)]
     shown = _heads(found, places, heads)
-    kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
+    kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
 
     made = []
     for row, real in enumerate(trace.mask.cpu().numpy()):

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+Kind = Literal["share", "mean", "z"]
 NOISE = 0.1
 """The coefficient of variation over tokens below which a row is noise."""
 EVEN = 1.5
@@ -91,9 +92,7 @@ def words_of(tokens: tuple[str, ...], words: tuple[int | None, ...], *, punctuat
     return Words(groups, *_places(groups), np.array(allowed, dtype=np.int64))
 
 
-def standing_out(
-    words: Words, scores: np.ndarray, kind: Literal["share", "mean", "z"], top: int
-) -> tuple[tuple[int, ...], ...]:
+def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tuple[tuple[int, ...], ...]:
     """The words that stand out, as the positions of their tokens, the highest first, ties by position: at most `top`,
     and at most a third of the text's words.
 
