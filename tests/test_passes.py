@@ -87,6 +87,12 @@ def test_softplus(channels):
 
 
 @needs_kernels
+def test_wide_copies():
+    x = drawn(2, 3, 2100).bfloat16()[..., 1050:]
+    assert torch.equal(passes.widened(x), x.float())
+
+
+@needs_kernels
 @pytest.mark.parametrize("channels", [1, 40, 3000])
 def test_norms(channels):
     x, weight = drawn(2, 5, channels + 3)[..., 1 : channels + 1], drawn(channels, seed=1)
@@ -105,7 +111,8 @@ def test_norms_of_libraries(kind, given):
     x = drawn(2, 7, 48).to(given)
     theirs, ours = norm(x), passes.rms_norm(x, norm.weight, 1e-4)
     assert ours.dtype == theirs.dtype
-    assert DEVICE == "cpu" or (ours != theirs).float().mean() < 0.02  # the interpreter cuts digits off
+    off = (ours - theirs).abs() > 1e-6 * theirs.abs()
+    assert DEVICE == "cpu" or off.float().mean() < 0.02  # the interpreter cuts digits off
     near(ours, theirs.double(), 2**-6)
 
 

@@ -38,7 +38,9 @@ class ReadMixer:
 
 def at_least_float32(t: Tensor) -> Tensor:
     """Half-precision tensors as float32, in which recurrences are run; others as they are."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    if t.dtype not in (torch.float16, torch.bfloat16):
+        return t
+    return passes.widened(t) if t.ndim == 3 and passes.applicable(t) else t.float()
 
 
 def positive(step: Tensor) -> Tensor:

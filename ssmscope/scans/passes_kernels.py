@@ -70,6 +70,15 @@ def norm(
 
 
 @triton.jit
+def widen(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """out = x in float32, (batch, length, channels); a program has one step."""
+    row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    value = tl.load(x + row * x_row + t * x_step + c, mask=c < CHANNELS, other=0.0).to(tl.float32)
+    tl.store(out + (row * length + t) * CHANNELS + c, value, mask=c < CHANNELS)
+
+
+@triton.jit
 def softplus(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
     """out = log(1 + eˣ) in float32, (batch, length, channels); a program has one step.
 
