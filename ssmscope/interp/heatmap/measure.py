@@ -187,4 +187,4 @@ def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
 
 
 def _numpy(t: Tensor) -> np.ndarray:
-    return t.detach().double().cpu().numpy()
+    return t.detach().cpu().double().numpy()

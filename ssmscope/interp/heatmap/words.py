@@ -53,6 +53,8 @@ def _places(groups: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _put_together(scores: np.ndarray, positions: np.ndarray, sizes: np.ndarray, summed: bool) -> np.ndarray:
+    if len(sizes) == scores.shape[-1]:  # every token is a word
+        return scores
     found = np.add.reduceat(scores[..., positions], np.cumsum(sizes) - sizes, axis=-1)
     return found if summed else found / sizes.astype(found.dtype)
 
@@ -106,16 +108,19 @@ def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tupl
     groups, positions, sizes, allowed = words
     if not len(allowed):
         return ()
-    found = _put_together(scores.astype(np.float64), positions, sizes, kind == "share")
+    found = _put_together(scores.astype(np.float64, copy=False), positions, sizes, kind == "share")
+    of_allowed = found if len(allowed) == len(found) else found[allowed]
     limit = APART
     if kind == "share":
         limit = EVEN * float(found.sum()) / len(groups)
     elif kind == "mean":
-        limit = float(found[allowed].mean() + APART * found[allowed].std())
-    high = allowed[(found[allowed] > 0) & (found[allowed] >= limit)]
+        limit = float(of_allowed.mean() + APART * of_allowed.std())
+    high = allowed[(of_allowed > 0) & (of_allowed >= limit)]
+    most = max(min(top, len(allowed) // SHARE), 1)
+    if len(high) > most:  # the others need not be put in order
+        high = high[found[high] >= np.partition(found[high], -most)[-most]]
     high = high[np.argsort(-found[high], kind="stable")]
-    most = min(top, len(allowed) // SHARE)
-    return tuple(tuple(groups[at]) for at in high[: max(most, 1)])
+    return tuple(tuple(groups[at]) for at in high[:most])
 
 
 def half_life(found: np.ndarray, length: int) -> str:
