@@ -169,7 +169,8 @@ def fast_scan(
     check_plain(module, type(module).__name__)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
-    caching = [part for part in module.modules() if getattr(getattr(part, "config", None), "use_cache", False)]
+    parts = list(module.modules())
+    caching = [part for part in parts if getattr(getattr(part, "config", None), "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
@@ -177,7 +178,7 @@ def fast_scan(
     ]
     norms = [
         (part, partial(_normed, part))
-        for part in module.modules()
+        for part in parts
         if type(part).__name__ in passes.NORMS and part.weight.device.type == "cuda" and taker_of(part) is None
     ]
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):

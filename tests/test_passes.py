@@ -64,6 +64,9 @@ def test_convolution(length, channels, taps):
     exact = conv1d(pad(x.double().mT, (taps - 1, 0)), weight.double().unsqueeze(1), bias.double(), groups=channels).mT
     near(passes.silu_convolution(x, weight, bias), silu(exact))
     near(passes.silu_convolution(x, weight, None), silu(exact - bias.double()))
+    narrow, wide = passes.silu_convolution_and_wide(x.bfloat16(), weight, bias)
+    assert torch.equal(narrow.float(), wide) and wide.dtype == torch.float32
+    near(wide, silu(exact), 2**-6)
 
 
 @needs_kernels

@@ -109,6 +109,23 @@ def activated_convolution(
     return act(causal_convolution(x, weight, bias, tail))
 
 
+def convolved_and_wide(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    act: Callable[[Tensor], Tensor],
+    tail: Tensor | None = None,
+    taps: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`activated_convolution` with zeros at padding, and the same in at least float32; both in one pass on a GPU."""
+    narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
+    if narrow and tail is None and taps is None and mask is None and passes.applicable(x, weight, bias):
+        return passes.silu_convolution_and_wide(x, weight[:, 0], bias)
+    found = hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask)
+    return found, at_least_float32(found)
+
+
 SILU = ("SiLU", "SiLUActivation")
 """The activations of the libraries that are SiLU."""
 

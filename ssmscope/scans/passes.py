@@ -48,10 +48,21 @@ def _plain(t: Tensor) -> bool:
 
 def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
+    return _convolved(x, weight, bias, None)
+
+
+def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`silu_convolution`, and its copy in float32."""
+    wide = x.new_empty(x.shape, dtype=torch.float32)
+    return _convolved(x, weight, bias, wide), wide
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
     y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight, 2 * CHANNELS)
+    terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
-        kernels.loaded().convolve[grid](x, weight.contiguous(), bias, y, x.shape[1], *x.stride()[:2], **sizes)
+        kernels.loaded().convolve[grid](*terms, x.shape[1], *x.stride()[:2], **sizes, BOTH=wide is not None)
     return y
 
 

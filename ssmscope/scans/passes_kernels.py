@@ -23,17 +23,21 @@ def pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CH
 
 @triton.jit
 def convolve(
-    x, weight, bias, y, length, row_stride, step_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+    x, weight, bias, y, wide, length, row_stride, step_stride,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """y = SiLU(causal convolution of x), (batch, length, channels); a program has STEPS steps of WIDTH channels."""
+    """y = SiLU(causal convolution of x), (batch, length, channels), and with BOTH `wide`, the same in float32; a program
+    has STEPS steps of WIDTH channels."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = part * STEPS + tl.arange(0, STEPS)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     real = (t < length)[:, None] & (c < CHANNELS)[None, :]
     total = pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
     at = (row * length + t[:, None]) * CHANNELS + c[None, :]
-    tl.store(y + at, (total * tl.sigmoid(total)).to(y.dtype.element_ty), mask=real)
+    found = (total * tl.sigmoid(total)).to(y.dtype.element_ty)
+    tl.store(y + at, found, mask=real)
+    if BOTH:
+        tl.store(wide + at, found.to(tl.float32), mask=real)
 
 
 @triton.jit
