@@ -26,7 +26,7 @@ def convolve(
     x, weight, bias, y, wide, length, row_stride, step_stride,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """y = SiLU(causal convolution of x), (batch, length, channels), and with BOTH `wide`, the same in float32; a program
+    """y = SiLU(causal convolution of x), (batch, length, channels), with BOTH `wide`, the same in float32; a program
     has STEPS steps of WIDTH channels."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = part * STEPS + tl.arange(0, STEPS)
