@@ -11,7 +11,7 @@
 // (that a processor must have room for).
 
 #ifndef EMULATED
-extern __shared__ float memory[];
+extern __shared__ __align__(16) float memory[];
 __device__ __forceinline__ float swap_lanes(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 __device__ __forceinline__ float power_of_two(float v) {
     float r;
@@ -19,34 +19,28 @@ __device__ __forceinline__ float power_of_two(float v) {
     return r;
 }
 __device__ __forceinline__ float inverse(float v) { return __fdividef(1.0f, v); }
-__device__ __forceinline__ void copy_async(float *to, const float *from, bool valid) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(valid ? 4 : 0));
+#define COPY(KIND, BYTES)                                                                 \
+    asm volatile("cp.async." KIND ".shared.global [%0], [%1], " #BYTES ", %2;"             \
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(valid ? BYTES : 0))
+__device__ __forceinline__ void copy_async(float *to, const float *from, bool valid) { COPY("ca", 4); }
+__device__ __forceinline__ void copy_four(float *to, const float *from, bool valid) { COPY("cg", 16); }
+__device__ __forceinline__ void copies_issued() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void copies_done_but_last() { asm volatile("cp.async.wait_group 1;"); }
 #else
-    *to = valid ? *from : 0.0f;
-#endif
+__device__ __forceinline__ void copy_async(float *to, const float *from, bool valid) { *to = valid ? *from : 0.0f; }
+__device__ __forceinline__ void copy_four(float *to, const float *from, bool valid) {
+    for (int i = 0; i < 4; i++) copy_async(to + i, from + i, valid);
 }
-__device__ __forceinline__ void copies_issued() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
+__device__ __forceinline__ void copies_issued() {}
+__device__ __forceinline__ void copies_done_but_last() {}
 #endif
-}
-__device__ __forceinline__ void copies_done_but_last() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;");
 #endif
-}
-#endif
-
 constexpr int TILE = 16;  // steps
 constexpr int SUB = 4;    // steps that the gradient keeps in registers
-constexpr int CL = 32 / LN;
-constexpr int CW = CD * CL;
-constexpr int CC = CW * WARPS;
-constexpr int NP = LN * SN;
-constexpr int THREADS = WARPS * 32;
-constexpr int ROW = CC + 2;  // of a tile in shared memory: lanes do not meet in a bank, whichever way it is copied
+constexpr int CL = 32 / LN, CW = CD * CL, CC = CW * WARPS;
+constexpr int NP = LN * SN, THREADS = WARPS * 32;
+constexpr int ROW = CC + 4;  // of a tile in shared memory: few lanes meet in a bank, whichever way it is copied
 constexpr int SPREAD = 33;  // of 32 lanes' numbers in shared memory
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
@@ -153,22 +147,28 @@ __device__ __forceinline__ void load_A(Slots &A, const Terms &T, const Place &p)
 __device__ __forceinline__ void copy_view(float *to, const View &v, const Terms &T, const Place &p, int tile) {
     const int steps = T.length - tile * TILE;
     const float *from = v.at + p.row * v.row + (long long)tile * TILE * v.step + p.first * v.head;
-    if (v.step < v.head) {  // neighbouring threads read what lies side by side
+    constexpr int QUADS = CC % 4 ? 1 : CC / 4, MOVE = THREADS / QUADS;
+    if (CC % 4 == 0 && v.head == 1 && v.step % 4 == 0 && p.left % 4 == 0 && (size_t)from % 16 == 0) {
+        const int d = threadIdx.x % QUADS * 4, first = threadIdx.x / QUADS;
+        from += first * v.step + d;
+#pragma unroll
+        for (int t = 0; t < TILE; t += MOVE, from += MOVE * v.step)
+            if (MOVE <= TILE || first < TILE)
+                copy_four(to + (first + t) * ROW + d, from, first + t < steps && d < p.left);
+    } else if (v.step < v.head) {  // neighbouring threads read what lies side by side
         const int t = threadIdx.x % TILE;
-        const long long move = THREADS / TILE * v.head;
         from += t * v.step + threadIdx.x / TILE * v.head;
 #pragma unroll 4
-        for (int d = threadIdx.x / TILE; d < CC; d += THREADS / TILE, from += move)
+        for (int d = threadIdx.x / TILE; d < CC; d += THREADS / TILE, from += THREADS / TILE * v.head)
             copy_async(to + t * ROW + d, from, t < steps && d < p.left);
     } else {
         constexpr int WIDE = CC < THREADS ? CC : THREADS;
 #pragma unroll
         for (int part = 0; part < CC; part += WIDE) {
-            const int d = part + threadIdx.x % WIDE;
-            const long long move = THREADS / WIDE * v.step;
+            const int d = part + threadIdx.x % WIDE, move = THREADS / WIDE;
             const float *at = from + threadIdx.x / WIDE * v.step + d * v.head;
 #pragma unroll 4
-            for (int t = threadIdx.x / WIDE; t < TILE; t += THREADS / WIDE, at += move)
+            for (int t = threadIdx.x / WIDE; t < TILE; t += move, at += move * v.step)
                 copy_async(to + t * ROW + d, at, t < steps && d < p.left);
         }
     }

@@ -130,7 +130,7 @@ def _launched(plan: _Plan, entry: str, expected: bool) -> tuple[tuple[str, ...],
 def _shared(backward: bool, cd: int, sn: int, ln: int, warps: int) -> int:
     """Bytes of shared memory of a block."""
     states, views = sn * ln, 3 if backward else 2
-    tiles = 2 * TILE * (views * (cd * 32 // ln * warps + 2) + 2 * states)
+    tiles = 2 * TILE * (views * (cd * 32 // ln * warps + 4) + 2 * states)
     laid = (TILE // SUB * cd * sn * 32 + 2 * TILE * states) * warps if backward else TILE * 33 * warps
     return 4 * (tiles + laid)
 
