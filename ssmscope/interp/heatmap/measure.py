@@ -36,6 +36,7 @@ class Layers:
         by_head: per layer (batch, length, heads), where heads are wanted.
         selectivity: per layer (batch, heads), the coefficient of variation over the text of what is replaced.
         reach: how many positions a write comes from.
+        attends: whether the model has softmax attention, too, where that was asked for.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Layers:
         self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
-        self.reach = 1
+        self.reach, self.attends = 1, False
         self._taken: dict[tuple[int, ...], dict[int, Tensor]] = {}  # by rows; fetched once: a GPU is waited for
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
@@ -65,13 +66,16 @@ class Layers:
 
     def of(self, trace: Trace) -> np.ndarray:
         """The scores, (layers, batch, length), NaN at padding; `trace` is of the run whose layers were visited."""
-        retention = _numpy(trace.retention)
         for rows, found in self._taken.items():
             values = _numpy(torch.stack(list(found.values())))
             self.scores[np.ix_(np.array(list(found)), np.array(rows), np.arange(values.shape[2]))] = values
         self._taken.clear()
         if self.score == "survival":
-            return np.where(np.isnan(retention), np.nan, self.scores)
+            padding = ~self.mask.cpu().numpy()
+            if padding.any():
+                self.scores[:, padding] = np.nan
+            return self.scores
+        retention = _numpy(trace.retention)
         return retention if self.score == "retention" else 1 - retention
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
