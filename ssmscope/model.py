@@ -297,15 +297,16 @@ class Model:
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
         keep_inputs: bool | Sequence[int] = True,
+        retention: bool = True,
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
-        The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), or that of the layers
-        with these numbers, and a layer's other terms are recomputed from it when `trace.layers[i]` is asked for;
-        without, the trace has no layers, and a long text costs the memory of one layer. `visit` is called as the model
-        runs, with a layer's number, the rows that run together, and the layer's terms on them: what it takes from these
-        need not be recomputed.
+        The retention map is summed inside the scans; with `retention` off it is NaN. Every mixer's input is kept
+        (`keep_inputs`), or that of the layers with these numbers, and a layer's other terms are recomputed from it when
+        `trace.layers[i]` is asked for; without, the trace has no layers, and a long text costs the memory of one layer.
+        `visit` is called as the model runs, with a layer's number, the rows that run together, and the layer's terms on
+        them: what it takes from these need not be recomputed.
 
         Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
@@ -336,7 +337,7 @@ class Model:
                 if visit is not None:
                     visit(index, chosen, layer)  # noqa: B023
 
-            with torch.no_grad(), self.running(mask=part.mask, retention=True, visit=record):
+            with torch.no_grad(), self.running(mask=part.mask, retention=retention, visit=record):
                 answered.append(self.forward(part, last_only=True, checked=False))
             seen.close(places, part.mask)
             last = answered[-1].float()

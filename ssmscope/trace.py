@@ -149,8 +149,9 @@ class Recording:
 
     def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ssm.Scan]) -> None:
         """Take what is kept of a layer on these rows of the batch; no GPU is waited for."""
-        kept = layer.joined([scan.retention for scan in scans if scan.retention is not None])
-        self._kept[index] = kept.to(self.retention)
+        kept = [scan.retention for scan in scans if scan.retention is not None]
+        if kept:
+            self._kept[index] = layer.joined(kept).to(self.retention)
         if index not in self.wanted:
             return
         batch, length = self.retention.shape[1:]
@@ -163,7 +164,9 @@ class Recording:
         u[rows.to(u.device), : layer.u.shape[1]] = layer.u
 
     def close(self, rows: Tensor, mask: Tensor) -> None:
-        """Write down the retention of these rows, whose real positions `mask` (rows, length) has."""
+        """Write down the retention of these rows, if it was summed; `mask` (rows, length) has their real positions."""
+        if not self._kept:
+            return
         layers = torch.tensor(list(self._kept), device=self.retention.device)[:, None]
         values = torch.stack(list(self._kept.values())).masked_fill(~mask, torch.nan)
         self.retention[:, :, : mask.shape[1]][layers, rows] = values
