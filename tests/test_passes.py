@@ -144,7 +144,8 @@ def test_what_is_left(length, groups, strength):
 
 
 def weights(device: str) -> dict[str, Tensor]:
-    made = {f"{size}": drawn(size, seed=size).to(device) for size in (1, 5, fingerprint.ROW, 3 * fingerprint.ROW + 1)}
+    ROW = fingerprint.ROW
+    made = {f"{size}": drawn(size, seed=size).to(device) for size in (1, 5, ROW, 3 * ROW + 1, 5 * ROW)}
     return made | {"half": drawn(7).bfloat16().to(device), "bytes": torch.arange(5, dtype=torch.uint8, device=device)}
 
 
