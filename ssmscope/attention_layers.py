@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -47,13 +46,10 @@ class AttentionState(LayerState):
 def look_back(module: nn.Module) -> dict[str, nn.Module]:
     """What is called attention in a model beside its state-space layers, by name, in the order of the layers; a part
     that stands at several depths is there several times."""
-    within = {id(part) for mixer in mixers(module) for part in mixer.modules()}
     named = module.named_modules(remove_duplicate=False)
-    return {
-        name: part
-        for name, part in named
-        if id(part) not in within and re.search("Attention2?$", type(part).__name__) is not None
-    }
+    found = {name: part for name, part in named if type(part).__name__.endswith(("Attention", "Attention2"))}
+    within = {id(part) for mixer in mixers(module) for part in mixer.modules()} if found else set()
+    return {name: part for name, part in found.items() if id(part) not in within}
 
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:

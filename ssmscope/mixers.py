@@ -19,7 +19,9 @@ from ssmscope import ssm
 from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
+from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
+from ssmscope.scans import fused_parts, passes
+from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -167,11 +169,17 @@ def fast_scan(
     check_plain(module, type(module).__name__)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
-    caching = [part for part in module.modules() if getattr(getattr(part, "config", None), "use_cache", False)]
+    parts = list(module.modules())
+    caching = [part for part in parts if getattr(getattr(part, "config", None), "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
+    ]
+    norms = [
+        (part, partial(_normed, part))
+        for part in parts
+        if type(part).__name__ in passes.NORMS and part.weight.device.type == "cuda" and taker_of(part) is None
     ]
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
@@ -182,7 +190,7 @@ def fast_scan(
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over(handlers))
+        around.enter_context(taken_over([*handlers, *norms]))
         yield
 
 
@@ -265,6 +273,18 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
     return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
+
+
+def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+    """A norm between the mixers, in one pass where there is a kernel."""
+    if kwargs or len(args) != 1 or not is_own(norm, below):
+        return below(*args, **kwargs)
+    terms = args[0], norm.weight
+    if passes.applicable(*terms):
+        return passes.rms_norm(*terms, float(norm.variance_epsilon))
+    if compiling() and args[0].shape[-1] <= fused_parts.MOST and fused_parts.applicable(*terms):
+        return fused_parts.rms_norm(*terms, float(norm.variance_epsilon))
+    return below(*args)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:

@@ -22,7 +22,7 @@ from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, mixers, reader_of, remembers, stored_weights
-from ssmscope.trace import Layers, LayerState, LayerTrace, Trace, check_remembers, detached
+from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
 """What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
@@ -297,15 +297,16 @@ class Model:
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
         keep_inputs: bool | Sequence[int] = True,
+        retention: bool = True,
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
-        The retention map is summed inside the scans. Every mixer's input is kept (`keep_inputs`), or that of the layers
-        with these numbers, and a layer's other terms are recomputed from it when `trace.layers[i]` is asked for;
-        without, the trace has no layers, and a long text costs the memory of one layer. `visit` is called as the model
-        runs, with a layer's number, the rows that run together, and the layer's terms on them: what it takes from these
-        need not be recomputed.
+        The retention map is summed inside the scans; with `retention` off it is NaN. Every mixer's input is kept
+        (`keep_inputs`), or that of the layers with these numbers, and a layer's other terms are recomputed from it when
+        `trace.layers[i]` is asked for; without, the trace has no layers, and a long text costs the memory of one layer.
+        `visit` is called as the model runs, with a layer's number, the rows that run together, and the layer's terms on
+        them: what it takes from these need not be recomputed.
 
         Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
@@ -319,40 +320,37 @@ class Model:
         absent = sorted(set(wanted) - set(range(len(found))))
         if absent:
             raise InputError(f"there is no layer {absent[0]}; {self.name} has the layers 0 to {len(found) - 1}")
-        weights, edits = self._versions(), edits_of(self.module)
+        edits = edits_of(self.module)
         if any(edit.place == "state" for edit in edits):
             raise InputError(
                 "a run whose states are edited is in pieces and has no trace; edit other places, or run it"
             )
-        retained = torch.full((len(found), rows, length), torch.nan, device=self.device)
-        inputs: list[Tensor | None] = [None] * len(found)
+        seen = Recording(len(found), rows, length, wanted, self.device)
+        answered: list[Tensor] = []
         logits: Tensor | None = None
         for chosen in map(sorted, by_length(batch.lengths)):
             part = batch.rows(chosen)
-            width = part.input_ids.shape[1]
+            places = torch.tensor(chosen, device=self.device)  # here: in each layer a GPU would be waited for
 
             def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
-                kept = layer.joined([s.retention for s in scans if s.retention is not None])
+                seen.add(index, places, layer, scans)  # noqa: B023
                 if visit is not None:
                     visit(index, chosen, layer)  # noqa: B023
-                retained[index, chosen, :width] = kept.to(retained).masked_fill(~part.mask, torch.nan)  # noqa: B023
-                if index in wanted:
-                    u = inputs[index]
-                    if len(chosen) == rows:  # noqa: B023
-                        inputs[index] = layer.u
-                        return
-                    if u is None:
-                        u = inputs[index] = layer.u.new_zeros(rows, length, layer.u.shape[-1])
-                    u[chosen, :width] = layer.u  # noqa: B023
 
-            with torch.no_grad(), self.running(mask=part.mask, retention=True, visit=record):
-                last = self.forward(part, last_only=True).float()
+            with torch.no_grad(), self.running(mask=part.mask, retention=retention, visit=record):
+                answered.append(self.forward(part, last_only=True, checked=False))
+            seen.close(places, part.mask)
+            last = answered[-1].float()
             logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
-            logits[chosen] = last
+            logits[places] = last
         assert logits is not None
+        numbers, keeps = self.layer_numbers, remembers(self.module)  # here: a GPU still runs
+        weights = self._versions()
+        for each in answered:
+            self._checked(each)
 
         def recompute(index: int) -> LayerTrace:
-            u = inputs[index]
+            u = seen.inputs[index]
             if u is None:
                 raise ValueError(f"this trace was taken without the input of layer {index}: see keep_inputs")
             self._check_unchanged(index, weights)
@@ -367,7 +365,7 @@ class Model:
         return Trace(
             input_ids=batch.input_ids,
             mask=batch.mask,
-            retention=retained,
+            retention=seen.retention,
             logits=logits,
             tokens=batch.tokens,
             words=batch.words,
@@ -376,8 +374,8 @@ class Model:
             layers=Layers(len(found), recompute),
             frozen=Layers(len(found), freeze),
             pixels=self.images_of(batch),
-            numbers=self.layer_numbers,
-            remembers=remembers(self.module),
+            numbers=numbers,
+            remembers=keeps,
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:

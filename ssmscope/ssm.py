@@ -27,8 +27,7 @@ from ssmscope.matrices import rows as rows_of_matrices
 from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
-from ssmscope.scans.compiling import piece
-from ssmscope.scans.diagonal import scaled
+from ssmscope.scans.diagonal import scaled, skipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,9 +322,11 @@ def scan(
             recurrence.delta,
             recurrence.A,
             recurrence.log_a,
+            recurrence.D,
             expected=recurrence.expected,
             retention=retention,
         )
+        return Scan(y, final, kept)
     return Scan(_with_skip(recurrence, y), final, kept)
 
 
@@ -486,9 +487,4 @@ def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
     if recurrence.D is None:
         return y
     D = recurrence.D if recurrence.D.ndim == 2 else rearrange(recurrence.D, "head -> head 1")
-    return _skipped(y, recurrence.x, D)
-
-
-@piece
-def _skipped(y: Tensor, x: Tensor, D: Tensor) -> Tensor:
-    return torch.addcmul(y, x, D)
+    return skipped(y, recurrence.x, D)

@@ -55,7 +55,7 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
         return written
     if recurrence.one_decay_per_head:
         kept = _sums_from_end(recurrence.log_decay().squeeze(-1)).clamp_(min=smallest_exponent(written.dtype))
-        return written * kept.exp().to(written) * _by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written)
+        return written * kept.exp().to(written) * _by_head(_lengths(recurrence.b), written)
     compiled = _compiled(recurrence)
     if compiled is not None:
         return native.keys(recurrence.b, *compiled, to_end=True).sqrt_().mul_(written)
@@ -87,8 +87,13 @@ def _on_gpu(recurrence: Recurrence, *, each: bool) -> Tensor | None:
 
 def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
     """What is written at each position: the length of the input times the step."""
-    norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
+    norms, step = _lengths(recurrence.x), recurrence.step
     return norms if step is None else norms * step.abs()
+
+
+def _lengths(t: Tensor) -> Float[Tensor, "batch length heads"]:
+    """Of vectors (batch, length, heads, width)."""
+    return passes.lengths(t) if passes.applicable(t) else torch.linalg.vector_norm(t, dim=-1)
 
 
 def left_towards_state(

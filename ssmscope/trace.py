@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -131,6 +131,46 @@ class Layers(Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return (self._recompute(index) for index in range(len(self)))
+
+
+class Recording:
+    """What a trace keeps of a run whose texts run in several parts.
+
+    Attributes:
+        retention: (layers, batch, length) float32, NaN at padding.
+        inputs: of every layer that is `wanted` its mixer's input, (batch, length, width); None of the others.
+    """
+
+    def __init__(self, layers: int, batch: int, length: int, wanted: Collection[int], device: torch.device) -> None:
+        self.retention = torch.full((layers, batch, length), torch.nan, device=device)
+        self.inputs: list[Tensor | None] = [None] * layers
+        self.wanted = wanted
+        self._kept: dict[int, Tensor] = {}
+
+    def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ssm.Scan]) -> None:
+        """Take what is kept of a layer on these rows of the batch; no GPU is waited for."""
+        kept = [scan.retention for scan in scans if scan.retention is not None]
+        if kept:
+            self._kept[index] = layer.joined(kept).to(self.retention)
+        if index not in self.wanted:
+            return
+        batch, length = self.retention.shape[1:]
+        if len(rows) == batch:
+            self.inputs[index] = layer.u
+            return
+        u = self.inputs[index]
+        if u is None:
+            u = self.inputs[index] = layer.u.new_zeros(batch, length, layer.u.shape[-1])
+        u[rows.to(u.device), : layer.u.shape[1]] = layer.u
+
+    def close(self, rows: Tensor, mask: Tensor) -> None:
+        """Write down the retention of these rows, if it was summed; `mask` (rows, length) has their real positions."""
+        if not self._kept:
+            return
+        layers = torch.tensor(list(self._kept), device=self.retention.device)[:, None]
+        values = torch.stack(list(self._kept.values())).masked_fill(~mask, torch.nan)
+        self.retention[:, :, : mask.shape[1]][layers, rows] = values
+        self._kept.clear()
 
 
 def check_remembers(remembers: bool, name: str, what: str) -> None:

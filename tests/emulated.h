@@ -2,6 +2,7 @@
 // exchange between lanes. What they share begins as NaN.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <ucontext.h>
 #include <vector>
 #define EMULATED
@@ -32,6 +33,10 @@ static float power_of_two(float v) {
 }
 static float inverse(float v) { return 1.0f / v; }
 static void copy_async(float *to, const float *from, bool valid) { *to = valid ? *from : 0.0f; }
+static void copy_four(float *to, const float *from, bool valid) {
+    if ((size_t)to % 16 && (size_t)memory % 16 == 0) abort();  // as a GPU does
+    for (int i = 0; i < 4; i++) copy_async(to + i, from + i, valid);
+}
 static void copies_issued() {}
 static void copies_done_but_last() {}
 

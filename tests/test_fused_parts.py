@@ -51,7 +51,7 @@ def test_the_convolution_and_its_gradients(channels: int, taps: int, length: int
 
 
 @needs_kernels
-@pytest.mark.parametrize(("channels", "length"), [(70, 37), (64, 16), (3, 1)])
+@pytest.mark.parametrize(("channels", "length"), [(70, 37), (300, 37), (3, 1)])
 def test_the_gated_norm_and_its_gradients(channels: int, length: int) -> None:
     y, weight = draw(2, length, channels).requires_grad_(), draw(channels, seed=1).requires_grad_()
     z = draw(2, length, channels + 5, seed=2)[:, :, 2 : 2 + channels].requires_grad_()
@@ -64,6 +64,21 @@ def test_the_gated_norm_and_its_gradients(channels: int, length: int) -> None:
         return weight * opened * torch.rsqrt(opened.square().mean(-1, keepdim=True) + 1e-5)
 
     compare(ours, exact, (y, z, weight), draw(2, length, channels, seed=3))
+
+
+@needs_kernels
+@pytest.mark.parametrize(("channels", "length"), [(70, 37), (300, 37), (3, 1)])
+def test_the_norm_and_its_gradients(channels: int, length: int) -> None:
+    x = draw(2, length, channels + 5)[:, :, 2 : 2 + channels].requires_grad_()
+    weight = draw(channels, seed=1).requires_grad_()
+
+    def ours(x, weight):
+        return fused_parts.rms_norm(x, weight, 1e-5)
+
+    def exact(x, weight):
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+    compare(ours, exact, (x, weight), draw(2, length, channels, seed=2))
 
 
 def test_only_plain_tensors_on_a_gpu_are_taken() -> None:

@@ -41,6 +41,22 @@ def near(ours: Tensor, exact: Tensor, tolerance: float = 1e-6) -> None:
     assert (ours.double() - exact).abs().max() <= tolerance * exact.abs().max()
 
 
+def library_norms() -> list[type]:
+    """Of the norms that are computed here those of the libraries' Mamba models, which every release has."""
+    from transformers.models import bamba, falcon_mamba, jamba, mamba, mamba2
+
+    files = [
+        bamba.modeling_bamba,
+        falcon_mamba.modeling_falcon_mamba,
+        jamba.modeling_jamba,
+        mamba.modeling_mamba,
+        mamba2.modeling_mamba2,
+    ]
+    found = [getattr(file, name) for file in files for name in passes.NORMS if hasattr(file, name)]
+    assert len(found) == 5
+    return found
+
+
 @needs_kernels
 @pytest.mark.parametrize(("length", "channels", "taps"), [(1, 1, 1), (33, 20, 4), (70, 130, 3)])
 def test_convolution(length, channels, taps):
@@ -48,6 +64,9 @@ def test_convolution(length, channels, taps):
     exact = conv1d(pad(x.double().mT, (taps - 1, 0)), weight.double().unsqueeze(1), bias.double(), groups=channels).mT
     near(passes.silu_convolution(x, weight, bias), silu(exact))
     near(passes.silu_convolution(x, weight, None), silu(exact - bias.double()))
+    narrow, wide = passes.silu_convolution_and_wide(x.bfloat16(), weight, bias)
+    assert torch.equal(narrow.float(), wide) and wide.dtype == torch.float32
+    near(wide, silu(exact), 2**-6)
 
 
 @needs_kernels
@@ -59,6 +78,52 @@ def test_gates_and_norms(length, channels, size):
     groups = exact.unflatten(-1, (-1, size))
     normed = (groups / (groups.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(-2)
     near(passes.gated_norm(y, z, weight, 1e-5, size), normed * weight.double())
+
+
+@needs_kernels
+@pytest.mark.parametrize("channels", [1, 40, 1030])
+def test_softplus(channels):
+    x = 40 * drawn(2, 3, 2 * channels)[..., channels:]
+    ours, exact = passes.softplus(x), x.double().exp().log1p().where(x < 30, x.double())
+    assert ((ours - exact).abs() <= 1e-6 * x.abs().clamp(min=1) * exact + 1e-37).all()
+    assert passes.softplus(x.bfloat16()).dtype == torch.float32
+
+
+@needs_kernels
+def test_wide_copies():
+    x = drawn(2, 3, 2100).bfloat16()[..., 1050:]
+    assert torch.equal(passes.widened(x), x.float())
+
+
+@needs_kernels
+@pytest.mark.parametrize("channels", [1, 40, 3000])
+def test_norms(channels):
+    x, weight = drawn(2, 5, channels + 3)[..., 1 : channels + 1], drawn(channels, seed=1)
+    normed = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    near(passes.rms_norm(x, weight, 1e-5), normed * weight.double())
+    near(passes.rms_norm(x, None, 1e-5), normed)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", library_norms(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32], ids=str)
+def test_norms_of_libraries(kind, given):
+    """In half precision too, up to sums' last digits: what is rounded where is theirs."""
+    norm = kind(48, eps=1e-4).to(DEVICE, torch.bfloat16)
+    torch.nn.init.normal_(norm.weight)
+    x = drawn(2, 7, 48).to(given)
+    theirs, ours = norm(x), passes.rms_norm(x, norm.weight, 1e-4)
+    assert ours.dtype == theirs.dtype
+    off = (ours - theirs).abs() > 1e-6 * theirs.abs()
+    assert DEVICE == "cpu" or off.float().mean() < 0.02  # the interpreter cuts digits off
+    near(ours, theirs.double(), 2**-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 5, 3, 64), (1, 4, 2, 100)])
+def test_lengths(shape):
+    x = drawn(*shape[:2], 2 * shape[2], shape[3])[:, :, ::2]
+    near(passes.lengths(x), torch.linalg.vector_norm(x.double(), dim=-1))
 
 
 @needs_kernels
@@ -79,7 +144,8 @@ def test_what_is_left(length, groups, strength):
 
 
 def weights(device: str) -> dict[str, Tensor]:
-    made = {f"{size}": drawn(size, seed=size).to(device) for size in (1, 5, fingerprint.ROW, 3 * fingerprint.ROW + 1)}
+    ROW = fingerprint.ROW
+    made = {f"{size}": drawn(size, seed=size).to(device) for size in (1, 5, ROW, 3 * ROW + 1, 5 * ROW)}
     return made | {"half": drawn(7).bfloat16().to(device), "bytes": torch.arange(5, dtype=torch.uint8, device=device)}
 
 

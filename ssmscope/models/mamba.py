@@ -14,11 +14,11 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
-    activated_convolution,
     as_mask,
     at_least_float32,
     constant,
     convolution,
+    convolved_and_wide,
     convolved_entry,
     gated,
     hide_padding,
@@ -28,6 +28,7 @@ from ssmscope.models.parts import (
     step_projection,
     step_size,
 )
+from ssmscope.scans import passes
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -45,8 +46,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    x = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
-    x = hide_padding(x, mask)
+    x, wide = convolved_and_wide(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps, mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
     if isinstance(mixer, FalconMambaMixer):
@@ -55,7 +55,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
     delta = hide_padding(step_size(step_projection(mixer, step)), mask)
     recurrence = Recurrence(
-        x=at_least_float32(x).unsqueeze(-1),
+        x=wide.unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),
         c=at_least_float32(C).unsqueeze(2),
         delta=delta,
@@ -104,6 +104,8 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:
+    if passes.applicable(t):
+        return passes.rms_norm(t, None, eps)
     wide = at_least_float32(t)
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(t.dtype)
 

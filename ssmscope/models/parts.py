@@ -38,7 +38,9 @@ class ReadMixer:
 
 def at_least_float32(t: Tensor) -> Tensor:
     """Half-precision tensors as float32, in which recurrences are run; others as they are."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    if t.dtype not in (torch.float16, torch.bfloat16):
+        return t
+    return passes.widened(t) if t.ndim == 3 and passes.applicable(t) else t.float()
 
 
 def hide_padding(t: Tensor, mask: Tensor | None) -> Tensor:
@@ -103,10 +105,29 @@ def activated_convolution(
     return act(causal_convolution(x, weight, bias, tail))
 
 
+def convolved_and_wide(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    act: Callable[[Tensor], Tensor],
+    tail: Tensor | None = None,
+    taps: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`activated_convolution` with zeros at padding, and the same in at least float32; both in one pass on a GPU."""
+    narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
+    if narrow and tail is None and taps is None and mask is None and passes.applicable(x, weight, bias):
+        return passes.silu_convolution_and_wide(x, weight[:, 0], bias)
+    found = hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask)
+    return found, at_least_float32(found)
+
+
 def step_size(v: Tensor) -> Tensor:
     """softplus(v) of (batch, length, channels), in at least float32."""
     if v.ndim == 3 and passes_native.applicable(v):
         return passes_native.softplus(v)
+    if v.ndim == 3 and passes.applicable(v):
+        return passes.softplus(v)
     return softplus(at_least_float32(v))
 
 

@@ -19,6 +19,12 @@ CHUNK = 16  # steps whose decays and states are held at once
 
 
 @piece
+def skipped(y: Tensor, x: Tensor, D: Tensor) -> Tensor:
+    """y_t + D x_t, of (batch, length, heads, width) and `D` (heads, width or 1)."""
+    return torch.addcmul(y, x, D)
+
+
+@piece
 def scaled(x: Tensor, step: Tensor) -> Tensor:
     """step_t x_t, of `x` (batch, length, heads, width) and `step` (batch, length, heads)."""
     return x * step.unsqueeze(-1)
@@ -32,19 +38,29 @@ def scan(
     delta: Tensor | None,
     A: Tensor | None,
     log_a: Tensor | None,
+    D: Tensor | None = None,
     *,
     expected: bool,
     retention: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y_t = c_tᵀ H_t, the final H, and the mean decay per step, of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ.
+    """y_t = c_tᵀ H_t + D x_t, the final H, and the mean decay per step, of H_t = a_t ⊙ H_{t-1} + x_t b_tᵀ.
 
-    Shapes as in `ssm.Recurrence`; with `delta` what is written is Δ_t x_t. log a is `log_a`, or Δ A (`expected`:
-    −log(1 − Δ A)). Mamba-1's case in float32 runs through kernels, where they can be compiled: of C on a CPU, of CUDA
-    on a GPU.
+    Shapes as in `ssm.Recurrence`, `D` (heads,) or (heads, 1), nothing where absent; with `delta` what is written is
+    Δ_t x_t. log a is `log_a`, or Δ A (`expected`: −log(1 − Δ A)). Mamba-1's case in float32 runs through
+    kernels, where they can be compiled: of C on a CPU, of CUDA on a GPU.
     """
+    how = {"expected": expected, "retention": retention}
+    if log_a is None and delta is not None and A is not None and fused.applicable(x, b, c, initial, delta, A):
+        inside = D if fused.adds_skip(D, x, b, c, initial, delta, A) else None
+        y, final, kept = fused.scan(x, b, c, initial, delta, A, inside, **how)
+    else:
+        inside = None
+        y, final, kept = _without_skip(x, b, c, initial, delta, A, log_a, **how)
+    return y if D is None or inside is not None else skipped(y, x, D.reshape(-1, 1)), final, kept
+
+
+def _without_skip(x, b, c, initial, delta, A, log_a, *, expected: bool, retention: bool):
     if log_a is None and delta is not None and A is not None:
-        if fused.applicable(x, b, c, initial, delta, A):
-            return fused.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
         if native.applicable(x, b, c, initial, delta, A):
             return native.scan(scaled(x, delta), b, c, initial, delta, A, expected=expected, retention=retention)
     if delta is not None:

@@ -1,4 +1,5 @@
-// The scan with a decay per state and its gradient, float32: H_t = a_t H_{t-1} + Δ_t x_t b_t, y_t = Σ_n c_t H_t.
+// The scan with a decay per state and its gradient, float32: H_t = a_t H_{t-1} + Δ_t x_t b_t, y_t = Σ_n c_t H_t, to
+// which the forward pass adds D x_t where there is a D.
 //
 // A warp owns CW neighbouring channels of one sequence, a lane CD of them by SN of their states: CD · SN recurrences
 // side by side in registers. Lanes that share channels (LN of them) add up what is summed over states, lanes that share
@@ -10,7 +11,7 @@
 // (that a processor must have room for).
 
 #ifndef EMULATED
-extern __shared__ float memory[];
+extern __shared__ __align__(16) float memory[];
 __device__ __forceinline__ float swap_lanes(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 __device__ __forceinline__ float power_of_two(float v) {
     float r;
@@ -18,34 +19,28 @@ __device__ __forceinline__ float power_of_two(float v) {
     return r;
 }
 __device__ __forceinline__ float inverse(float v) { return __fdividef(1.0f, v); }
-__device__ __forceinline__ void copy_async(float *to, const float *from, bool valid) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(valid ? 4 : 0));
+#define COPY(KIND, BYTES)                                                                 \
+    asm volatile("cp.async." KIND ".shared.global [%0], [%1], " #BYTES ", %2;"             \
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(valid ? BYTES : 0))
+__device__ __forceinline__ void copy_async(float *to, const float *from, bool valid) { COPY("ca", 4); }
+__device__ __forceinline__ void copy_four(float *to, const float *from, bool valid) { COPY("cg", 16); }
+__device__ __forceinline__ void copies_issued() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void copies_done_but_last() { asm volatile("cp.async.wait_group 1;"); }
 #else
-    *to = valid ? *from : 0.0f;
-#endif
+__device__ __forceinline__ void copy_async(float *to, const float *from, bool valid) { *to = valid ? *from : 0.0f; }
+__device__ __forceinline__ void copy_four(float *to, const float *from, bool valid) {
+    for (int i = 0; i < 4; i++) copy_async(to + i, from + i, valid);
 }
-__device__ __forceinline__ void copies_issued() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
+__device__ __forceinline__ void copies_issued() {}
+__device__ __forceinline__ void copies_done_but_last() {}
 #endif
-}
-__device__ __forceinline__ void copies_done_but_last() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;");
 #endif
-}
-#endif
-
 constexpr int TILE = 16;  // steps
 constexpr int SUB = 4;    // steps that the gradient keeps in registers
-constexpr int CL = 32 / LN;
-constexpr int CW = CD * CL;
-constexpr int CC = CW * WARPS;
-constexpr int NP = LN * SN;
-constexpr int THREADS = WARPS * 32;
-constexpr int ROW = CC + 2;  // of a tile in shared memory: lanes do not meet in a bank, whichever way it is copied
+constexpr int CL = 32 / LN, CW = CD * CL, CC = CW * WARPS;
+constexpr int NP = LN * SN, THREADS = WARPS * 32;
+constexpr int ROW = CC + 4;  // of a tile in shared memory: few lanes meet in a bank, whichever way it is copied
 constexpr int SPREAD = 33;  // of 32 lanes' numbers in shared memory
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
@@ -60,7 +55,7 @@ struct Common {
 struct Terms {
     View x, delta, ybar;
     Common b, c;
-    const float *A, *initial, *finalbar;
+    const float *A, *D, *initial, *finalbar;
     float *y, *final, *kept, *starts, *ends, *decays;
     float *xbar, *deltabar, *Abar, *bbar, *cbar, *initialbar;
     float *A_sum, *b_sum, *c_sum;
@@ -152,22 +147,28 @@ __device__ __forceinline__ void load_A(Slots &A, const Terms &T, const Place &p)
 __device__ __forceinline__ void copy_view(float *to, const View &v, const Terms &T, const Place &p, int tile) {
     const int steps = T.length - tile * TILE;
     const float *from = v.at + p.row * v.row + (long long)tile * TILE * v.step + p.first * v.head;
-    if (v.step < v.head) {  // neighbouring threads read what lies side by side
+    constexpr int QUADS = CC % 4 ? 1 : CC / 4, MOVE = THREADS / QUADS;
+    if (CC % 4 == 0 && v.head == 1 && v.step % 4 == 0 && p.left % 4 == 0 && (size_t)from % 16 == 0) {
+        const int d = threadIdx.x % QUADS * 4, first = threadIdx.x / QUADS;
+        from += first * v.step + d;
+#pragma unroll
+        for (int t = 0; t < TILE; t += MOVE, from += MOVE * v.step)
+            if (MOVE <= TILE || first < TILE)
+                copy_four(to + (first + t) * ROW + d, from, first + t < steps && d < p.left);
+    } else if (v.step < v.head) {  // neighbouring threads read what lies side by side
         const int t = threadIdx.x % TILE;
-        const long long move = THREADS / TILE * v.head;
         from += t * v.step + threadIdx.x / TILE * v.head;
 #pragma unroll 4
-        for (int d = threadIdx.x / TILE; d < CC; d += THREADS / TILE, from += move)
+        for (int d = threadIdx.x / TILE; d < CC; d += THREADS / TILE, from += THREADS / TILE * v.head)
             copy_async(to + t * ROW + d, from, t < steps && d < p.left);
     } else {
         constexpr int WIDE = CC < THREADS ? CC : THREADS;
 #pragma unroll
         for (int part = 0; part < CC; part += WIDE) {
-            const int d = part + threadIdx.x % WIDE;
-            const long long move = THREADS / WIDE * v.step;
+            const int d = part + threadIdx.x % WIDE, move = THREADS / WIDE;
             const float *at = from + threadIdx.x / WIDE * v.step + d * v.head;
 #pragma unroll 4
-            for (int t = threadIdx.x / WIDE; t < TILE; t += THREADS / WIDE, at += move)
+            for (int t = threadIdx.x / WIDE; t < TILE; t += move, at += move * v.step)
                 copy_async(to + t * ROW + d, at, t < steps && d < p.left);
         }
     }
@@ -195,12 +196,12 @@ __device__ __forceinline__ void carry_in(Slots &H, const Terms &T, const Place &
     FOR_SLOTS H[r][q] = P[r][q] * H[r][q] + E[r][q];
 }
 
-constexpr int STAGE_ENDS = 2 * TILE * ROW + TILE * NP;
-constexpr int STAGE_FORWARD = 2 * TILE * ROW + 2 * TILE * NP;
+constexpr int STAGE_ENDS = 2 * TILE * ROW + TILE * NP, STAGE_FORWARD = STAGE_ENDS + TILE * NP;
 constexpr int STAGE_BACKWARD = 3 * TILE * ROW + 2 * TILE * NP;
 
 template <bool REVERSE> __device__ __forceinline__ void run_ends(const Terms &T) {
     const Place p = place(T);
+    if (p.chunk == (REVERSE ? 0 : T.chunks - 1)) return;  // behind it there is nothing
     Slots A, H, P;
     float elapsed[CD];
 #pragma unroll
@@ -262,9 +263,11 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
     constexpr bool KEPT = WHAT & 1, RETAINED = WHAT & 2;
     const Place p = place(T);
     Slots A, H;
-    float counted[CD], counted_states[SN];  // 0 for what is not there
+    float counted[CD], D[CD], counted_states[SN];  // 0 for what is not there
 #pragma unroll
     for (int r = 0; r < CD; r++) counted[r] = channel(p, r) < p.left ? 1.0f : 0.0f;
+#pragma unroll
+    for (int r = 0; r < CD; r++) D[r] = T.D && counted[r] != 0.0f ? T.D[p.first + channel(p, r)] : 0.0f;
 #pragma unroll
     for (int q = 0; q < SN; q++) counted_states[q] = state(p, q) < T.states ? 1.0f : 0.0f;
     float *decays = memory + 2 * STAGE_FORWARD + p.warp * TILE * SPREAD;
@@ -316,7 +319,7 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
 #pragma unroll
             for (int r = 0; r < CD; r += (CD < LN ? CD : LN)) {
                 int d = channel(p, r);
-                if (d < p.left && t < steps && p.sl < CD) y[d] = read[r];
+                if (d < p.left && t < steps && p.sl < CD) y[d] = read[r] + D[r] * xs[t * ROW + d];
             }
             y += T.heads;
             if (RETAINED) decays[t * SPREAD + p.lane] = sum;

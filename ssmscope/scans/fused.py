@@ -25,7 +25,7 @@ TILE = 16  # steps between states that are kept, as in fused.cu
 SUB = 4  # steps whose states the gradient holds in registers, as in fused.cu
 MOST = 512  # states of a channel; with more, torch is as fast
 LEAST = 4  # tiles of a chunk
-_TERMS = struct.Struct("=40q8i")  # `Terms` of fused.cu
+_TERMS = struct.Struct("=41q8i")  # `Terms` of fused.cu
 
 
 def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor) -> bool:
@@ -38,18 +38,40 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
     return plain and not torch.compiler.is_compiling() and available(x.device) and _fits(state, x.device)
 
 
+def adds_skip(D: Tensor | None, *terms: Tensor) -> bool:
+    """Whether `scan` of these terms adds D x_t too: float32, and no gradients are asked for."""
+    if D is None or D.device != terms[0].device or not native.is_plain(D, D.device.type):
+        return False
+    return not differentiated(D, *terms)
+
+
+def differentiated(*terms: Tensor) -> bool:
+    """Whether gradients are asked for."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in terms)
+
+
 def scan(
-    x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor, *, expected: bool, retention: bool
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    initial: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    D: Tensor | None = None,
+    *,
+    expected: bool,
+    retention: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As `diagonal.scan`, where `applicable`; the same numbers in every run on the same kind of GPU.
+    """As `diagonal.scan`, where `applicable`; the same numbers in every run on the same kind of GPU. with
+    `D` only where `adds_skip`.
 
     A decay below the smallest normal float32 is 0.
     """
     terms = (x, b, c, initial, delta, A)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in terms):
+    if differentiated(*terms):
         y, final, kept = _Scan.apply(*terms, expected, retention)
         return y, final, kept if retention else None
-    y, final, kept, _ = _forward(*terms, expected, retention, keep=False)
+    y, final, kept, _ = _forward(*terms, D, expected, retention, keep=False)
     return y, final, kept
 
 
@@ -108,7 +130,7 @@ def _launched(plan: _Plan, entry: str, expected: bool) -> tuple[tuple[str, ...],
 def _shared(backward: bool, cd: int, sn: int, ln: int, warps: int) -> int:
     """Bytes of shared memory of a block."""
     states, views = sn * ln, 3 if backward else 2
-    tiles = 2 * TILE * (views * (cd * 32 // ln * warps + 2) + 2 * states)
+    tiles = 2 * TILE * (views * (cd * 32 // ln * warps + 4) + 2 * states)
     laid = (TILE // SUB * cd * sn * 32 + 2 * TILE * states) * warps if backward else TILE * 33 * warps
     return 4 * (tiles + laid)
 
@@ -186,16 +208,16 @@ def _between(plan: _Plan) -> int:
     return plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
 
 
-def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: bool):
+def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
     plan = _plan_of(x, b, False)
-    initial, A = initial.contiguous(), A.contiguous()
+    initial, A, D = initial.contiguous(), A.contiguous(), None if D is None else D.contiguous()
     y, final = x.new_empty(x.shape), x.new_empty(initial.shape)
     starts = x.new_empty(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
     kept = x.new_empty(plan.rows, plan.batch, plan.length) if retention else None
     if plan.programs and plan.length:
         ends = x.new_empty(2 * _between(plan))
-        places = [A.data_ptr(), initial.data_ptr(), 0, y.data_ptr(), final.data_ptr()]
+        places = [A.data_ptr(), 0 if D is None else D.data_ptr(), initial.data_ptr(), 0, y.data_ptr(), final.data_ptr()]
         places += [0 if kept is None else kept.data_ptr(), 0 if starts is None else starts.data_ptr()]
         places += [ends.data_ptr(), ends.data_ptr() + 2 * ends.numel()]  # of 4 bytes each
         terms = _terms(plan, x, delta, x, b, c, *places, *[0] * 9)
@@ -211,7 +233,7 @@ def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, b, c, initial, delta, A, expected, retention):
-        y, final, kept, starts = _forward(x, b, c, initial, delta, A, expected, retention, keep=True)
+        y, final, kept, starts = _forward(x, b, c, initial, delta, A, None, expected, retention, keep=True)
         ctx.save_for_backward(x, b, c, delta, A, starts)
         ctx.expected = expected
         ctx.set_materialize_grads(False)
@@ -236,7 +258,7 @@ class _Scan(torch.autograd.Function):
         sizes = _between(plan), _between(plan), *parts
         scratch = x.new_empty(sum(sizes))  # one tensor: making six took longer than a short scan
         ends, decays, *sums = accumulate((scratch.data_ptr(), *(4 * size for size in sizes[:-1])))
-        places = [A.data_ptr(), 0, 0 if grad_final is None else grad_final.data_ptr(), 0, 0, 0, starts.data_ptr()]
+        places = [A.data_ptr(), 0, 0, 0 if grad_final is None else grad_final.data_ptr(), 0, 0, 0, starts.data_ptr()]
         places += [ends, decays, grad_x.data_ptr(), grad_delta.data_ptr(), *sums]
         places += [t.data_ptr() for t in (grad_initial, grad_A, grad_b, grad_c)]
         terms = _terms(plan, x, delta, grad_y, b, c, *places)
@@ -250,7 +272,7 @@ class _Scan(torch.autograd.Function):
 
 def _attempt(one: Tensor) -> None:
     states = one.expand(1, 1, 1, 16)  # as many as Mamba has
-    _forward(one, states, states, states, one[..., 0], -states[0, 0], False, False, keep=False)
+    _forward(one, states, states, states, one[..., 0], -states[0, 0], None, False, False, keep=False)
 
 
 kernels = Program(Path(__file__).with_name("fused.cu"), "the CUDA scan", _attempt)

@@ -1,8 +1,8 @@
 """What stands around a Mamba-2's scan, by Triton kernels (`fused_parts_kernels`), for float32 on a GPU; optional.
 
-The causal convolution with SiLU (`passes` has its kernel) and the gated norm are bound by memory: each kernel reads its
-inputs once, and the backward pass computes anew what the forward pass could have kept. Without triton torch compiles or
-runs them.
+The causal convolution with SiLU, the gated norm and the norms between layers are bound by memory: each kernel (some are
+of `passes`) reads its inputs once, and the backward pass computes anew what the forward pass could have kept. Without
+triton torch compiles or runs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from ssmscope.scans import native, passes, scalar_fused
 from ssmscope.scans.launching import on
 
-ROWS = 16  # of a norm
+TILE = 2048  # numbers of the rows that a norm's program takes at once
+TIMES = 8  # that it does so for gradients
 MOST = 1024  # channels of a norm: with more, a program's rows no longer fit
 
 
@@ -41,6 +42,11 @@ def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight · RMSNorm(y ⊙ SiLU(z)) of vectors (…, channels)."""
     return _GatedNorm.apply(y, z, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight · RMSNorm(x) of vectors (…, channels)."""
+    return _RmsNorm.apply(x, weight, eps)
 
 
 class _SiluConvolution(torch.autograd.Function):
@@ -74,7 +80,7 @@ class _GatedNorm(torch.autograd.Function):
         out = y.new_empty(y.shape)
         sizes = _norm_sizes(y)
         with on(y):
-            _kernels().norm[(-(-len(flat_y) // ROWS),)](
+            _kernels().norm[(-(-len(flat_y) // sizes["ROWS"]),)](
                 *(flat_y, flat_z, weight, out, len(flat_y), eps, flat_y.stride(0), flat_z.stride(0)), **sizes
             )
         ctx.save_for_backward(y, z, weight)
@@ -86,15 +92,35 @@ class _GatedNorm(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, z, weight = ctx.saved_tensors
         flat_y, flat_z, given = _rows(y), _rows(z), _rows(grad if grad.stride(-1) == 1 else grad.contiguous())
-        programs = -(-len(flat_y) // ROWS)
+        sizes, programs = _back_sizes(flat_y)
         grad_y, grad_z, sums = y.new_empty(y.shape), y.new_empty(y.shape), y.new_empty(programs, y.shape[-1])
         strides = (flat_y.stride(0), flat_z.stride(0), given.stride(0))
         with on(y):
             _kernels().norm_back[(programs,)](
-                *(flat_y, flat_z, weight, given, grad_y, grad_z, sums, len(flat_y), ctx.eps, *strides),
-                **_norm_sizes(y),
+                *(flat_y, flat_z, weight, given, grad_y, grad_z, sums, len(flat_y), ctx.eps, *strides), **sizes
             )
         return grad_y, grad_z, sums.sum(0), None
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return passes.rms_norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat, given = _rows(x), _rows(grad if grad.stride(-1) == 1 else grad.contiguous())
+        sizes, programs = _back_sizes(flat)
+        grad_x, sums = x.new_empty(x.shape), x.new_empty(programs, x.shape[-1])
+        with on(x):
+            _kernels().rms_norm_back[(programs,)](
+                *(flat, weight, given, grad_x, sums, len(flat), ctx.eps, flat.stride(0), given.stride(0)), **sizes
+            )
+        return grad_x, sums.sum(0), None
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -103,7 +129,14 @@ def _rows(t: Tensor) -> Tensor:
 
 
 def _norm_sizes(y: Tensor) -> dict[str, Any]:
-    return {"CHANNELS": y.shape[-1], "ROWS": ROWS, "WIDTH": scalar_fused._power(y.shape[-1], 16), "num_warps": 4}
+    width = scalar_fused._power(y.shape[-1], 16)
+    return {"CHANNELS": y.shape[-1], "ROWS": max(1, TILE // width), "WIDTH": width, "num_warps": 4}
+
+
+def _back_sizes(rows: Tensor) -> tuple[dict[str, Any], int]:
+    """The constants of a norm's gradient, and how many programs it takes."""
+    sizes = {**_norm_sizes(rows), "TIMES": TIMES}
+    return sizes, -(-len(rows) // (sizes["ROWS"] * TIMES))
 
 
 @functools.cache

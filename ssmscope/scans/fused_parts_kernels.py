@@ -78,26 +78,58 @@ def norm(
 @triton.jit
 def norm_back(
     y, z, weight, grad, grad_y, grad_z, sums, rows, eps, y_stride, z_stride, grad_stride,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TIMES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `norm` by y and z, each program's part of that by the weight, `sums` (programs, channels)."""
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """The gradients of `norm` by y and z, each program's part of that by the weight, `sums` (programs, channels); a
+    program takes ROWS rows TIMES times."""
     c = tl.arange(0, WIDTH)
-    real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
-    z_value = tl.load(z + r[:, None] * z_stride + c[None, :], mask=real, other=0.0)
-    y_value = tl.load(y + r[:, None] * y_stride + c[None, :], mask=real, other=0.0)
-    gate = tl.sigmoid(z_value)
-    open_z = z_value * gate
-    opened = y_value * open_z
-    factor = tl.rsqrt(tl.sum(opened * opened, axis=1) / CHANNELS + eps)[:, None]
-    normed = opened * factor
-    given = tl.load(grad + r[:, None] * grad_stride + c[None, :], mask=real, other=0.0)
-    tl.store(sums + tl.program_id(0) * CHANNELS + c, tl.sum(given * normed, axis=0), mask=c < CHANNELS)
-    given = given * tl.load(weight + c, mask=c < CHANNELS, other=0.0)[None, :]
-    by_opened = factor * (given - normed * (tl.sum(given * normed, axis=1) / CHANNELS)[:, None])
-    at = r[:, None] * CHANNELS + c[None, :]
-    tl.store(grad_y + at, by_opened * open_z, mask=real)
-    tl.store(grad_z + at, by_opened * y_value * gate * (1.0 + z_value * (1.0 - gate)), mask=real)
+    scale = tl.load(weight + c, mask=c < CHANNELS, other=0.0)[None, :]
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for i in range(TIMES):
+        r = (tl.program_id(0).to(tl.int64) * TIMES + i) * ROWS + tl.arange(0, ROWS)
+        real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+        z_value = tl.load(z + r[:, None] * z_stride + c[None, :], mask=real, other=0.0)
+        y_value = tl.load(y + r[:, None] * y_stride + c[None, :], mask=real, other=0.0)
+        gate = tl.sigmoid(z_value)
+        open_z = z_value * gate
+        opened = y_value * open_z
+        given = tl.load(grad + r[:, None] * grad_stride + c[None, :], mask=real, other=0.0)
+        by_opened, by_weight = by_normed(opened, given, scale, eps, CHANNELS)
+        total += by_weight
+        at = r[:, None] * CHANNELS + c[None, :]
+        tl.store(grad_y + at, by_opened * open_z, mask=real)
+        tl.store(grad_z + at, by_opened * y_value * gate * (1.0 + z_value * (1.0 - gate)), mask=real)
+    tl.store(sums + tl.program_id(0) * CHANNELS + c, tl.sum(total, axis=0), mask=c < CHANNELS)
+
+
+@triton.jit
+def rms_norm_back(
+    x, weight, grad, grad_x, sums, rows, eps, x_stride, grad_stride,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TIMES: tl.constexpr,
+):  # fmt: skip
+    """The gradients of weight · RMSNorm(x), as `norm_back`."""
+    c = tl.arange(0, WIDTH)
+    scale = tl.load(weight + c, mask=c < CHANNELS, other=0.0)[None, :]
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for i in range(TIMES):
+        r = (tl.program_id(0).to(tl.int64) * TIMES + i) * ROWS + tl.arange(0, ROWS)
+        real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+        value = tl.load(x + r[:, None] * x_stride + c[None, :], mask=real, other=0.0)
+        given = tl.load(grad + r[:, None] * grad_stride + c[None, :], mask=real, other=0.0)
+        by_x, by_weight = by_normed(value, given, scale, eps, CHANNELS)
+        total += by_weight
+        tl.store(grad_x + r[:, None] * CHANNELS + c[None, :], by_x, mask=real)
+    tl.store(sums + tl.program_id(0) * CHANNELS + c, tl.sum(total, axis=0), mask=c < CHANNELS)
+
+
+@triton.jit
+def by_normed(value, given, scale, eps, CHANNELS: tl.constexpr):
+    """The gradients of scale · RMSNorm(value) by the value and, of each row, by the scale."""
+    factor = tl.rsqrt(tl.sum(value * value, axis=1) / CHANNELS + eps)[:, None]
+    normed = value * factor
+    by_weight = given * normed
+    given = given * scale
+    return factor * (given - normed * (tl.sum(given * normed, axis=1) / CHANNELS)[:, None]), by_weight
 
 
 INTERPRETED = not isinstance(norm, triton.JITFunction)

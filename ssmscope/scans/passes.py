@@ -6,20 +6,27 @@ and where gradients are asked for, torch does it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 
-from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.launching import Kernels, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
 KEYS = 64  # positions whose keys a program decays
-TILE = 1024  # states of a program's channels
+STEPS_LEFT, CHANNELS_LEFT = 16, 128  # that it does at a time
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
+NORMS = (
+    *("MambaRMSNorm", "FalconMambaRMSNorm", "Mamba2RMSNorm", "BambaRMSNorm", "GraniteMoeHybridRMSNorm"),
+    *("JambaRMSNorm", "FalconH1RMSNorm"),
+)
+"""The libraries' norms that are `rms_norm` of their weight and `variance_epsilon`."""
 
 
 def applicable(*tensors: Tensor | None) -> bool:
@@ -41,17 +48,28 @@ def _plain(t: Tensor) -> bool:
 
 def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
+    return _convolved(x, weight, bias, None)
+
+
+def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`silu_convolution`, and its copy in float32."""
+    wide = x.new_empty(x.shape, dtype=torch.float32)
+    return _convolved(x, weight, bias, wide), wide
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
-    y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight)
+    y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight, 2 * CHANNELS)
+    terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
-        kernels.loaded().convolve[grid](x, weight.contiguous(), bias, y, x.shape[1], *x.stride()[:2], **sizes)
+        kernels.loaded().convolve[grid](*terms, x.shape[1], *x.stride()[:2], **sizes, BOTH=wide is not None)
     return y
 
 
-def cut(x: Tensor, weight: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
+def cut(x: Tensor, weight: Tensor, channels_at_once: int = CHANNELS) -> tuple[tuple[int, int, int], dict[str, int]]:
     """The programs of a convolution's kernels, and the constants that these are compiled for."""
     batch, length, channels = x.shape
-    width = min(_power(channels, 16), CHANNELS)
+    width = min(_power(channels, 16), channels_at_once)
     sizes = {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": width, "num_warps": 4}
     return (batch, -(-length // STEPS), -(-channels // width)), sizes
 
@@ -79,25 +97,74 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> T
     return out
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + eˣ) of (batch, length, channels) in float32."""
+    batch, length, channels = x.shape
+    out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
+    with on(x):
+        kernels.loaded().softplus[(batch, length, -(-channels // width))](
+            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        )
+    return out
+
+
+def widened(x: Tensor) -> Tensor:
+    """(batch, length, channels) in float32; torch's own copy of bfloat16 is half as fast."""
+    batch, length, channels = x.shape
+    out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
+    with on(x):
+        kernels.loaded().widen[(batch, length, -(-channels // width))](
+            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        )
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """weight · RMSNorm(x) of (…, channels): the norm rounded to x's type, and times the weight as torch multiplies."""
+    channels = x.shape[-1]
+    out = x.new_empty(x.shape, dtype=x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype))
+    flat, width = x.reshape(-1, channels), _power(channels, 16)
+    rows = max(1, 2048 // width)
+    with on(x):
+        kernels.loaded().rms_norm[(-(-len(flat) // rows),)](
+            *(flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)),
+            **{"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None},
+            num_warps=8 if width > 4096 else 4,
+        )
+    return out
+
+
+def lengths(x: Tensor) -> Tensor:
+    """The lengths (batch, length, heads) of vectors (batch, length, heads, width), in float32."""
+    batch, length, heads, width = x.shape
+    out, padded = x.new_empty(batch, length, heads, dtype=torch.float32), _power(width, 16)
+    rows = max(1, 4096 // padded)
+    with on(x):
+        kernels.loaded().lengths[(-(-out.numel() // rows),)](
+            *(x, out, out.numel(), heads, length, *x.stride()[:3]), WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4
+        )
+    return out
+
+
 def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tensor:
     """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
-    length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; float32."""
+    length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; Δ and A float32."""
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
-    chunks, states = -(-length // KEYS), _power(state)
-    totals = torch.nn.functional.pad(delta, (0, 0, 0, chunks * KEYS - length)).unflatten(1, (chunks, KEYS))
-    totals = totals.sum(2, dtype=torch.float64)
-    after = torch.zeros_like(totals)
+    chunks = -(-length // KEYS)
+    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
+    totals = padded.unflatten(1, (chunks, KEYS)).sum(2).double()
+    after = delta.new_zeros(totals.shape)
     after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
     share = channels // groups
-    block = min(max(1, TILE // states), _power(share))
+    block = min(CHANNELS_LEFT, _power(share))
     programs = groups * -(-share // block)
-    out = x.new_empty((batch, length, channels) if each else (programs, batch, length))
+    out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
+    sizes = {"N": state, "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT, "EACH": each, "num_warps": 4}
     with on(x):
         kernels.loaded().left[(batch, chunks, programs)](
-            *(x, delta, A.contiguous(), b, after, out, length, channels, groups),
+            *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
-            **{"N": state, "STATES": states, "BLOCK": block, "STEPS": KEYS, "EACH": each, "num_warps": 4},
-            FLOOR=smallest_exponent(torch.float32),
+            **sizes,
         )
     return out if each else out.sum(0)
 

@@ -23,17 +23,21 @@ def pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CH
 
 @triton.jit
 def convolve(
-    x, weight, bias, y, length, row_stride, step_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+    x, weight, bias, y, wide, length, row_stride, step_stride,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """y = SiLU(causal convolution of x), (batch, length, channels); a program has STEPS steps of WIDTH channels."""
+    """y = SiLU(causal convolution of x), (batch, length, channels), with BOTH `wide`, the same in float32; a program
+    has STEPS steps of WIDTH channels."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = part * STEPS + tl.arange(0, STEPS)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     real = (t < length)[:, None] & (c < CHANNELS)[None, :]
     total = pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
     at = (row * length + t[:, None]) * CHANNELS + c[None, :]
-    tl.store(y + at, (total * tl.sigmoid(total)).to(y.dtype.element_ty), mask=real)
+    found = (total * tl.sigmoid(total)).to(y.dtype.element_ty)
+    tl.store(y + at, found, mask=real)
+    if BOTH:
+        tl.store(wide + at, found.to(tl.float32), mask=real)
 
 
 @triton.jit
@@ -70,14 +74,73 @@ def norm(
 
 
 @triton.jit
-def left(
-    x, delta, A, b, after, out, length, channels, groups,
-    x_row, x_step, x_channel, delta_row, delta_step, delta_channel, b_row, b_step, b_group, b_state,
-    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    FLOOR: tl.constexpr, EACH: tl.constexpr,
+def widen(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """out = x in float32, (batch, length, channels); a program has one step."""
+    row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    value = tl.load(x + row * x_row + t * x_step + c, mask=c < CHANNELS, other=0.0).to(tl.float32)
+    tl.store(out + (row * length + t) * CHANNELS + c, value, mask=c < CHANNELS)
+
+
+@triton.jit
+def softplus(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """out = log(1 + eˣ) in float32, (batch, length, channels); a program has one step.
+
+    It is max(x, 0) + 2 atanh(u / (2 + u)) with u = e^−|x|: the argument is at most a third, and of its odd powers those
+    up to the 15th matter. log(1 + u) would lose the digits of a small u.
+    """
+    row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    real = c < CHANNELS
+    value = tl.load(x + row * x_row + t * x_step + c, mask=real, other=0.0).to(tl.float32)
+    u = tl.exp(-tl.abs(value))
+    s = u / (2.0 + u)
+    square = s * s
+    series = square * (1.0 / 15.0) + (1.0 / 13.0)
+    for k in tl.static_range(6):
+        series = series * square + 1.0 / (11 - 2 * k)
+    tl.store(out + (row * length + t) * CHANNELS + c, tl.maximum(value, 0.0) + 2.0 * s * series, mask=real)
+
+
+@triton.jit
+def rms_norm(
+    x, weight, out, rows, eps, x_row,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """‖R_s‖ of BLOCK channels of one group at STEPS positions, the last first: |x_s Δ_s| times the length of the key
-    b_s ⊙ exp(A S_s), S_s the Δ after s: `after` (batch, chunks, channels), float64, those after the chunk.
+    """out = weight · RMSNorm(x) of rows (rows, channels), rounded to x's type before the weight, as libraries do."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+    value = tl.load(x + r[:, None] * x_row + c[None, :], mask=real, other=0.0).to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / CHANNELS + eps)[:, None]
+    if WEIGHTED:
+        value = value.to(x.dtype.element_ty).to(tl.float32)
+        value = value * tl.load(weight + c, mask=c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + r[:, None] * CHANNELS + c[None, :], value.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def lengths(
+    x, out, rows, heads, length, x_row, x_step, x_head, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr
+):
+    """The lengths of the vectors of (batch, length, heads, width), one after the other."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, PADDED)
+    at = r // (length * heads) * x_row + r // heads % length * x_step + r % heads * x_head
+    real = (r < rows)[:, None] & (c < WIDTH)[None, :]
+    value = tl.load(x + at[:, None] + c[None, :], mask=real, other=0.0).to(tl.float32)
+    tl.store(out + r, tl.sqrt(tl.sum(value * value, axis=1)), mask=r < rows)
+
+
+@triton.jit
+def left(
+    x, delta, rates, b, after, out, length, channels, groups,
+    x_row, x_step, x_channel, delta_row, delta_step, delta_channel, b_row, b_step, b_group, b_state,
+    N: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, TILES: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """‖R_s‖ of BLOCK channels of one group at TILES times STEPS positions, the last first: |x_s Δ_s| times the length
+    of the key b_s ⊙ exp(A S_s), S_s the Δ after s. `rates` (states, channels) is A / log 2 twice, for the square of the
+    exponential; `after` (batch, chunks, channels) are those Δ after the chunk.
 
     With EACH `out` is (batch, length, channels), else (blocks of channels, batch, length), their sums.
     """
@@ -87,25 +150,30 @@ def left(
     group, block = tl.program_id(2) // blocks, tl.program_id(2) % blocks
     own = block * BLOCK + tl.arange(0, BLOCK)
     valid = own < share
-    d, n = group * share + own, tl.arange(0, STATES)
-    real = n < N
-    decays = tl.load(A + d[:, None] * N + n[None, :], mask=valid[:, None] & real[None, :], other=0.0)
-    S = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0)
-    for i in range(STEPS):
-        t = chunk * STEPS + STEPS - 1 - i
-        if t < length:
-            step = tl.load(delta + row * delta_row + t * delta_step + d * delta_channel, mask=valid, other=0.0)
-            value = tl.load(x + row * x_row + t * x_step + d * x_channel, mask=valid, other=0.0)
-            key = tl.load(b + row * b_row + t * b_step + group * b_group + n * b_state, mask=real, other=0.0)
-            exponent = decays * S.to(tl.float32)[:, None]
-            key = tl.exp(tl.where(exponent < FLOOR, FLOOR, exponent)) * key[None, :]
-            found = tl.abs(value * step) * tl.sqrt(tl.sum(key * key, axis=1))
-            if EACH:
-                tl.store(out + (row * length + t) * channels + d, found, mask=valid)
-            else:
-                place = (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + row) * length + t
-                tl.store(out + place, tl.sum(tl.where(valid, found, 0.0), axis=0))
-            S += step.to(tl.float64)
+    d, within = group * share + own, tl.arange(0, STEPS)
+    carried = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0).to(tl.float32)
+    for i in range(TILES):
+        t = (chunk * TILES + TILES - 1 - i) * STEPS + within
+        real = (t < length)[:, None] & valid[None, :]
+        at = delta + row * delta_row + t[:, None] * delta_step + d[None, :] * delta_channel
+        step = tl.load(at, mask=real, other=0.0)
+        behind = ((within + 1 < STEPS) & (t + 1 < length))[:, None] & valid[None, :]
+        S = tl.cumsum(tl.load(at + delta_step, mask=behind, other=0.0), axis=0, reverse=True) + carried[None, :]
+        square = tl.zeros((STEPS, BLOCK), tl.float32)
+        keys = b + row * b_row + t * b_step + group * b_group
+        for n in range(N):
+            rate = tl.load(rates + n * channels + d, mask=valid, other=0.0)
+            key = tl.load(keys + n * b_state, mask=t < length, other=0.0).to(tl.float32)
+            square += tl.exp2(rate[None, :] * S) * (key * key)[:, None]
+        place = x + row * x_row + t[:, None] * x_step + d[None, :] * x_channel
+        written = tl.load(place, mask=real, other=0.0).to(tl.float32) * step
+        found = tl.abs(written) * tl.sqrt(square)
+        if EACH:
+            tl.store(out + (row * length + t[:, None]) * channels + d[None, :], found, mask=real)
+        else:
+            program = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + row
+            tl.store(out + program * length + t, tl.sum(tl.where(real, found, 0.0), axis=1), mask=t < length)
+        carried += tl.sum(step, axis=0)
 
 
 INTERPRETED = not isinstance(convolve, triton.JITFunction)

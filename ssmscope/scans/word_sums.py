@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ssmscope.scans.launching import Kernels, on
 
+EACH = 4  # rows of a program
+
 
 def applicable(words: Sequence[Tensor]) -> bool:
     """Whether the kernel takes these tensors of int32: on a GPU that triton knows."""
@@ -20,7 +22,7 @@ def sums(words: Sequence[Tensor], rows: Tensor, columns: Tensor) -> Tensor:
     used again from the first on."""
     row = len(columns)
     sizes = torch.tensor([len(each) for each in words])
-    counts = (sizes + row - 1) // row
+    counts = (sizes + EACH * row - 1) // (EACH * row)
     table = torch.stack([torch.tensor([each.data_ptr() for each in words]), sizes, counts.cumsum(0) - counts])
     owners = torch.repeat_interleave(torch.arange(len(words), dtype=torch.int32), counts)
     out = torch.zeros(len(words), dtype=torch.int64, device=rows.device)
@@ -29,7 +31,14 @@ def sums(words: Sequence[Tensor], rows: Tensor, columns: Tensor) -> Tensor:
     with on(rows):
         kernels.loaded().summed[(len(owners),)](
             *(owners.to(rows.device), table.to(rows.device), rows, columns, out),
-            **{"TENSORS": len(words), "ROWS": len(rows), "ROW": row, "BLOCK": min(row, 4096), "num_warps": 4},
+            **{
+                "TENSORS": len(words),
+                "ROWS": len(rows),
+                "ROW": row,
+                "BLOCK": min(row, 1024),
+                "EACH": EACH,
+                "num_warps": 4,
+            },
         )
     return out
 

@@ -18,7 +18,7 @@ from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.measure import Averages, through_layers
 from ssmscope.interp.heatmap.result import SelectionHeatmap
 from ssmscope.interp.heatmap.views import rows, scale
-from ssmscope.interp.heatmap.words import NOISE, is_punctuation, standing_out, varies
+from ssmscope.interp.heatmap.words import NOISE, is_punctuation, standing_out, varies, words_of
 from ssmscope.model import Model
 from ssmscope.results import Result
 from ssmscope.show.tokens import (
@@ -219,7 +219,8 @@ class TestWhatStandsOut:
     TOKENS = (" a", " gor", "geous", " film", ",", " at", " last", "[CLS]")
 
     def out(self, scores, kind="share", top=5, **options):
-        return standing_out(self.TOKENS, self.WORDS, np.array(scores), kind, top, **{"punctuation": False, **options})
+        words = words_of(self.TOKENS, self.WORDS, **{"punctuation": False, **options})
+        return standing_out(words, np.array(scores), kind, top)
 
     def test_whole_words_and_at_most_a_third(self):
         assert self.out([0.02, 0.2, 0.1, 0.25, 0.02, 0.01, 0.01, 0.4]) == ((1, 2),)  # one of five words

@@ -36,6 +36,7 @@ class Layers:
         by_head: per layer (batch, length, heads), where heads are wanted.
         selectivity: per layer (batch, heads), the coefficient of variation over the text of what is replaced.
         reach: how many positions a write comes from.
+        attends: whether the model has softmax attention, too, where that was asked for.
     """
 
     def __init__(
@@ -48,10 +49,8 @@ class Layers:
         self.half_lives = np.full(shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
-        self.reach = 1
-        self._taken: list[
-            tuple[int, tuple[np.ndarray, ...], Tensor]
-        ] = []  # fetched once: each time a GPU is waited for
+        self.reach, self.attends = 1, False
+        self._taken: dict[tuple[int, ...], dict[int, Tensor]] = {}  # by rows; fetched once: a GPU is waited for
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         """Take what is wanted of a layer on some rows."""
@@ -59,7 +58,7 @@ class Layers:
         chosen = np.ix_(np.asarray(rows), np.arange(width))
         self.reach = max(self.reach, layer.reach)
         if self.score == "survival":
-            self._taken.append((index, chosen, layer.survival(self.at)))
+            self._taken.setdefault(tuple(rows), {})[index] = layer.survival(self.at).to(self.mask.device)
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
@@ -67,12 +66,16 @@ class Layers:
 
     def of(self, trace: Trace) -> np.ndarray:
         """The scores, (layers, batch, length), NaN at padding; `trace` is of the run whose layers were visited."""
-        retention = _numpy(trace.retention)
-        for index, chosen, found in self._taken:
-            self.scores[index][chosen] = _numpy(found)
+        for rows, found in self._taken.items():
+            values = _numpy(torch.stack(list(found.values())))
+            self.scores[np.ix_(np.array(list(found)), np.array(rows), np.arange(values.shape[2]))] = values
         self._taken.clear()
         if self.score == "survival":
-            return np.where(np.isnan(retention), np.nan, self.scores)
+            padding = ~self.mask.cpu().numpy()
+            if padding.any():
+                self.scores[:, padding] = np.nan
+            return self.scores
+        retention = _numpy(trace.retention)
         return retention if self.score == "retention" else 1 - retention
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
@@ -188,4 +191,4 @@ def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
 
 
 def _numpy(t: Tensor) -> np.ndarray:
-    return t.detach().double().cpu().numpy()
+    return t.detach().cpu().double().numpy()

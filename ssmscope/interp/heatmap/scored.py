@@ -13,11 +13,11 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap.measure import Averages, Layers, Score, of_trace, through_layers
 from ssmscope.interp.heatmap.over_data import extremes, measure, summarise
 from ssmscope.interp.heatmap.result import DataHeatmap, Head, ScoredText, SelectionHeatmap
-from ssmscope.interp.heatmap.words import grouped, joined, standing_out, together, varies
+from ssmscope.interp.heatmap.words import Kind, Words, grouped, joined, standing_out, together, varies, words_of
 from ssmscope.model import as_batch
 from ssmscope.results import record_provenance
 from ssmscope.signature import chosen_layers
-from ssmscope.trace import Trace, check_remembers
+from ssmscope.trace import LayerTrace, Trace, check_remembers
 
 if TYPE_CHECKING:
     from ssmscope.model import Model, TextsLike
@@ -62,19 +62,21 @@ def scored(
         written = values
     if contrast is not None:
         values = _averages(model, contrast, score).contrast(values, as_batch(model, texts))
-    values, written = values[list(places)], written[list(places)]
+    if places != tuple(range(len(values))):
+        values, written = values[list(places)], written[list(places)]
     shown = _heads(found, places, heads)
-    kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
+    kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
 
     made = []
     for row, real in enumerate(trace.mask.cpu().numpy()):
         words = np.array([word is not None for word in trace.words[row]])
-        scores, quantity = values[:, row, real], written[:, row, real]
-        _check_finite(scores[:, words], row, chosen)
+        scores = _columns(values[:, row], real)
+        quantity = scores if written is values else _columns(written[:, row], real)
+        _check_finite(_columns(scores, words), row, chosen)
         scores = np.where(np.isnan(scores), 0, scores)  # the z-scores of special tokens
         mean = scores.mean(axis=0)
         real_words = words if at is None else words & (np.arange(len(words)) <= at)
-        flat = [not varies(each[real_words]) for each in (quantity.mean(axis=0), *quantity)]
+        flat = [not varies(_columns(each, real_words)) for each in (quantity.mean(axis=0), *quantity)]
         tokens, word_of = list(trace.tokens[row]), list(trace.words[row])
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
         lives = None if found.half_lives is None else found.half_lives[list(places)][:, row, real]
@@ -86,11 +88,10 @@ def scored(
             lives = None if lives is None else together(lives, groups, summed=False)
         pixels = None if trace.pixels is None else trace.pixels[row].float().cpu().numpy()
 
-        def standing(
-            of: np.ndarray, noise: bool, tokens: Sequence[str] = tokens, words: Any = word_of
-        ) -> tuple[int, ...]:
-            options: Any = {"kind": kind, "top": top, "punctuation": punctuation or pixels is not None}  # noqa: B023
-            return () if noise else sum(standing_out(tokens, words, of, **options), ())
+        named = words_of(tuple(tokens), tuple(word_of), punctuation=punctuation or pixels is not None)
+
+        def standing(of: np.ndarray, noise: bool, named: Words = named) -> tuple[int, ...]:
+            return () if noise else sum(standing_out(named, of, kind, top), ())
 
         made.append(
             ScoredText(
@@ -130,7 +131,7 @@ def scored(
         reach=found.reach,
         shared=scale == "shared" or (scale is None and trace.pixels is None),
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
-        attends=model is not None and bool(look_back(model.module)),
+        attends=found.attends,
     )
 
 
@@ -183,6 +184,7 @@ def _taken(
     if isinstance(texts, Trace):
         _check_position(texts.mask.sum(1).tolist(), at)
         found = Layers(len(texts.retention), texts.mask, score, at, **wanted)
+        found.attends = model is not None and bool(look_back(model.module))
         if score == "survival" or any(wanted.values()):
             every = range(len(texts.retention))
             of_trace(texts, found, every if through else chosen_layers(layers, texts.layer_numbers))
@@ -191,7 +193,18 @@ def _taken(
     assert model is not None
     _check_position(batch.lengths, at)
     found = Layers(model.num_layers, batch.mask, score, at, **wanted)
-    return model.trace(batch, keep_inputs=through, visit=found.visit), found
+
+    def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
+        if index == 0:
+            found.attends = bool(look_back(model.module))  # here: a GPU runs meanwhile
+        found.visit(index, rows, layer)
+
+    return model.trace(batch, keep_inputs=through, retention=score != "survival", visit=visit), found
+
+
+def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The chosen of the last dimension; as they are where all are."""
+    return scores if chosen.all() else scores[..., chosen]
 
 
 def _check_position(lengths: Sequence[int], at: int | None) -> None:

@@ -7,11 +7,11 @@ import string
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+Kind = Literal["share", "mean", "z"]
 NOISE = 0.1
 """The coefficient of variation over tokens below which a row is noise."""
 EVEN = 1.5
@@ -26,11 +26,15 @@ SHARE = 3
 
 def grouped(words: Sequence[int | None]) -> list[list[int]]:
     """The positions of each word, of neighbouring tokens alone; a special token stands for itself."""
-    pairs = ((word, position) for position, word in enumerate(words))
-    return [
-        [position for _, position in group]
-        for _, group in groupby(pairs, key=lambda pair: (pair[0], pair[1] if pair[0] is None else None))
-    ]
+    groups: list[list[int]] = []
+    before = None
+    for position, word in enumerate(words):
+        if word is None or word != before:
+            groups.append([position])
+        else:
+            groups[-1].append(position)
+        before = word
+    return groups
 
 
 def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
@@ -49,13 +53,17 @@ def _places(groups: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _put_together(scores: np.ndarray, positions: np.ndarray, sizes: np.ndarray, summed: bool) -> np.ndarray:
+    if len(sizes) == scores.shape[-1]:  # every token is a word
+        return scores
     found = np.add.reduceat(scores[..., positions], np.cumsum(sizes) - sizes, axis=-1)
     return found if summed else found / sizes.astype(found.dtype)
 
 
 def is_punctuation(word: str) -> bool:
     """Whether a word has nothing but punctuation, symbols of the keyboard and white space."""
-    return all(c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word)
+    return not word.isalnum() and all(
+        c.isspace() or c in string.punctuation or unicodedata.category(c)[0] == "P" for c in word
+    )
 
 
 def varies(quantity: np.ndarray) -> bool:
@@ -69,15 +77,24 @@ def varies(quantity: np.ndarray) -> bool:
     return mean > 0 and float(quantity.std()) >= NOISE * mean
 
 
-def standing_out(
-    tokens: Sequence[str],
-    words: Sequence[int | None],
-    scores: np.ndarray,
-    kind: Literal["share", "mean", "z"],
-    top: int,
-    *,
-    punctuation: bool,
-) -> tuple[tuple[int, ...], ...]:
+class Words(NamedTuple):
+    """The positions of each word's tokens, these as `_places`, and which words may be named."""
+
+    groups: list[list[int]]
+    positions: np.ndarray
+    sizes: np.ndarray
+    allowed: np.ndarray
+
+
+@lru_cache(maxsize=4)
+def words_of(tokens: tuple[str, ...], words: tuple[int | None, ...], *, punctuation: bool) -> Words:
+    """The words of a text, special tokens apart; with `punctuation` it may be named too."""
+    groups = [group for group in grouped(words) if words[group[0]] is not None]
+    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
+    return Words(groups, *_places(groups), np.array(allowed, dtype=np.int64))
+
+
+def standing_out(words: Words, scores: np.ndarray, kind: Kind, top: int) -> tuple[tuple[int, ...], ...]:
     """The words that stand out, as the positions of their tokens, the highest first, ties by position: at most `top`,
     and at most a third of the text's words.
 
@@ -87,31 +104,23 @@ def standing_out(
     Args:
         scores: (tokens,).
         kind: whether scores add up over the tokens of a word ("share"), or are averaged ("mean"; "z" of z-scores).
-        punctuation: whether punctuation is named too.
     """
-    groups, positions, sizes, allowed = _words(tuple(tokens), tuple(words), punctuation)
+    groups, positions, sizes, allowed = words
     if not len(allowed):
         return ()
-    found = _put_together(scores.astype(np.float64), positions, sizes, kind == "share")
+    found = _put_together(scores.astype(np.float64, copy=False), positions, sizes, kind == "share")
+    of_allowed = found if len(allowed) == len(found) else found[allowed]
     limit = APART
     if kind == "share":
         limit = EVEN * float(found.sum()) / len(groups)
     elif kind == "mean":
-        limit = float(found[allowed].mean() + APART * found[allowed].std())
-    high = allowed[(found[allowed] > 0) & (found[allowed] >= limit)]
+        limit = float(of_allowed.mean() + APART * of_allowed.std())
+    high = allowed[(of_allowed > 0) & (of_allowed >= limit)]
+    most = max(min(top, len(allowed) // SHARE), 1)
+    if len(high) > most:  # the others need not be put in order
+        high = high[found[high] >= np.partition(found[high], -most)[-most]]
     high = high[np.argsort(-found[high], kind="stable")]
-    most = min(top, len(allowed) // SHARE)
-    return tuple(tuple(groups[at]) for at in high[: max(most, 1)])
-
-
-@lru_cache(maxsize=4)
-def _words(
-    tokens: tuple[str, ...], words: tuple[int | None, ...], punctuation: bool
-) -> tuple[list[list[int]], np.ndarray, np.ndarray, np.ndarray]:
-    """The positions of each word, these as `_places`, and which words may be named: asked for once a layer."""
-    groups = [group for group in grouped(words) if words[group[0]] is not None]
-    allowed = [at for at, group in enumerate(groups) if punctuation or not is_punctuation(joined(tokens, group))]
-    return groups, *_places(groups), np.array(allowed, dtype=np.int64)
+    return tuple(tuple(groups[at]) for at in high[:most])
 
 
 def half_life(found: np.ndarray, length: int) -> str:
