@@ -82,7 +82,7 @@ def _through(
         raise InputError(f"{lacks} that a worker needs; start such a node, or give fewer --gpus-per-worker")
     total = ray.cluster_resources()
     places = int(min(total["CPU"], total.get("GPU", 0) / gpus if gpus else total["CPU"]))
-    needs = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
+    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
     if gpus:
         needs["runtime_env"] = {"env_vars": {OWN_GPU: "1"}}
     task = ray.remote(_measured).options(**needs)
