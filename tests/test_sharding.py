@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from ssmscope.interp import objective
 from ssmscope.model import Model
 from ssmscope.models.load import load
 from ssmscope.probes.loss import measure as losses
-from ssmscope.sharding import parts, workers
+from ssmscope.sharding import cluster, parts, workers
 from ssmscope.sharding.workers import on_engine, packed, unpacked
 from ssmscope.tasks.text import text_data
 
@@ -203,10 +205,12 @@ class TestRefusals:
             pass
 
 
-def test_ray_loses_nothing_with_a_worker(model, tmp_path) -> None:
-    """One is killed in a batch, another refuses one."""
-    pytest.importorskip("ray")
-    died = tmp_path / "died"
+def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
+    """One is killed in a batch, another refuses one; each has a GPU, of two that this machine says it has."""
+    ray = pytest.importorskip("ray")
+    init, died = ray.init, tmp_path / "died"
+    monkeypatch.setattr(ray, "init", lambda **how: init(**how, num_gpus=2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def measure(batch: list[int]) -> Any:
         if batch == [2] and not died.exists():
@@ -214,19 +218,44 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if batch == [99]:
             raise InputError("row 99 is damaged")
-        logits = model.logits(model.encode([TEXTS[row] for row in batch]))
-        return {"logits": logits.numpy(), "process": np.array(os.getpid())}
+        logits = model.logits(model.encode([TEXTS[row] for row in batch])).numpy()
+        return {"logits": logits, "process": np.array(os.getpid()), "gpu": np.array(workers.gpu_given())}
 
     batches = [[row] for row in range(len(TEXTS))]
-    with on_engine(engine="ray", workers=1):
+    with on_engine(engine="ray", workers=2, gpus_per_worker=1):
         found = list(parts.over(model, batches, measure))
         with pytest.raises(InputError, match="^row 99 is damaged$"):
             list(parts.over(model, [[99], [0]], measure))
-    import ray
-
     assert died.exists() and not ray.is_initialized()
     assert [batch for batch, _ in found] == batches
     assert os.getpid() not in {int(part["process"]) for _, part in found}
+    assert {int(part["gpu"]) for _, part in found} <= {0, 1}
+    monkeypatch.setattr(workers, "gpu_given", lambda: -1)
     for (batch, part), expected in zip(found, parts.over(model, batches, measure)):
         assert np.array_equal(part["logits"], expected[1]["logits"]), batch
     assert workers._prepared[0] == ""
+
+
+def test_workers_import_while_ray_starts(monkeypatch) -> None:
+    ray = pytest.importorskip("ray")
+    seen: list[str | None] = []
+    monkeypatch.setattr(ray, "init", lambda **how: seen.append(os.environ.get("RAY_preload_python_modules")))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    for prepared in (True, False):
+        with cluster.connected(None, 1, prepared=prepared):
+            assert "RAY_preload_python_modules" not in os.environ
+    assert seen == [",".join(cluster.STARTED_WITH), None]
+    assert all(importlib.util.find_spec(name) is not None for name in cluster.STARTED_WITH)
+
+
+def test_a_gpu_is_found_among_those_that_are_seen(monkeypatch) -> None:
+    ray = pytest.importorskip("ray")
+    given = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["3"]})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: given)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    assert workers.gpu_given() == 1
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert workers.gpu_given() == 3
+    given.get_accelerator_ids = lambda: {"GPU": []}
+    assert workers.gpu_given() is None

@@ -15,6 +15,11 @@ RETRIES = 3
 """How often a task starts again whose worker or node died."""
 OBJECTS = 256 * 2**20
 """Bytes of memory for what workers send, in a Ray that is started here: results are small."""
+OWN_GPU = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""The variable with which Ray leaves to a worker to use the GPU that it is given: a process that has used one sees no
+other later, and Ray may give the next task of the same process another."""
+STARTED_WITH = ("ssmscope.models.load", "ssmscope.interp.objective")
+"""What the workers of a Ray that is started here import while it starts: what takes long."""
 PASSED_ON = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
 """How the variables of the environment begin that workers get."""
 
@@ -72,9 +77,26 @@ def lacking(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> str
     return f"no node of the cluster has the {cpus:g} CPUs and {gpus:g} GPUs"
 
 
+def gpu_given() -> int | None:
+    """Which of the GPUs that this process sees Ray has given to the task that runs; None where it has given none."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    if not given:
+        return None
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return seen.split(",").index(given[0]) if seen else int(given[0])
+
+
 @contextmanager
-def connected(address: str | None, workers: int | None) -> Iterator[Any]:
-    """Ray, connected or started; what was not connected before is not afterwards."""
+def connected(address: str | None, workers: int | None, *, prepared: bool = False) -> Iterator[Any]:
+    """Ray, connected or started; what was not connected before is not afterwards.
+
+    Args:
+        prepared: the workers of a Ray that is started import `STARTED_WITH` at once.
+    """
     import ray
 
     if ray.is_initialized():
@@ -82,7 +104,8 @@ def connected(address: str | None, workers: int | None) -> Iterator[Any]:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
+        with _environment("RAY_preload_python_modules", ",".join(STARTED_WITH) if prepared else None):
+            ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
     else:
         try:
             ray.init(address=address, **quiet)
@@ -93,3 +116,16 @@ def connected(address: str | None, workers: int | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Within the context a variable has a value, unless that is None or it has one already."""
+    if value is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]

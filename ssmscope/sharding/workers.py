@@ -9,7 +9,16 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ssmscope.errors import InputError
-from ssmscope.sharding.cluster import RETRIES, Setting, check_engine, check_installed, connected, lacking
+from ssmscope.sharding.cluster import (
+    OWN_GPU,
+    RETRIES,
+    Setting,
+    check_engine,
+    check_installed,
+    connected,
+    gpu_given,
+    lacking,
+)
 from ssmscope.signature import Metavar, Range
 
 if TYPE_CHECKING:
@@ -53,8 +62,10 @@ def on_engine(
         def run(model: Model, measure: Measure, batches: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Columns]]:
             nonlocal ray
             payload = packed(model, measure)
-            ray = stack.enter_context(connected(address, workers)) if ray is None else ray
-            yield from _through(ray, model, payload, batches, gpus_per_worker)
+            gpus = float(model.device.type == "cuda") if gpus_per_worker is None else gpus_per_worker
+            if ray is None:
+                ray = stack.enter_context(connected(address, workers, prepared=not gpus))
+            yield from _through(ray, payload, batches, gpus)
 
         token = parts.engine.set(run)
         try:
@@ -64,15 +75,17 @@ def on_engine(
 
 
 def _through(
-    ray: Any, model: Model, payload: bytes, batches: Sequence[tuple[int, Any]], gpus: float | None
+    ray: Any, payload: bytes, batches: Sequence[tuple[int, Any]], gpus: float
 ) -> Iterator[tuple[int, Columns]]:
-    gpus = float(model.device.type == "cuda") if gpus is None else gpus
     lacks = lacking(ray.nodes(), 1, gpus)
     if lacks is not None:
         raise InputError(f"{lacks} that a worker needs; start such a node, or give fewer --gpus-per-worker")
     total = ray.cluster_resources()
     places = int(min(total["CPU"], total.get("GPU", 0) / gpus if gpus else total["CPU"]))
-    task = ray.remote(_measured).options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
+    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
+    if gpus:
+        needs["runtime_env"] = {"env_vars": {OWN_GPU: "1"}}
+    task = ray.remote(_measured).options(**needs)
     what = [ray.put(payload)]  # within a list a worker fetches it when it does not have it yet
     key, setting = uuid.uuid4().hex, Setting(1, threads=1)
     running: dict[Any, int] = {}
@@ -108,8 +121,8 @@ def _received(ray: Any, done: Any) -> Columns:
 
 # ---- what runs in a worker
 
-_prepared: tuple[str, Any] = ("", None)
-"""What this worker measures, with its key."""
+_prepared: tuple[str, int | None, Any] = ("", None, None)
+"""What this worker measures, with its key and the GPU on which it does."""
 _models: Any = None
 """The models that this worker keeps loaded."""
 
@@ -118,12 +131,13 @@ def _measured(key: str, what: Sequence[Any], setting: Setting, batch: Any) -> tu
     """What a worker measures of a batch, or why that is refused."""
     global _prepared
     try:
-        if _prepared[0] != key:
+        gpu = gpu_given()
+        if _prepared[:2] != (key, gpu):
             import ray
 
             setting.apply()
-            _prepared = key, unpacked(ray.get(what[0]), setting.models)
-        return _prepared[1](batch), None
+            _prepared = key, gpu, unpacked(ray.get(what[0]), setting.models, gpu)
+        return _prepared[2](batch), None
     except InputError as error:
         return None, str(error)
 
@@ -167,8 +181,12 @@ def packed(model: Model, measure: Measure) -> bytes:
     return stream.getvalue()
 
 
-def unpacked(payload: bytes, models: int) -> Measure:
+def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
     """What `packed` packed, with the model as this process loads it.
+
+    Args:
+        models: how many stay loaded.
+        gpu: the number of the one to use for a model that was on a GPU.
 
     Raises:
         InputError: the model cannot be loaded, or is not the one that was packed.
@@ -185,7 +203,7 @@ def unpacked(payload: bytes, models: int) -> Measure:
     def loaded(name: str, tokenizer: Any, dtype: str, device: str, fingerprint: str) -> Model:
         if not place:
             with kept_loaded(_models):
-                found = load(name, dtype=dtype, device=device)
+                found = load(name, dtype=dtype, device=device if gpu is None else device.replace("cuda", f"cuda:{gpu}"))
             if found.fingerprint != fingerprint:
                 raise InputError(
                     f"the model in memory is not what {name} holds, from which workers load it: save it and give its "

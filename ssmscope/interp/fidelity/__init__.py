@@ -194,10 +194,11 @@ def fidelity_auc(
     found = Measured.empty(len(used), *shape)
     line_of = {row: line for line, row in enumerate(used)}
     room = tokens_at_once(model.device)
-    batches = list(by_length(lengths, room, rows=used, size=batch_size, most=room // TOKENS_A_TEXT))
+    most = room // TOKENS_A_TEXT
+    batches = list(by_length(lengths, room, rows=used, size=batch_size, most=most, longest_first=True))
     for rows, part in over(model, batches, measure, provenance=provenance):
         found.take([line_of[row] for row in rows], part)
     if mode == "replace" and not isinstance(methods, Mapping):
-        goal = objective(model, model.encode(data.texts[batches[-1][0]]))
+        goal = objective(model, model.encode(data.texts[batches[0][0]]))
         found.said.update({note: None for note in circular_notes(goal, list(ready), option or {}, fill)})
     return summarised(provenance, tuple(ready), data, found, grid, np.array(used), share, seed, long, tuple(where))

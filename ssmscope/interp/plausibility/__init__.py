@@ -108,7 +108,7 @@ def plausibility(
     options = {"methods": list(ready), "top": size, "limit": limit, "max_tokens": max_tokens, "option": option or {}}
     provenance = record_provenance(model.source, options={**options, "batch_size": batch_size}, seed=seed, data=data)
     found = {name: [np.empty(0)] * len(data) for name in ready}
-    batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size)
+    batches = by_length(lengths, tokens_at_once(model.device), rows=marked, size=batch_size, longest_first=True)
     for rows, part in over(model, batches, measure, provenance=provenance):
         ends = np.cumsum([sizes[row] for row in rows])[:-1]
         for name, scores in zip(ready, part["scores"], strict=True):
