@@ -47,7 +47,7 @@ def applicable(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() or not available(b.device):
         return False
-    return torch.cuda.get_device_properties(b.device).shared_memory_per_block_optin >= ROOM
+    return getattr(torch.cuda.get_device_properties(b.device), "shared_memory_per_block_optin", 0) >= ROOM
 
 
 def scan(log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
