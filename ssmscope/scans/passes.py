@@ -18,8 +18,8 @@ from ssmscope.scans.launching import Kernels, on
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
-KEYS = 64  # positions whose keys a program decays
-STEPS_LEFT, CHANNELS_LEFT = 16, 128  # that it does at a time
+KEYS = 128  # positions whose keys a program decays
+STEPS_LEFT, CHANNELS_LEFT = 16, 64  # that it does at a time
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
 NORMS = (

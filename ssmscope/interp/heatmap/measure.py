@@ -191,4 +191,4 @@ def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
 
 
 def _numpy(t: Tensor) -> np.ndarray:
-    return t.detach().cpu().double().numpy()
+    return t.detach().cpu().numpy().astype(np.float64)
