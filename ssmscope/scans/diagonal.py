@@ -46,7 +46,7 @@ def scan(
         if fused.applicable(x, b, c, initial, delta, A):
             return fused.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
         if native.applicable(x, b, c, initial, delta, A):
-            return native.scan(scaled(x, delta), b, c, initial, delta, A, expected=expected, retention=retention)
+            return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
     if delta is not None:
         x = scaled(x, delta)
     terms = (x, b, c, initial, delta, A, log_a)
