@@ -29,6 +29,7 @@ from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
 from ssmscope.scans.compiling import piece
 from ssmscope.scans.diagonal import scaled
+from ssmscope.scans.native import is_plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -481,6 +482,8 @@ def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
     if recurrence.D is None:
         return y
     D = recurrence.D if recurrence.D.ndim == 2 else rearrange(recurrence.D, "head -> head 1")
+    if not torch.is_grad_enabled() and all(is_plain(t, "cpu") for t in (y, recurrence.x, D)):
+        return y.addcmul_(recurrence.x, D)  # memory that was not touched before is slow
     return _skipped(y, recurrence.x, D)
 
 
