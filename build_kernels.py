@@ -18,6 +18,7 @@ SOURCES = {
     "scan-of-heads": "scans/scalar.c",
     "passes": "scans/passes.c",
     "attention": "matrices/native.c",
+    "cells": "matrices/cells.c",
 }
 """The kernels' names in `Library`, and their sources."""
 

@@ -28,6 +28,7 @@ from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
 from ssmscope.scans import delta, diagonal, scalar, single, wide
 from ssmscope.scans.diagonal import scaled, skipped
+from ssmscope.scans.native import is_plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -487,4 +488,6 @@ def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
     if recurrence.D is None:
         return y
     D = recurrence.D if recurrence.D.ndim == 2 else rearrange(recurrence.D, "head -> head 1")
+    if not torch.is_grad_enabled() and all(is_plain(t, "cpu") for t in (y, recurrence.x, D)):
+        return y.addcmul_(recurrence.x, D)  # memory that was not touched before is slow
     return skipped(y, recurrence.x, D)

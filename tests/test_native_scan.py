@@ -195,6 +195,15 @@ def test_a_wheel_brings_kernels_for_levels_of_processors(tmp_path, monkeypatch):
     assert found(older | newer) == []
 
 
+def test_a_wheel_brings_every_c_file():
+    package = native.SOURCE.parents[1]
+    hook = package.parent / "build_kernels.py"
+    if not hook.exists():
+        pytest.skip("this is no checkout")
+    named = hook.read_text("utf-8")
+    assert all(f'"{file.relative_to(package).as_posix()}"' in named for file in package.rglob("*.c"))
+
+
 @needs_kernel
 def test_the_kernels_of_a_wheel_need_no_compiler(tmp_path, monkeypatch):
     wheel, cache = tmp_path / "wheel", tmp_path / "cache"

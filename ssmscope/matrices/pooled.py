@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.matrices import delta, native, triangle
+from ssmscope.matrices import cells_native, delta, native, triangle
 from ssmscope.matrices.terms import Around, Terms, by_head, decays, diagonals, skips
 from ssmscope.matrices.whole import columns_of, is_diagonal, shares_scores, whole
 from ssmscope.scans.exponents import smallest_exponent
@@ -50,9 +50,7 @@ def pooled(r: Terms, cells: int, groups: int, skip: bool, around: Around) -> Flo
     elif native.applicable(r, around):
         sums = native.pooled(r, edge, groups, skip, around)
     elif shares_scores(r, around):
-        sums = _sums_through_scores(r, edge, groups, around)
-        if skip:
-            sums += _sums_of_skips(r, edge, groups, around)
+        sums = _sums_through_scores(r, edge, groups, skip, around)
     elif width == 1 or around.is_empty:
         sums = _sums(r, edge, groups, skip, around)
     else:
@@ -220,11 +218,12 @@ def _sums_of_skips(r: Terms, edge: Tensor, groups: int, around: Around) -> Tenso
 # ---- one decay per head: the scores that heads share, within cells
 
 
-def _sums_through_scores(r: Terms, edge: Tensor, groups: int, around: Around) -> Tensor:
+def _sums_through_scores(r: Terms, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
     """`_sums` where a head's decay is one number: matrix products within cells, and of cells."""
     batch, _, heads, _, _ = r.shape
     cells, per_group = len(edge) - 1, heads // groups
     longest = int(edge.diff().max())
+    compiled = cells_native.applicable(r, around, longest)
     out = r.b.new_zeros(batch, groups, cells, cells)
     for row in range(batch):
         for group in range(groups):
@@ -232,6 +231,10 @@ def _sums_through_scores(r: Terms, edge: Tensor, groups: int, around: Around) ->
             for first, last in native.segments(r, group * per_group, (group + 1) * per_group):
                 part, beside = r.of_rows(row, row + 1).of_heads(first, last), around.of_rows(row, row + 1)
                 beside = beside.of_heads(first, last)
+                if compiled:
+                    b, c = (_steps(t[:, :, 0], edge)[0] for t in (part.b, part.c))
+                    cells_native.add(total, part, edge, beside, c @ b.mT, skip, _between)
+                    continue
                 at_once = max(1, PAIRS // longest**2)
                 for begin in range(0, cells, at_once):
                     place = slice(begin, min(begin + at_once, cells))
@@ -239,7 +242,7 @@ def _sums_through_scores(r: Terms, edge: Tensor, groups: int, around: Around) ->
                 for head in range(last - first):
                     _add_head(total, part.of_heads(head, head + 1), edge, beside.of_heads(head, head + 1))
             total /= per_group
-    return out
+    return out if compiled or not skip else out + _sums_of_skips(r, edge, groups, around)
 
 
 class _Within(NamedTuple):

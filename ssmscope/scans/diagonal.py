@@ -62,7 +62,7 @@ def scan(
 def _without_skip(x, b, c, initial, delta, A, log_a, *, expected: bool, retention: bool):
     if log_a is None and delta is not None and A is not None:
         if native.applicable(x, b, c, initial, delta, A):
-            return native.scan(scaled(x, delta), b, c, initial, delta, A, expected=expected, retention=retention)
+            return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
     if delta is not None:
         x = scaled(x, delta)
     terms = (x, b, c, initial, delta, A, log_a)

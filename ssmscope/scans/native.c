@@ -1,6 +1,6 @@
 /* The scan with a decay per state, width 1, in float32: what `diagonal.scan` computes, several times faster.
  *
- *     H_t[d, n] = a_t[d, n] H_{t-1}[d, n] + x_t[d] b_t[n],      y_t[d] = sum_n c_t[n] H_t[d, n],
+ *     H_t[d, n] = a_t[d, n] H_{t-1}[d, n] + delta_t[d] x_t[d] b_t[n],      y_t[d] = sum_n c_t[n] H_t[d, n],
  *     a_t[d, n] = exp(delta_t[d] A[d, n]),   or   1 / (1 - delta_t[d] A[d, n])   (the expected decay)
  *
  * for channels d (the "heads"), states n and steps t (Mamba, Gu & Dao 2023, Eq. 2).
@@ -69,6 +69,60 @@ static void store_matrix(float *to, const lanes *from, int states, int channels)
         for (int n = 0; n < states; n++) to[(int64_t)i * states + n] = from[n * VECTORS + i / LANES][i % LANES];
 }
 
+/* x times delta, as it is written. */
+static void scale(tile x, tile delta, int steps) {
+    for (int v = 0; v < VECTORS; v++)
+        for (int s = 0; s < steps; s++) x[v][s] *= delta[v][s];
+}
+
+/* ---- decays ---- */
+
+/* A of one (vector, n), also in eighths of a power of two, and the largest |A| of the slab. */
+typedef struct {
+    lanes A, whole, rest;
+} rate;
+
+enum { EXPECTED, BOUNDED, ANY }; /* how a decay is found: BOUNDED where delta A cannot leave what `decay_within` takes */
+
+static void load_rates(rate *to, float *most, const float *from, int states, int channels) {
+    memset(to, 0, sizeof(rate) * states * VECTORS);
+    *most = 0;
+    for (int i = 0; i < channels; i++)
+        for (int n = 0; n < states; n++) {
+            float A = from[(int64_t)i * states + n], whole = A * EIGHTHS;
+            rate *r = &to[n * VECTORS + i / LANES];
+            r->A[i % LANES] = A, r->whole[i % LANES] = whole;
+            r->rest[i % LANES] = __builtin_fmaf(A, EIGHTHS, -whole) + A * EIGHTHS_REST;
+            if (!(__builtin_fabsf(A) <= *most)) *most = __builtin_fabsf(A); /* NaN stays */
+        }
+}
+
+/* How decays of a tile of steps are found; what steps are not finite leave the bound. */
+static int way_of(const lanes *delta, float most, int steps, int expected) {
+    lanes largest = {0};
+    float bound = 0;
+    for (int s = 0; s < steps; s++) {
+        lanes size = (lanes)((ints)delta[s] & 0x7fffffff);
+        ints more = ~(ints)(size <= largest);
+        largest = (lanes)((more & (ints)size) | (~more & (ints)largest));
+    }
+    for (int i = 0; i < LANES; i++)
+        if (!(largest[i] <= bound)) bound = largest[i];
+    return expected ? EXPECTED : bound * most < 79.0f ? BOUNDED : ANY;
+}
+
+INLINE lanes decay_of(lanes delta, rate r, const int way) {
+    if (way == EXPECTED) return decay(delta, r.A, 1);
+#if defined(__SSE__) && !defined(__FMA__)
+    return exponential(delta * r.A); /* products would be rounded */
+#endif
+    lanes near = decay_within(delta, r.whole, r.rest);
+    if (way == BOUNDED) return near;
+    lanes v = delta * r.A;
+    ints within = (ints)(v > -79.0f) & (ints)(v < 79.0f);
+    return (lanes)((within & (ints)near) | (~within & (ints)exponential(v)));
+}
+
 /* ---- shapes and memory ---- */
 
 typedef struct {
@@ -88,10 +142,10 @@ int64_t ssm_starts_size(const shape *s) {
 /* ---- forward ---- */
 
 /* One (vector, n) over a chunk: from H before it to H after it, adding c_t H_t to y and a_t to kept. */
-INLINE lanes forward_steps(lanes H, lanes A, const lanes *delta, const lanes *x, const float *b, const float *c,
-                           lanes *y, lanes *kept, int64_t states, int steps, int expected) {
+INLINE lanes forward_steps(lanes H, rate A, const lanes *delta, const lanes *x, const float *b, const float *c,
+                           lanes *y, lanes *kept, int64_t states, int steps, const int way) {
     for (int s = 0; s < steps; s++) {
-        lanes a = decay(delta[s], A, expected);
+        lanes a = decay_of(delta[s], A, way);
         H = a * H + x[s] * b[s * states];
         y[s] += H * c[s * states];
         if (kept) kept[s] += a;
@@ -99,19 +153,24 @@ INLINE lanes forward_steps(lanes H, lanes A, const lanes *delta, const lanes *x,
     return H;
 }
 
-static void forward_chunk(const shape *s, lanes *H, const lanes *A, tile delta, tile x, const float *b, const float *c,
-                          tile y, lanes (*kept)[ROW], int steps) {
+static void forward_chunk(const shape *s, lanes *H, const rate *A, float most, tile delta, tile x, const float *b,
+                          const float *c, tile y, lanes (*kept)[ROW], int steps) {
     int64_t N = s->states;
-    for (int v = 0; v < VECTORS; v++)
+    for (int v = 0; v < VECTORS; v++) {
+        const int way = way_of(delta[v], most, steps, s->expected);
         for (int64_t n = 0; n < N; n++) {
-            lanes *h = &H[n * VECTORS + v], a = A[n * VECTORS + v];
-            if (s->expected)
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept ? kept[v] : NULL, N, steps, 1);
+            lanes *h = &H[n * VECTORS + v];
+            const rate a = A[n * VECTORS + v];
+            if (way == EXPECTED)
+                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept ? kept[v] : NULL, N, steps, EXPECTED);
+            else if (way == ANY)
+                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept ? kept[v] : NULL, N, steps, ANY);
             else if (kept)
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept[v], N, steps, 0);
+                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept[v], N, steps, BOUNDED);
             else
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], NULL, N, steps, 0);
+                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], NULL, N, steps, BOUNDED);
         }
+    }
 }
 
 /* The sum over a slab's channels and states of a_t, per step. */
@@ -134,7 +193,7 @@ typedef struct {
     view x, delta;
     const float *A, *b, *c, *initial;
     float *y, *final, *starts, *sums; /* sums of a_t, (task, length); starts and sums may be NULL */
-    lanes *work;                      /* two matrices per task */
+    lanes *work;                      /* a state and rates, thus four matrices, per task */
 } forward_terms;
 
 static void forward_task(const forward_terms *f, int64_t task) {
@@ -143,8 +202,10 @@ static void forward_task(const forward_terms *f, int64_t task) {
     const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
     const int channels = channels_of(s, task % slabs);
     tile delta, x, y, kept;
-    lanes *A = f->work + 2 * task * matrix, *H = A + matrix;
-    load_matrix(A, f->A + d * N, N, channels);
+    lanes *H = f->work + 4 * task * matrix;
+    rate *A = (rate *)(H + matrix);
+    float most;
+    load_rates(A, &most, f->A + d * N, N, channels);
     load_matrix(H, f->initial + (i * D + d) * N, N, channels);
     for (int64_t t = 0; t < L; t += CHUNK) {
         const int steps = smaller(L - t, CHUNK);
@@ -152,9 +213,10 @@ static void forward_task(const forward_terms *f, int64_t task) {
         if (f->starts) memcpy(f->starts + (task * chunks_of(s) + t / CHUNK) * N * SLAB, H, matrix * sizeof(lanes));
         load(delta, f->delta, i, t, d, steps, channels);
         load(x, f->x, i, t, d, steps, channels);
+        scale(x, delta, steps);
         memset(y, 0, sizeof(tile));
         if (f->sums) memset(kept, 0, sizeof(tile));
-        forward_chunk(s, H, A, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, steps);
+        forward_chunk(s, H, A, most, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, steps);
         store(f->y + at * D + d, y, D, steps, channels);
         if (f->sums) sum_kept(f->sums + task * L + t, kept, steps, channels);
     }
@@ -168,7 +230,7 @@ int ssm_forward(const shape *s, const view *x, const view *delta, const float *A
                 const float *initial, float *y, float *final, float *starts, float *kept) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states;
     float *sums = kept ? allocate(tasks * L * sizeof(float)) : NULL;
-    lanes *work = allocate(2 * tasks * N * VECTORS * sizeof(lanes));
+    lanes *work = allocate(4 * tasks * N * VECTORS * sizeof(lanes));
     const int failed = !work || (kept && !sums);
     const forward_terms f = {s, *x, *delta, A, b, c, initial, y, final, starts, sums, work};
     if (!failed) {
@@ -264,13 +326,13 @@ int ssm_keys(const shape *s, const view *elapsed, const float *A, const float *b
  * deltabar_t = sum_n g_t A, Abar = sum_t g_t delta_t, where g_t is the gradient of delta_t A: lambda_t a_t H_{t-1}, and
  * for the expected decay, log a_t = -log(1 - delta_t A), a_t times that.
  * `carried` is a_{t+1} lambda_{t+1} after the chunk; that before the chunk is returned. */
-INLINE lanes backward_steps(lanes H, lanes A, lanes carried, const lanes *delta, const lanes *x, const lanes *ybar,
+INLINE lanes backward_steps(lanes H, rate A, lanes carried, const lanes *delta, const lanes *x, const lanes *ybar,
                             const float *b, const float *c, lanes *xbar, lanes *deltabar, lanes *bbar, lanes *cbar,
-                            lanes *Abar, int64_t states, int steps, int expected) {
+                            lanes *Abar, int64_t states, int steps, const int way) {
     lanes a[CHUNK], before[CHUNK], sum = *Abar;
     for (int s = 0; s < steps; s++) {
         before[s] = H;
-        a[s] = decay(delta[s], A, expected);
+        a[s] = decay_of(delta[s], A, way);
         H = a[s] * H + x[s] * b[s * states];
         cbar[s] += ybar[s] * H;
     }
@@ -280,8 +342,8 @@ INLINE lanes backward_steps(lanes H, lanes A, lanes carried, const lanes *delta,
         xbar[s] += lambda * b[s * states];
         carried = lambda * a[s];
         lanes g = carried * before[s];
-        if (expected) g *= a[s];
-        deltabar[s] += g * A;
+        if (way == EXPECTED) g *= a[s];
+        deltabar[s] += g * A.A;
         sum += g * delta[s];
     }
     *Abar = sum;
@@ -295,7 +357,7 @@ typedef struct {
     float *xbar, *deltabar, *initialbar;
     float *Abars;  /* Abar of each sequence */
     float *bcbars; /* bbar and cbar of each task, (task, 2, length, states) */
-    lanes *work;   /* three matrices per task */
+    lanes *work;   /* two matrices and rates, thus five, per task */
 } backward_terms;
 
 static void backward_task(const backward_terms *f, int64_t task) {
@@ -303,10 +365,13 @@ static void backward_task(const backward_terms *f, int64_t task) {
     const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
     const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
     const int channels = channels_of(s, task % slabs);
-    tile delta, x, ybar, xbar, deltabar;
+    tile delta, read, x, ybar, xbar, deltabar;
     lanes bbar[CHUNK], cbar[CHUNK];
-    lanes *A = f->work + 3 * task * matrix, *carried = A + matrix, *Abar = carried + matrix;
-    load_matrix(A, f->A + d * N, N, channels);
+    lanes *carried = f->work + 5 * task * matrix, *Abar = carried + matrix;
+    rate *A = (rate *)(Abar + matrix);
+    float most;
+    int way[VECTORS];
+    load_rates(A, &most, f->A + d * N, N, channels);
     load_matrix(carried, f->finalbar + (i * D + d) * N, N, channels);
     memset(Abar, 0, matrix * sizeof(lanes));
     for (int64_t k = chunks_of(s) - 1; k >= 0; k--) {
@@ -318,6 +383,11 @@ static void backward_task(const backward_terms *f, int64_t task) {
         load(delta, f->delta, i, t, d, steps, channels);
         load(x, f->x, i, t, d, steps, channels);
         load(ybar, f->ybar, i, t, d, steps, channels);
+        for (int v = 0; v < VECTORS; v++) {
+            way[v] = way_of(delta[v], most, steps, s->expected);
+            for (int r = 0; r < steps; r++) read[v][r] = x[v][r];
+        }
+        scale(x, delta, steps);
         memset(xbar, 0, sizeof(tile));
         memset(deltabar, 0, sizeof(tile));
         for (int64_t n = 0; n < N; n++) {
@@ -327,18 +397,26 @@ static void backward_task(const backward_terms *f, int64_t task) {
                 const int64_t j = n * VECTORS + v;
                 lanes H;
                 memcpy(&H, starts + j * LANES, sizeof(lanes));
-                if (s->expected)
+                if (way[v] == EXPECTED)
                     carried[j] = backward_steps(H, A[j], carried[j], delta[v], x[v], ybar[v], b + n, c + n, xbar[v],
-                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, 1);
+                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, EXPECTED);
+                else if (way[v] == ANY)
+                    carried[j] = backward_steps(H, A[j], carried[j], delta[v], x[v], ybar[v], b + n, c + n, xbar[v],
+                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, ANY);
                 else
                     carried[j] = backward_steps(H, A[j], carried[j], delta[v], x[v], ybar[v], b + n, c + n, xbar[v],
-                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, 0);
+                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, BOUNDED);
             }
             for (int r = 0; r < steps; r++) {
                 bs[r * N + n] = sum_of_lanes(bbar[r]);
                 cs[r * N + n] = sum_of_lanes(cbar[r]);
             }
         }
+        for (int v = 0; v < VECTORS; v++)
+            for (int r = 0; r < steps; r++) {
+                deltabar[v][r] += xbar[v][r] * read[v][r];
+                xbar[v][r] *= delta[v][r];
+            }
         store(f->xbar + at * D + d, xbar, D, steps, channels);
         store(f->deltabar + at * D + d, deltabar, D, steps, channels);
     }
@@ -368,7 +446,7 @@ int ssm_backward(const shape *s, const view *x, const view *delta, const float *
     const int64_t tasks = s->batch * slabs_of(s), L = s->length, N = s->states, DN = s->channels * N;
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
     float *Abars = allocate(s->batch * DN * sizeof(float));
-    lanes *work = allocate(3 * tasks * N * VECTORS * sizeof(lanes));
+    lanes *work = allocate(5 * tasks * N * VECTORS * sizeof(lanes));
     const int failed = !bcbars || !Abars || !work;
     const backward_terms f = {s,        *x,   *delta,   *ybar,      A,     b,      c,   starts,
                               finalbar, xbar, deltabar, initialbar, Abars, bcbars, work};

@@ -40,7 +40,7 @@ def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.fl
 def scan(
     x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor, *, expected: bool, retention: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As `diagonal.scan`, where `applicable`; results do not depend on the number of threads.
+    """As `diagonal.scan` with Δ and A, where `applicable`; results do not depend on the number of threads.
 
     Raises:
         MemoryError: when there is none left for the work.

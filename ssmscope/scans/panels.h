@@ -96,7 +96,7 @@ INLINE float *columns(pair *m, int64_t rows, int64_t r, int64_t column) {
 /* The first numbers of a row of a panel; a size known beforehand needs no loop. */
 INLINE void copy(void *to, const void *at, int count) {
     if (count == WIDE)
-        memcpy(to, at, sizeof(pair));
+        for (int w = 0; w < 2; w++) memcpy((float *)to + w * LANES, (const float *)at + w * LANES, sizeof(lanes));
     else
         for (int i = 0; i < count; i++) ((float *)to)[i] = ((const float *)at)[i];
 }
@@ -106,9 +106,15 @@ static void pack(pair *to, const float *at, int64_t row, const float *factor, in
     for (int64_t j = 0; j * WIDE < count; j++, to += rows) {
         int valid = smaller(count - j * WIDE, WIDE);
         for (int64_t r = 0; r < rows; r++) {
-            if (valid < WIDE) memset(&to[r], 0, sizeof(pair));
-            copy(&to[r], at + r * row + j * WIDE, valid);
-            for (int w = 0; factor && w < 2; w++) to[r].of[w] *= factor[r];
+            const lanes scale = all(factor ? factor[r] : 1);
+            const float *in = at + r * row + j * WIDE;
+            if (valid == WIDE) {
+                for (int w = 0; w < 2; w++) to[r].of[w] = vector(in + w * LANES) * scale;
+                continue;
+            }
+            memset(&to[r], 0, sizeof(pair));
+            copy(&to[r], in, valid);
+            for (int w = 0; w < 2; w++) to[r].of[w] *= scale;
         }
     }
 }

@@ -1,0 +1,107 @@
+"""Attention matrices in cells where heads have one decay, and a gate and a convolution around them, by a C kernel
+(`cells.c`), for float32 on a CPU; optional, silent when absent: then `pooled` stays with torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ssmscope.matrices.native import REACH
+from ssmscope.matrices.terms import Around, decays, skips
+from ssmscope.scans import building
+from ssmscope.scans.building import address
+from ssmscope.scans.native import SMALL, is_plain
+
+SOURCE = Path(__file__).with_name("cells.c")
+LONGEST = 512  # steps of a cell
+BLOCK = 64  # cells whose products with as many others are left out where nothing is left between them
+
+
+def applicable(r: Any, around: Around, longest: int) -> bool:
+    """Whether `add` takes the terms, of one sequence and group at a time: one decay a head, both things around them,
+    float32 on a CPU, cells of at most LONGEST steps."""
+    left, taps = around.left, around.taps
+    if left is None or taps is None or left.shape[3] != taps.shape[4] or around.reach > REACH or longest > LONGEST:
+        return False
+    terms = (r.b, r.c, left, taps, *(t for t in (r.log_a, r.delta, r.A, r.D) if t is not None))
+    plain = all(is_plain(t, "cpu") for t in terms) and left.stride(3) == taps.stride(4) == 1
+    return plain and not torch.compiler.is_compiling() and available()
+
+
+def add(
+    total: Float[Tensor, "cells cells"],
+    r: Any,
+    edge: Tensor,
+    around: Around,
+    scores: Float[Tensor, "cells steps steps"],
+    skip: bool,
+    between: Callable[[Tensor], Tensor],
+) -> None:
+    """Adds the sums over the pairs of each cell, the mean over a head's channels and the sum over the heads, where
+    `applicable`; with `skip` D too. `scores` are c_t · b_s within cells; `between` gives the products of decays across
+    cells.
+
+    Raises:
+        MemoryError: when there is none left for the work.
+    """
+    _, length, heads, _, state = r.shape
+    assert around.left is not None and around.taps is not None
+    cells, width, library = len(edge) - 1, around.left.shape[3], kernels.loaded()
+    threads = torch.get_num_threads() if length * width * state > SMALL else 1
+    shape = _Shape(cells, state, width, around.reach, scores.shape[1], threads)
+    edge, scores = edge.to(torch.int64).contiguous(), scores.contiguous()
+    b, c = (t[0, :, 0].contiguous() for t in (r.b, r.c))
+    R, W, arrived = (total.new_empty(cells, library.ssm_cell_size(shape)) for _ in range(3))
+    across, own, beside = (total.new_empty(cells) for _ in range(3))
+    skips_by = skips(r) if skip else None
+    for head in range(heads):
+        a = decays(r.of_heads(head, head + 1))[0, :, 0, 0].contiguous()
+        step = None if r.step is None else r.step[0, :, head].contiguous()
+        left, taps = around.left[0, :, head], around.taps[0, :, :, head]
+        views = [_view(t) for t in (b, c, left, taps)]
+        past = None if skips_by is None else skips_by[head].expand(width).contiguous()
+        numbers = (scores, past, across, R, W, arrived, own, beside)
+        if library.ssm_cells(shape, *map(address, (edge, a, step)), *views, *map(address, numbers)):
+            raise MemoryError("no memory left for the attention matrix in cells")
+        total.diagonal().add_(own / width)
+        if cells == 1:
+            continue
+        total.diagonal(-1).add_(beside[1:] / width)
+        kept, R_from, to = between(across[1:]) / width, R[1:], arrived[1:]
+        for i in range(0, cells - 1, BLOCK):
+            rows = slice(i, i + BLOCK)
+            first = int(kept[rows].any(0).nonzero()[:1].sum()) if bool(kept[rows].any()) else i + BLOCK
+            columns = slice(first, min(i + BLOCK, cells - 1))
+            if columns.start < columns.stop:
+                total[1:, :-1][rows, columns] += (R_from[rows] @ to[columns].mT) * kept[rows, columns]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("cells", "states", "width", "reach", "longest")] + [
+        ("threads", ctypes.c_int)
+    ]
+
+
+class _View(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("step", ctypes.c_int64), ("tap", ctypes.c_int64)]
+
+
+def _view(t: Tensor) -> _View:
+    return _View(t.data_ptr(), t.stride(0), t.stride(1))
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
+    library.ssm_cells.argtypes = [shape, *[numbers] * 3, *[_View] * 4, *[numbers] * 8]
+    library.ssm_cell_size.argtypes, library.ssm_cell_size.restype = [shape], ctypes.c_int64
+
+
+kernels = building.Library(SOURCE, "cells", "the C attention in cells", _declare)
+available, why_not = kernels.available, kernels.why_not
