@@ -221,16 +221,16 @@ class DeltaRecurrence(Recurrence):
 
     def by_head(self) -> tuple[Tensor, Tensor]:
         """`b` and `c` of every head, (batch, length, heads, state)."""
-        share = self.x.shape[2] // self.b.shape[2]
-        b, c = (t.repeat_interleave(share, dim=2) if share > 1 else t for t in (self.b, self.c))
-        return b, c
+        heads = self.x.shape[2]
+        return delta.by_head(self.b, heads), delta.by_head(self.c, heads)
 
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
         """β_t b_tᵀ Diag(a_t) b_t / state."""
         assert self.beta is not None and self.log_a is not None
-        share = self.x.shape[2] // self.b.shape[2]
-        squared = self.b[:, start:stop].square().repeat_interleave(share, dim=2)
-        return self.beta[:, start:stop] * (self.log_a[:, start:stop].exp() * squared).mean(-1)
+        a, squared = self.log_a[:, start:stop].exp(), self.b[:, start:stop].square()
+        if a.shape[-1] == 1:
+            squared = squared.mean(-1, keepdim=True)
+        return self.beta[:, start:stop] * (a * delta.by_head(squared, self.x.shape[2])).mean(-1)
 
 
 class Scan(NamedTuple):
@@ -293,8 +293,9 @@ def scan(
     buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
-    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses 22
-    bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"); gradients have 22 bits always.
+    head, or by the delta rule, in float32 on a GPU, products are as exact as torch's own:
+    `torch.set_float32_matmul_precision` chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8
+    ("medium"); gradients have 22 bits always.
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.
@@ -307,7 +308,7 @@ def scan(
         initial = recurrence.x.new_zeros(batch, heads, width, state)
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        terms = (recurrence.log_a, recurrence.beta, *recurrence.by_head(), recurrence.x)
+        terms = (recurrence.log_a, recurrence.beta, recurrence.b, recurrence.c, recurrence.x)
         y, final = delta.scan(*terms, initial)
         kept = recurrence.kept().detach().mean(-1) if retention else None
     elif recurrence.one_decay_per_head:

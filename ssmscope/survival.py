@@ -336,8 +336,7 @@ def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     """k_s of blocks of positions, the last first, (batch, block, heads, state)."""
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        b = recurrence.by_head()[0]
-        yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, b)
+        yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b)
         return
     floor = smallest_exponent(recurrence.x.dtype)
     for part, exponents in _exponents_left(recurrence):
