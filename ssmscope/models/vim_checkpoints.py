@@ -8,6 +8,7 @@ here: the model reads colours from 0 to 1.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +23,12 @@ from ssmscope.models.stored import Stored, check_fit, contents, outline
 from ssmscope.models.vim import VimConfig
 
 FIRST = "layers.0.mixer."
-NEEDED = ("cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "head.weight", "head.bias")
+NEEDED = {
+    "cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "patch_embed.proj.bias": 1, "head.weight": 2,
+    "head.bias": 1,
+}  # fmt: skip
+"""Tensors outside of the layers, and how many dimensions they have."""
+OF_LAYERS = {"A_log": 2, "conv1d.weight": 3, "dt_proj.weight": 2}
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, by which the published code normalises red, green and blue."""
 IMAGES = (224, 384)
@@ -41,25 +47,25 @@ def read_vim(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
         InputError: for weights that are missing, do not fit, or are of another form than the published models'
             (class tokens at both ends, no positions, rotations, Vim's first version).
     """
-    sizes = [*NEEDED, *(FIRST + name for name in ("A_log", "conv1d.weight", "dt_proj.weight"))]
-    if absent := [name for name in sizes if name not in tensors]:
-        raise InputError(f"{path} is no Vim that can be read: it lacks {absent[0]}")
+    sizes = {**NEEDED, **{FIRST + name: dimensions for name, dimensions in OF_LAYERS.items()}}
+    for name, dimensions in sizes.items():
+        if name not in tensors:
+            raise InputError(f"{path} is no Vim that can be read: it lacks {name}")
+        if tensors[name].ndim != dimensions or not tensors[name].numel():
+            raise InputError(f"{path} is no Vim that can be read: its {name} is {tuple(tensors[name].shape)}")
     shapes = {name: tuple(tensors[name].shape) for name in sizes}
-    patch, inner = shapes["patch_embed.proj.weight"], shapes[FIRST + "A_log"]
-    grid = math.isqrt(max(0, math.prod(shapes["pos_embed"]) // max(1, patch[0]) - 1))
-    if (
-        *(len(shapes[name]) for name in ("patch_embed.proj.weight", "pos_embed", "head.weight", FIRST + "A_log")),
-        shapes["pos_embed"],
-        patch[1:],
-    ) != (4, 3, 2, 2, (1, grid**2 + 1, patch[0]), (3, *patch[2:3] * 2)) or grid < 2:
+    patch, positions, inner = shapes["patch_embed.proj.weight"], shapes["pos_embed"], shapes[FIRST + "A_log"]
+    grid = math.isqrt(positions[1] - 1)
+    expected = (1, grid**2 + 1, patch[0]), (3, patch[2], patch[2]), patch[:1]
+    if (positions, patch[1:], shapes["patch_embed.proj.bias"]) != expected or grid < 2:
         raise InputError(
-            f"{path} is no Vim that can be read: its patches are {patch} and its positions {shapes['pos_embed']}; "
-            "square patches of 3 colours, as many across as down, and a class token were expected"
+            f"{path} is no Vim that can be read: its patches are {patch} and its positions {positions}; square patches "
+            "of 3 colours, as many across as down, and a class token were expected"
         )
     size = patch[2]
     steps = [(width - size) // (grid - 1) for width in IMAGES if (width - size) % (grid - 1) == 0]
     step = max((step for step in steps if 1 <= step <= size), default=size)
-    depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+    depth = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"layers\.(\d{1,9})\.", name)))
     if depth > len(tensors):
         raise InputError(f"{path} is no Vim that can be read: it has a layer {depth - 1} and {len(tensors)} tensors")
     config = SSMClassifierConfig(
