@@ -85,8 +85,8 @@ def influence(
     from ssmscope.probes.influence.similarity import similarity_of
     from ssmscope.results import record_provenance
 
-    check_looks_back(model.module, "influence")
     batch = inputs_of(model, texts, length, sequences, seed)
+    check_looks_back(model.module, "influence")
     if of == "logits" and model.is_classifier and positions != "last":
         raise InputError(f"{model.name} is a classifier, with logits at the last position only: give positions 'last'")
     refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")
