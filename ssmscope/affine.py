@@ -204,6 +204,20 @@ def depthwise(
 # ---- norms
 
 
+def convolved(
+    source: Float[Tensor, "batch length channels"], kernel: Tensor, tail: Tensor | None, read: Tensor | None
+) -> Float[Tensor, "batch length channels"]:
+    """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first, over the j that are
+    `read`, (batch, length, taps) bool."""
+    taps, (batch, length, channels) = kernel.shape[1], source.shape
+    before = source.new_zeros(batch, taps - 1, channels) if tail is None else tail.to(source)
+    padded = torch.cat([before, source], dim=1)
+    each = [padded[:, taps - 1 - j : taps - 1 - j + length] * kernel[:, j] for j in range(taps)]
+    if read is not None:
+        each = [term * read[..., j, None] for j, term in enumerate(each)]
+    return torch.stack(each).sum(0)
+
+
 class NormTerms(NamedTuple):
     """What a norm multiplies the normed vector by and adds to it, (width,) or None, and the ε under its root."""
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope.intercept import taken_over, twin, watched
-from ssmscope.mixers import mixers
+from ssmscope.mixers import looks_ahead, mixers
 from ssmscope.states import alone
 from ssmscope.trace import LayerState
 
@@ -63,7 +63,9 @@ def attention_numbers(module: nn.Module) -> tuple[int, ...]:
 
 
 def keeps_caches(module: Any) -> bool:
-    """Whether all that is called attention in a model keeps keys and values from which a run can continue."""
+    """Whether all that looks back in a model keeps a state, or keys and values, from which a run can continue."""
+    if looks_ahead(module):
+        return False
     found = attention_layers(module)
     adds = getattr(module.config, "_attn_implementation", "eager") in IMPLEMENTATIONS
     return not found.keys() ^ look_back(module).keys() and (adds or not found)

@@ -206,6 +206,8 @@ def contribution(
     the first that is not 0 and the last target."""
     result = torch.zeros_like(recurrence.x)
     places = x.flatten(2).any(-1)
+    if recurrence.order is not None:
+        return ssm.scan(replace(recurrence, x=x, D=None)).y * targets[..., None, None].to(result)
     rows, reads = places.any(1).nonzero().flatten(), targets.any(0).nonzero().flatten()
     if not len(rows) or not len(reads):
         return result

@@ -33,6 +33,7 @@ from ssmscope.attention_layers import attention_changed, attention_layers
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.intercept import Before, watched
 from ssmscope.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
+from ssmscope.orders import check_one_way
 from ssmscope.trace import LayerState, LayerTrace
 
 Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]
@@ -241,6 +242,8 @@ class _Layer:
         if self.at("taps") and layer.conv_input is None:
             name = self.at("taps")[0].name
             raise InputError(f"{name}: layer {self.index}, a {type(self.mixer).__name__}, has no convolution")
+        if self.at("state"):
+            check_one_way(layer.recurrences, "a state after a token")
         return self.changed("terms", layer)
 
     def compute(

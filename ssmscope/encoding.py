@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ssmscope.errors import InputError
@@ -122,12 +123,15 @@ def encode_values(
     *,
     dtype: torch.dtype = torch.float32,
     shape: Sequence[int] | None = None,
+    patch: Sequence[int] | None = None,
     max_tokens: int | None = None,
 ) -> Batch:
     """One batch of pixels (n, length, channels), or of one image (length, channels), and the class token after them.
 
-    Whole numbers are uint8 and divided by 255; floats stay as they are. Pixels are called "row,column" where `shape`
-    (height, width) is that of the images, and by their position elsewhere.
+    Of a model that reads patches, `patch` pixels wide and so many apart, `channels` are those of a patch's pixels, and
+    `shape` is that of the patches; images may be given as pixels too. Whole numbers are uint8 and divided by 255;
+    floats stay as they are. Tokens are called "row,column" where `shape` (height, width) is that of the images, and by
+    their position elsewhere.
 
     Raises:
         InputError: another shape or dtype, numbers that are not finite, or more than `max_tokens` tokens.
@@ -139,6 +143,8 @@ def encode_values(
         kind = getattr(given, "dtype", type(given).__name__)
         raise InputError(f"pixels of {kind} were given; allowed are arrays of uint8 (0…255) or floats (0…1)")
     given = given.unsqueeze(0) if given.ndim == 2 else given
+    if patch is not None and shape is not None:
+        given = in_patches(given, *image_form(channels, shape, patch), patch)
     if given.ndim != 3 or 0 in given.shape or given.shape[2] != channels:
         raise InputError(f"pixels {tuple(given.shape)} were given; the model reads (images, length, {channels})")
     images, length = given.shape[:2]
@@ -161,6 +167,31 @@ def encode_values(
         words=((*range(length), None),) * images,
         values=pixels,
     )
+
+
+def image_form(channels: int, shape: Sequence[int], patch: Sequence[int] | None) -> tuple[int, tuple[int, int]]:
+    """Of the images that a classifier of pixels reads, the channels, and (height, width); its `shape` is that of its
+    tokens, pixels or patches."""
+    if patch is None:
+        return channels, (shape[0], shape[1])
+    size, step = patch
+    return channels // size**2, ((shape[0] - 1) * step + size, (shape[1] - 1) * step + size)
+
+
+def in_patches(pixels: Tensor, channels: int, form: tuple[int, int], patch: Sequence[int]) -> Tensor:
+    """Images as pixels (n, height · width, channels) in patches (n, patches, size · size · channels), a row of patches
+    after the other; anything else as it is."""
+    if pixels.shape[1:] != (form[0] * form[1], channels):
+        return pixels
+    size, step = patch
+    cut = pixels.unflatten(1, form).unfold(1, size, step).unfold(2, size, step)
+    return rearrange(cut, "n y x c a b -> n (y x) (a b c)")
+
+
+def as_images(values: Tensor, shape: Sequence[int], patch: Sequence[int] | None) -> Tensor:
+    """A batch's tokens as images (n, height, width, channels), of patches by their mean colour."""
+    images = values.unflatten(1, tuple(shape))
+    return images if patch is None else images.unflatten(-1, (patch[0] ** 2, -1)).mean(-2)
 
 
 def _check_text(text: str, which: str) -> None:

@@ -24,7 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope import ssm
+from ssmscope.affine import convolved
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.orders import along, straight
 from ssmscope.ssm import Recurrence
 
 LEVELS = ("ssm", "block")
@@ -45,6 +47,7 @@ class Entry:
         tail: (batch, taps − 1, channels), its inputs before the first position, where those are not zero.
         taps: (batch, length, taps) bool, which inputs it reads, the current position's first, where not all.
         activation: (batch, length, channels), act(c) / c at the convolution's outputs c; None without an activation.
+        order: (length,), that of the recurrence where it has one: in it the convolution, without tail and taps, reads.
     """
 
     source: Channels
@@ -54,11 +57,13 @@ class Entry:
     tail: Tensor | None = None
     taps: Tensor | None = None
     activation: Tensor | None = None
+    order: Tensor | None = None
 
     def values(self, source: Channels, biased: bool) -> Channels:
         """activation ⊙ (kernel ∗ source), with bias and tail where `biased`."""
-        if self.kernel is not None:
-            source = convolved(source, self.kernel, self.tail if biased else None, self.taps)
+        if (kernel := self.kernel) is not None:
+            tail = self.tail if biased else None
+            source = along(self.order, lambda t: convolved(t, kernel, tail, self.taps), source)
             if biased and self.bias is not None:
                 source = source + self.bias
         return source if self.activation is None else source * self.activation
@@ -265,6 +270,11 @@ class Path:
     def _taps(self) -> Float[Tensor, "batch length reach channels"] | None:
         """By what the source at s is multiplied when it arrives at the recurrence at s + i: the convolution, then the
         activation where it arrived, then the filter."""
+        if (order := self.recurrence.order) is not None:
+            activation = None if self.entry.activation is None else self.entry.activation[:, order]
+            entry = replace(self.entry, activation=activation)
+            taps = Path._taps(replace(self, recurrence=straight(self.recurrence), entry=entry))
+            return None if taps is None else taps[:, order.argsort()]
         kernel, activation, filtering = self.entry.kernel, self.entry.activation, self.filter
         if kernel is None and activation is None and filtering is None:
             return None
@@ -470,18 +480,6 @@ def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
         raise InputError(f"the activation {act} is not 0 at 0: it is no factor, and the layer no linear map")
     slope = (act(small) / small).to(c)
     return torch.where(c == 0, slope, act(c) / torch.where(c == 0, 1, c))
-
-
-def convolved(source: Channels, kernel: Tensor, tail: Tensor | None, read: Tensor | None) -> Channels:
-    """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first, over the j that are
-    `read`, (batch, length, taps) bool."""
-    taps, (batch, length, channels) = kernel.shape[1], source.shape
-    before = source.new_zeros(batch, taps - 1, channels) if tail is None else tail.to(source)
-    padded = torch.cat([before, source], dim=1)
-    each = [padded[:, taps - 1 - j : taps - 1 - j + length] * kernel[:, j] for j in range(taps)]
-    if read is not None:
-        each = [term * read[..., j, None] for j, term in enumerate(each)]
-    return torch.stack(each).sum(0)
 
 
 def _channel(recurrence: Recurrence, place: int) -> Recurrence:

@@ -31,8 +31,8 @@ class Architecture(Protocol):
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
     output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; and `REMEMBERS`, False
-    for layers that keep nothing, as short convolutions do.
+    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False
+    for layers that keep nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
@@ -123,6 +123,26 @@ def mixers(module: nn.Module) -> list[nn.Module]:
 def remembers(module: nn.Module) -> bool:
     """Whether some layer of a model keeps a recurrent memory."""
     return any(getattr(reader_of(mixer), "REMEMBERS", True) for mixer in mixers(module))
+
+
+def looks_ahead(module: nn.Module) -> bool:
+    """Whether some layer of a model reads tokens that come after."""
+    return any(getattr(reader_of(mixer), "BOTH_WAYS", False) for mixer in mixers(module))
+
+
+def memory_of(module: nn.Module) -> dict[str, bool]:
+    """What a trace says of a model's layers: whether some layer `remembers`, and whether some looks `ahead`."""
+    return {"remembers": remembers(module), "ahead": looks_ahead(module)}
+
+
+def check_looks_back(module: nn.Module, what: str) -> None:
+    """Refuse a question about what a token makes of those before it alone, of a model that looks ahead.
+
+    Raises:
+        InputError: as said.
+    """
+    if looks_ahead(module):
+        raise InputError(f"the model's layers read their input both ways, and {what} is of models that only look back")
 
 
 Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]

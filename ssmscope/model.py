@@ -16,12 +16,12 @@ from ssmscope import ssm
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
-from ssmscope.encoding import Batch, encode_ids, encode_texts, encode_values
+from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
-from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, mixers, reader_of, remembers, stored_weights
+from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
@@ -103,7 +103,7 @@ class Model:
 
     def check_remembers(self, what: str) -> None:
         """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
-        check_remembers(remembers(self.module), self.name, what)
+        check_remembers(memory_of(self.module)["remembers"], self.name, what)
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
@@ -184,9 +184,9 @@ class Model:
                 raise InputError(
                     f"{self.name} reads pixels ({self._image}), not texts: give it images, e.g. --image FILE"
                 )
-            shape = self.config.image_size
-            dtype = next(self.module.parameters()).dtype
-            return encode_values(values, self.channels, dtype=dtype, shape=shape, max_tokens=max_tokens).to(self.device)
+            form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
+            form["patch"] = self.config.patch
+            return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
         if values is not None:
             raise InputError(f"{self.name} reads tokens, not pixels: give texts or token ids")
         if (texts is None) == (ids is None):
@@ -344,7 +344,7 @@ class Model:
             logits = last.new_empty(rows, last.shape[-1]) if logits is None else logits
             logits[places] = last
         assert logits is not None
-        numbers, keeps = self.layer_numbers, remembers(self.module)  # here: a GPU still runs
+        numbers, keeps = self.layer_numbers, memory_of(self.module)  # here: a GPU still runs
         weights = self._versions()
         for each in answered:
             self._checked(each)
@@ -375,7 +375,7 @@ class Model:
             frozen=Layers(len(found), freeze),
             pixels=self.images_of(batch),
             numbers=numbers,
-            remembers=keeps,
+            **keeps,
         )
 
     def _check_unchanged(self, index: int, before: dict[str, int]) -> None:
@@ -400,7 +400,7 @@ class Model:
         size = self.config.image_size if batch.values is not None else None
         if batch.values is None or size is None or size[0] * size[1] != batch.values.shape[1]:
             return None
-        return batch.values.unflatten(1, tuple(size))
+        return as_images(batch.values, size, self.config.patch)
 
     def forward(self, batch: Batch, last_only: bool = False, *, checked: bool = True) -> Tensor:
         """The module's own logits in the caller's context: with gradients unless they are off, and through `ssm.scan`

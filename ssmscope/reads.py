@@ -200,9 +200,12 @@ class Texts(Input):
         (model,) = models
         pixels, image = None, values["image"]
         if image and model.channels is not None:
+            from ssmscope.encoding import image_form
             from ssmscope.tasks.pixels import read_images
 
-            pixels = read_images(image, model.channels, model.config.image_size)
+            size = model.config.image_size
+            form = (model.channels, size) if size is None else image_form(model.channels, size, model.config.patch)
+            pixels = read_images(image, *form)
         elif image:
             raise InputError(f"{model.name} reads tokens, not pixels: give --text, --file or --ids instead of --image")
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])

@@ -26,6 +26,7 @@ from ssmscope.matrices import pooled as cells_of_matrices
 from ssmscope.matrices import rows as rows_of_matrices
 from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
+from ssmscope.orders import check_one_way, map_in_order, scan_in_order
 from ssmscope.scans import delta, diagonal, scalar, single, wide
 from ssmscope.scans.diagonal import scaled, skipped
 from ssmscope.scans.native import is_plain
@@ -42,7 +43,8 @@ class Recurrence:
 
     Shapes: `x` (batch, length, heads, width); `b`, `c` (batch, length, groups, state), groups divide heads and head h
     reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
-    `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width).
+    `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
+    (length,), the positions as the state comes by them, from the first to the last where it is None.
 
     Raises:
         ValueError: when shapes disagree, or neither or both forms of the decay are given.
@@ -56,6 +58,7 @@ class Recurrence:
     log_a: Tensor | None = None
     D: Tensor | None = None
     expected: bool = False
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         batch, length, heads, _ = self.x.shape
@@ -116,18 +119,20 @@ class Recurrence:
 
     def between(self, start: int, stop: int | None = None) -> Recurrence:
         """The recurrence restricted to start ≤ t < stop."""
-        cut = {
+        cut: dict[str, Any] = {
             name: value[:, start:stop]
             for name in ("x", "b", "c", "delta", "log_a", "beta")
             if (value := getattr(self, name, None)) is not None
         }
+        if (order := self.order) is not None:
+            cut["order"] = order[(order >= start) & (order < self.x.shape[1] if stop is None else order < stop)] - start
         return replace(self, **cut)
 
     def at(self, positions: Tensor) -> Recurrence:
         """The terms at these positions alone, one after the other."""
         names = ("x", "b", "c", "delta", "log_a", "beta")
         chosen = {n: v[:, positions.to(v.device)] for n in names if (v := getattr(self, n, None)) is not None}
-        return replace(self, **chosen)
+        return replace(self, **chosen, order=None)
 
     def of_heads(self, start: int, stop: int) -> Recurrence:
         """The recurrence restricted to the heads start ≤ h < stop; they read one group, or a group each."""
@@ -237,6 +242,7 @@ class Scan(NamedTuple):
     retention: Tensor | None
 
 
+@scan_in_order
 def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads width state"] | None = None) -> Scan:
     """The definition, one step at a time (Baleen, Eq. 1). Slow; what `scan` is tested against.
 
@@ -272,6 +278,7 @@ def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Sca
     return Scan(_with_skip(recurrence, torch.cat(outputs, dim=1)), H, recurrence.kept().mean(-1))
 
 
+@scan_in_order
 def scan(
     recurrence: Recurrence,
     initial: Float[Tensor, "batch heads width state"] | None = None,
@@ -373,6 +380,7 @@ def attention_reference(recurrence: Recurrence) -> Float[Tensor, "batch heads le
     return rearrange(torch.stack(columns, dim=-1), "b t h s -> b h t s") if columns else empty
 
 
+@map_in_order
 def attention(
     recurrence: Recurrence,
     *,
@@ -435,6 +443,7 @@ def pooled_attention(
     Raises:
         ValueError: as `attention`, and for cells that are not from 1 to the length.
     """
+    check_one_way([recurrence], "a pooled map")
     around = _around(recurrence, groups, left, taps)
     if not 1 <= cells <= recurrence.shape[1]:
         raise ValueError(f"{cells} cells: give from 1 to the length, {recurrence.shape[1]}")

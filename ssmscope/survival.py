@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from ssmscope import ssm
 from ssmscope.errors import InputError
+from ssmscope.orders import check_one_way
 from ssmscope.scans import delta as delta_rule
 from ssmscope.scans import native, passes
 from ssmscope.scans.exponents import smallest_exponent
@@ -136,18 +137,33 @@ def shares(
     batch, length = recurrences[0].shape[:2]
     if at is not None and not 0 <= at < length:
         raise InputError(f"there is no position {at}; allowed are 0 to {length - 1}")
-    stop = length if at is None else at + 1
-    cut = [r if stop == length else r.between(0, stop) for r in recurrences]
+    cut, places = zip(*(_until(r, at) for r in recurrences))
     if signed:
         both = [left_towards_state(r, H) for r, H in zip(cut, initial or [None] * len(cut))]
-        left = torch.cat([found for found, _ in both], dim=2)
+        left = torch.cat([_at(place, found, length) for place, (found, _) in zip(places, both)], dim=2)
         whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
     else:
         found = [left_norms(r) if per_head else _left_sums(r) for r in cut]
-        left = torch.cat(found, dim=2)
+        left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
         whole = left.sum(1, keepdim=True)
     left, whole = (left, whole) if per_head else (left.sum(2), whole.sum(2))
-    return pad(left / torch.where(whole > 0, whole, 1), (0, 0) * (left.ndim - 2) + (0, length - stop))
+    return left / torch.where(whole > 0, whole, 1)
+
+
+def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
+    """The positions that the state has come by after position `at`, and where they are, None for the first ones."""
+    if recurrence.order is None:
+        return recurrence if at is None else recurrence.between(0, at + 1), None
+    order = recurrence.order
+    places = order if at is None else order[: int((order == at).nonzero()) + 1]
+    return recurrence.at(places), places
+
+
+def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
+    """What is left of these positions, (batch, length, heads), with zeros at others."""
+    if places is None:
+        return pad(left, (0, 0, 0, length - left.shape[1]))
+    return left.new_zeros(len(left), length, left.shape[2]).index_copy(1, places.to(left.device), left)
 
 
 @torch.no_grad()
@@ -159,7 +175,11 @@ def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> 
 
     Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
     length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
+
+    Raises:
+        InputError: for recurrences that come by the positions in another order.
     """
+    check_one_way(recurrences, "a half-life")
     if per_head:
         return torch.cat([_half_lives([r], per_head=True) for r in recurrences], dim=2)
     return _half_lives(recurrences, per_head=False).squeeze(2)

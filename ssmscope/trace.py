@@ -60,6 +60,7 @@ class LayerTrace:
         turn: (batch, length), the recurrence that a token steps where only one does and the others hold; None where
             all do.
         reach: how many positions what is written at one comes from, by convolutions and shifts: 1 without any.
+        at: the position whose states the model answers from, where those are not the last ones.
         extras: further tensors of the architecture by the names of its paper, e.g. the KL of a stochastic gate.
     """
 
@@ -73,6 +74,7 @@ class LayerTrace:
     initial: tuple[Tensor, ...] | None = None
     turn: Tensor | None = None
     reach: int = 1
+    at: int | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -100,6 +102,7 @@ class LayerTrace:
 
     def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
         """Each position's share of the layer's states after position `at`, (batch, length): see `survival.shares`."""
+        at = self.at if at is None else at
         return survival.shares(self.recurrences, initial=self.initial, at=at, signed=signed, per_head=per_head)
 
     def half_lives(self, *, per_head: bool = False) -> Tensor:
@@ -205,6 +208,7 @@ class Trace:
         pixels: (batch, height, width, channels) of images whose size the model knows; else None.
         numbers: the state-space layers' numbers in the model, where it has others between them; None where it has not.
         remembers: whether some layer keeps a recurrent memory.
+        ahead: whether some layer reads tokens that come after.
     """
 
     input_ids: Tensor
@@ -220,6 +224,7 @@ class Trace:
     pixels: Tensor | None = None
     numbers: tuple[int, ...] | None = None
     remembers: bool = True
+    ahead: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)

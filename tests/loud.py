@@ -15,13 +15,13 @@ def loud(module: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if name.endswith(("norm.weight", "norm_f.weight", "A_log")) or "spectral" in name:
+            if name.endswith(("norm.weight", "norm_f.weight", "A_log", "A_b_log")) or "spectral" in name:
                 continue
             if name.endswith(("dt_proj.bias", "dt_bias")):
                 parameter.add_(3.0)
             elif name.endswith("bias"):
                 parameter.add_(torch.randn(parameter.shape, generator=generator))
-            elif name.endswith(".D"):
+            elif name.endswith((".D", ".D_b")):
                 parameter.add_(4 * torch.randn(parameter.shape, generator=generator))
             elif name.endswith("ssm.A"):
                 parameter.mul_(0.2).sub_(0.05)

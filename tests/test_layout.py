@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing"}
+READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "orders"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature", "sharding"}
 """What a package says its analysis is with."""
@@ -42,9 +42,10 @@ MAY_IMPORT = {
     "tasks": {"errors", *FILES},
     "scans": {"errors"},
     "matrices": {"errors", "scans"},
-    "ssm": {"errors", "scans", "matrices"},
-    "frozen": {"errors", "scans", "matrices", "ssm"},
-    "survival": {"errors", "scans", "matrices", "ssm"},
+    "orders": {"errors"},
+    "ssm": {"errors", "scans", "matrices", "orders"},
+    "frozen": {"errors", "affine", "scans", "matrices", "orders", "ssm"},
+    "survival": {"errors", "scans", "matrices", "orders", "ssm"},
     "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
     "encoding": {"errors"},
     "states": {"trace"},

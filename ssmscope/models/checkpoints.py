@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from ssmscope.affine import stored_weights
@@ -263,13 +263,14 @@ def _check_groups(groups: int, what: str) -> None:
 # ---- state dicts of selective SSMs: embedding.weight, [SSM.]ssm.{A, W_B, W_C, q_delta, p_delta}, SSM.w or W
 
 
-def read_selective(path: Path) -> PreTrainedModel:
-    """A selective SSM's state dict as `SelectiveSSMForSequenceClassification`; binary with `SSM.w`, classes with `W`.
+def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A selective SSM's state dict, the tensors of a file, as `SelectiveSSMForSequenceClassification`; binary with
+    `SSM.w`, classes with `W`.
 
     Raises:
         InputError: when the file is no such state dict.
     """
-    weights = {name.removeprefix("SSM."): tensor for name, tensor in read_tensors(path).items()}
+    weights = {name.removeprefix("SSM."): tensor for name, tensor in tensors.items()}
     head = weights.pop("w", None)
     binary = head is not None
     head = head.unsqueeze(0) if head is not None else weights.pop("W", None)

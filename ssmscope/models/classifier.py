@@ -26,6 +26,8 @@ class SSMClassifierConfig(PretrainedConfig):
         channels: how many numbers a pixel has, for a classifier of pixels; None for one of tokens. The only token of
             such a model's backbone (`vocab_size` 1) is the class token, which stands after the last pixel.
         image_size: (height, width) of the images that a pixel classifier was trained on, where that is known.
+        patch: [size, step] where a token is a patch of size × size pixels, the next one so many pixels further; then
+            `channels` are those of all its pixels, and `image_size` counts patches.
         num_labels, id2label, label2id: as in every transformers classifier.
     """
 
@@ -34,6 +36,7 @@ class SSMClassifierConfig(PretrainedConfig):
     # Set on an instance only where they are given: the fingerprints of token models know no such fields.
     channels = None
     image_size = None
+    patch = None
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class SSMClassifierConfig(PretrainedConfig):
         dropout: float = 0.0,
         channels: int | None = None,
         image_size: Sequence[int] | None = None,
+        patch: Sequence[int] | None = None,
         **kwargs,
     ):
         if isinstance(backbone, dict):
@@ -53,6 +57,8 @@ class SSMClassifierConfig(PretrainedConfig):
         self.dropout = dropout
         if channels is not None:
             self._set_channels(channels, image_size)
+            if patch is not None:
+                self._set_patch(patch)
         elif image_size is not None:
             raise InputError(f"image_size {image_size} needs channels: only a pixel classifier reads images")
         if backbone is not None:
@@ -75,6 +81,13 @@ class SSMClassifierConfig(PretrainedConfig):
             if len(image_size) != 2 or any(not isinstance(side, int) or side < 1 for side in image_size):
                 raise InputError(f"image_size is {image_size!r}; allowed is [height, width]")
             self.image_size = list(image_size)
+
+    def _set_patch(self, patch: Sequence[int]) -> None:
+        if len(patch) != 2 or any(type(each) is not int or each < 1 for each in patch) or self.image_size is None:
+            raise InputError(f"patch is {patch!r}; allowed is [size, step] in pixels, with an image_size in patches")
+        if self.channels is None or self.channels % patch[0] ** 2:
+            raise InputError(f"channels {self.channels} are not those of the {patch[0] ** 2} pixels of a patch")
+        self.patch = list(patch)
 
 
 class SSMForSequenceClassification(PreTrainedModel):

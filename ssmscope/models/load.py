@@ -43,6 +43,7 @@ from ssmscope.models.stored import (
     weight_files,
 )
 from ssmscope.models.tokenizers import read_tokenizer
+from ssmscope.models.vim_checkpoints import is_vim, read_vim
 from ssmscope.shipped import DTYPES, demos, readable_types
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -89,8 +90,8 @@ def load(
 
     Args:
         source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout, or with an adapter, whose model is
-            found by the name in its configuration; a file with a selective SSM's state dict; a model's id on the
-            Hugging Face hub; or a model in memory, transformers' or mamba_ssm's.
+            found by the name in its configuration; a file with a selective SSM's state dict or a Vim's; a model's id on
+            the Hugging Face hub; or a model in memory, transformers' or mamba_ssm's.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
             GPU. A model in memory keeps its own unless one is given.
@@ -149,7 +150,8 @@ def _try(model: Model) -> None:
     """
     try:
         if model.channels is not None:
-            model.logits(model.encode(values=torch.zeros(2, model.channels)))
+            size = model.config.image_size if model.config.patch is not None else (2, 1)
+            model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels)))
         else:
             model.logits(model.encode(ids=[0, 0]))
     except InputError:
@@ -270,7 +272,8 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) ->
         _whole(device_map, name)
         if where.suffix == ".safetensors":
             raise InputError(f"{name} is a file of weights without a configuration: give the directory that holds both")
-        return read_selective(where)
+        tensors = read_tensors(where)
+        return read_vim(where, tensors) if is_vim(tensors) else read_selective(where, tensors)
     if not where.is_dir():
         raise InputError(f"{name} is neither a directory nor a file: a model's directory holds config.json and weights")
     file = where / "config.json"

@@ -294,7 +294,7 @@ AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...
 
 def examples() -> dict[str, nn.Module]:
     """Small random language models of this family, by name; seeded by the caller."""
-    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, state_size=8, head_dim=8, initializer_range=0.1)
+    sizes: dict[str, Any] = dict(vocab_size=97, hidden_size=24, state_size=8, head_dim=8, initializer_range=0.06)
     attention = dict(num_heads=4, head_dim=8, causal=True, rotary_emb_dim=4)
     other: dict[str, Any] = dict(n_groups=2, rope_fraction=1.0, head_norm=True, decay="softplus", num_hidden_layers=3)
     hybrid = Mamba3Config(**sizes, **other, attn_layer_idx=[1], attn_cfg=attention, d_intermediate=16)

@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, silu, softplus
 
-from ssmscope.affine import agrees_with_weight, depthwise, innermost, is_plain, linear_map, norm_terms, offset
+from ssmscope.affine import (
+    agrees_with_weight,
+    convolved,
+    depthwise,
+    innermost,
+    is_plain,
+    linear_map,
+    norm_terms,
+    offset,
+)
 from ssmscope.errors import InputError
-from ssmscope.frozen import Entry, as_diagonal, convolved
+from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.mixers import as_constant, reader_of
 from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling, piece

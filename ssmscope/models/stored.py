@@ -5,6 +5,7 @@ A configuration is compared with them before memory is taken for the model that 
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import re
 import threading
@@ -54,9 +55,11 @@ def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     with _says_what_is_wrong(path):
         if path.suffix == ".safetensors":
             return load_file(path, device)
-        found = torch.load(path, map_location=device, weights_only=True)
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the options of a training, which is not read
+            found = torch.load(path, map_location=device, weights_only=True)
+    for name in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
     if (
         not isinstance(found, Mapping)
         or not found

@@ -307,7 +307,7 @@ def test_save_and_load_in_transformers_layout(model, tmp_path):
 
 def test_model_types_are_declared():
     for architecture in ssmscope.models.architectures().values():
-        kinds = {m.config.model_type for m in architecture.examples().values()}
+        kinds = {Model(m).architecture for m in architecture.examples().values()}
         assert kinds == set(architecture.MODEL_TYPES)
     every = {kind for architecture in ssmscope.models.architectures().values() for kind in architecture.MODEL_TYPES}
     assert set(readable_types()) == {*every, "ssm-classifier"}

@@ -174,7 +174,7 @@ def with_tensors(path: Path, change: Callable[[dict[str, Tensor]], dict[str, Ten
         ("mamba_ssm", ("ssm_cfg", "conv_bias"), False, "no place for .*use_conv_bias is False"),
         ("mamba_ssm-2", ("ssm_cfg", "dt_limit"), [1, 0], r"dt_limit is \[1, 0\]"),
         ("mamba_ssm-2", ("tie_embeddings",), True, "hold a head other than the embeddings"),
-        ("mamba_ssm-2", ("ssm_cfg", "layer"), "Mamba3", "has layers 'Mamba3'"),
+        ("mamba_ssm-2", ("ssm_cfg", "layer"), "Mamba4", "has layers 'Mamba4'"),
         ("diff-mamba", ("num_hidden_layers",), 1, "no place for|cannot be built"),
         ("diff-mamba", ("time_step_limit",), [1, 0], r"time_step_limit is \[1, 0\]"),
         ("mamba", ("attn_implementation",), "someone/kernel", "no code from the hub, which is never run"),

@@ -91,6 +91,8 @@ class AttendedText:
     probability: float
     pixels: np.ndarray | None = None
     """(height, width, channels) float32, of an image whose pixels are the tokens."""
+    ahead: bool = False
+    """Whether queries read keys that come after them."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -136,7 +138,8 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
         distances = [one.readouts.distance for text in self for one in text.maps]
         known = [value for value in distances if not math.isnan(value)]
         if not known:
-            return f"{self.level_name}, {len(distances)} maps without mass"
+            why = "of layers that read both ways" if any(text.ahead for text in self) else "without mass"
+            return f"{self.level_name}, {len(distances)} maps {why}"
         number = f"{len(known)} maps" if len(known) > 1 else "one map"
         return f"attends {np.mean(known):.1f} tokens back on average, {self.level_name}, {number}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.errors import InputError
-from ssmscope.interp.attention.readouts import read
+from ssmscope.interp.attention.readouts import Readouts, read
 from ssmscope.interp.attention.result import AttendedText, AttentionMap
 from ssmscope.matrices.pooled import causal_pairs, edges
 from ssmscope.show.tokens import written
@@ -97,7 +98,10 @@ class ShownText:
             raise InputError(f"the attention of text {self.row} is not finite at layer {layer}: the model is damaged")
         column = None if sink is None else sink.detach().float().cpu().numpy()
         edge = None if self.edges is None else self.edges.numpy()
-        readouts = read(shown, column, self.queries, edge, self.span, top)
+        if self.trace.ahead:
+            readouts = Readouts(*[math.nan] * 4)  # what is back, and first, has no meaning
+        else:
+            readouts = read(shown, column, self.queries, edge, self.span, top)
         self.maps.append(AttentionMap(layer, part, head, shown, column, readouts))
 
     def shown(self, matrix: Tensor) -> Tensor:
@@ -128,6 +132,7 @@ class ShownText:
             answer=answer,
             probability=float(probability),
             pixels=None if pixels is None else pixels[self.row].float().cpu().numpy(),
+            ahead=self.trace.ahead,
         )
 
 

@@ -110,11 +110,13 @@ def readouts(result: ImplicitAttention) -> Table:
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)
             lines.append(Line((str(at), title(each)), cells))
-    note = (
-        f"{heads_name(result).capitalize()}. Means over the queries of where |weight| lies: how many tokens back, and "
-        f"its shares on the query and the {result.top - 1} tokens before it, on the first {result.top} and the state "
-        f"before them{', and off the marked tokens' if any(text.span for text in result) else ''}."
-    )
+    note = f"{heads_name(result).capitalize()}."
+    if not all(text.ahead for text in result):
+        off = ", and off the marked tokens" if any(text.span for text in result) else ""
+        note += (
+            " Means over the queries of where |weight| lies: how many tokens back, and its shares on the query and the "
+            f"{result.top - 1} tokens before it, on the first {result.top} and the state before them{off}."
+        )
     return table(("text", "map"), lines, note=" ".join(filter(None, (note, coarse(result)))))
 
 

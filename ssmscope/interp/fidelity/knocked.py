@@ -16,6 +16,7 @@ from ssmscope.encoding import Batch
 from ssmscope.interp.fidelity.perturbed import of_target
 from ssmscope.interp.knockout.measure import roads_of
 from ssmscope.interp.sanity.measure import spearman
+from ssmscope.mixers import looks_ahead
 from ssmscope.model import Model
 
 
@@ -31,8 +32,9 @@ def knocked_out(
     """f(x) − f(x with the edges from token i to all later tokens cut), for every non-special token of every text.
 
     They are cut with all that comes of the token behind the convolution (level "block" of `ssmscope.cuts.cut_edges`):
-    no later position reads it in these layers' recurrences, nor in their softmax attention. The token's own position
-    keeps it, so that the effect of a text's last token is 0 where a model reads there.
+    no later position reads it in these layers' recurrences, nor in their softmax attention; where layers look ahead, no
+    other position does. The token's own position keeps it, so that the effect of a text's last token is 0 where a model
+    reads there.
 
     Args:
         targets: per text the class.
@@ -52,7 +54,8 @@ def knocked_out(
         part = batch.rows([runs[run][0] for run in chosen])
         at = torch.tensor([-1 if (place := runs[run][1]) is None else place for run in chosen]).unsqueeze(1)
         steps = torch.arange(part.input_ids.shape[1])
-        sources, reads = steps == at, (steps > at) & part.mask.cpu() & (at >= 0)
+        others = steps != at if looks_ahead(model.module) else steps > at
+        sources, reads = steps == at, others & part.mask.cpu() & (at >= 0)
         here = {number: torch.tensor([runs[run][2] in (number, None) for run in chosen]) for number in roads}
         cuts = []
         for number, (states, attending) in roads.items():

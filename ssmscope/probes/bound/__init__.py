@@ -61,6 +61,7 @@ def generalization_bound(
         InputError: a selective SSM whose number of examples is not known, texts for one, whose bound is about all of
             them, or numbers that are not finite.
     """
+    from ssmscope.mixers import check_looks_back
     from ssmscope.models.load import trained_examples
     from ssmscope.probes.bound.measure import elsewhere, of_theorem
     from ssmscope.probes.bound.norms import theorem_model
@@ -68,6 +69,7 @@ def generalization_bound(
     from ssmscope.results import record_provenance
 
     parts = theorem_model(model)
+    check_looks_back(model.module, "the bound")
     model.check_remembers("the bound")
     if examples is None:
         examples = trained_examples(model.name)

@@ -77,6 +77,7 @@ def influence(
 
     from ssmscope.interp.objective import NUMBERS_AT_ONCE
     from ssmscope.limits import refuse_reading
+    from ssmscope.mixers import check_looks_back
     from ssmscope.probes.influence.jacobian import Dependence, Probes, of_layer, of_output
     from ssmscope.probes.influence.measure import inputs_of, measured, notes_on, positions_of
     from ssmscope.probes.influence.reach import Reach
@@ -85,6 +86,7 @@ def influence(
     from ssmscope.results import record_provenance
 
     batch = inputs_of(model, texts, length, sequences, seed)
+    check_looks_back(model.module, "influence")
     if of == "logits" and model.is_classifier and positions != "last":
         raise InputError(f"{model.name} is a classifier, with logits at the last position only: give positions 'last'")
     refuse_reading(probes * batch.mask.numel(), f"{probes:,} probes", "ask for fewer")

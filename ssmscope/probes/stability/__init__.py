@@ -68,6 +68,7 @@ def stability(
     """
     import numpy as np
 
+    from ssmscope.mixers import check_looks_back
     from ssmscope.probes.stability.inputs import inputs_of
     from ssmscope.probes.stability.layers import run
     from ssmscope.probes.stability.measure import layer_stability, mean_norms, notes_on, places
@@ -75,6 +76,7 @@ def stability(
     from ssmscope.results import record_provenance
 
     inputs = inputs_of(model, texts, length=length, samples=samples, seed=seed)
+    check_looks_back(model.module, "stability")
     model.check_remembers("stability")
     chosen = places(positions, inputs.longest)
     found = run(model, inputs.batch, chosen)

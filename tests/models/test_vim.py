@@ -1,0 +1,243 @@
+"""Vision Mamba: its published code's checkpoints, against a slow reference that reads an image patch by patch."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pytest
+import torch
+from examples import relative
+from loud import TrueFloat64
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+import ssmscope
+from ssmscope import ssm, survival
+from ssmscope.errors import InputError
+from ssmscope.frozen import FrozenLayer
+from ssmscope.interp.attention.maps import strongest
+from ssmscope.mixers import reader_of
+from ssmscope.reads import Texts
+
+WIDTH, STATE, RANK, TAPS, DEPTH, CLASSES = 12, 3, 2, 4, 2, 5
+INNER = 2 * WIDTH
+FORMS = {"apart": (32, 7, 224), "overlapping": (32, 13, 224), "larger": (32, 12, 384)}
+"""Patch size, patches across, and the width of the images."""
+NO_TEXTS = {"text": None, "file": None, "ids": None, "image": None, "max_tokens": 2000}
+MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406]).double(), torch.tensor([0.229, 0.224, 0.225]).double()
+
+
+def stored(size: int = 56, grid: int = 4) -> dict[str, Tensor]:
+    """Random weights by the names of the published code."""
+    torch.manual_seed(0)
+    weights = {
+        "cls_token": torch.randn(1, 1, WIDTH),
+        "pos_embed": torch.randn(1, grid**2 + 1, WIDTH) / 2,
+        "patch_embed.proj.weight": torch.randn(WIDTH, 3, size, size) / size,
+        "patch_embed.proj.bias": torch.randn(WIDTH),
+        "head.weight": torch.randn(CLASSES, WIDTH),
+        "head.bias": torch.randn(CLASSES),
+        "norm_f.weight": 1 + torch.randn(WIDTH) / 3,
+    }
+    for layer in range(DEPTH):
+        at = f"layers.{layer}."
+        weights[at + "norm.weight"] = 1 + torch.randn(WIDTH) / 3
+        weights[at + "mixer.in_proj.weight"] = torch.randn(2 * INNER, WIDTH) / 2
+        weights[at + "mixer.out_proj.weight"] = torch.randn(WIDTH, INNER) / 4
+        for back in ("", "_b"):
+            weights[at + f"mixer.A{back}_log"] = torch.rand(INNER, STATE)
+            weights[at + f"mixer.D{back}"] = torch.randn(INNER)
+            weights[at + f"mixer.conv1d{back}.weight"] = torch.randn(INNER, 1, TAPS) / 2
+            weights[at + f"mixer.conv1d{back}.bias"] = torch.randn(INNER) / 2
+            weights[at + f"mixer.x_proj{back}.weight"] = torch.randn(RANK + 2 * STATE, INNER) / 3
+            weights[at + f"mixer.dt_proj{back}.weight"] = torch.randn(INNER, RANK)
+            weights[at + f"mixer.dt_proj{back}.bias"] = torch.randn(INNER) - 2
+    return weights
+
+
+def one_way(x: Tensor, w: dict[str, Tensor], back: str) -> Tensor:
+    """Mamba's recurrence on x (length, channels), one step after the other."""
+    kernel, H, rows = w[f"conv1d{back}.weight"][:, 0], torch.zeros(INNER, STATE).double(), []
+    A = -w[f"A{back}_log"].exp()
+    for t in range(len(x)):
+        read = sum(kernel[:, -1 - j] * x[t - j] for j in range(TAPS) if t >= j)
+        value = silu(read + w[f"conv1d{back}.bias"])
+        step, b, c = (w[f"x_proj{back}.weight"] @ value).split([RANK, STATE, STATE])
+        delta = softplus(w[f"dt_proj{back}.weight"] @ step + w[f"dt_proj{back}.bias"])
+        H = (delta[:, None] * A).exp() * H + (delta * value)[:, None] * b
+        rows.append(H @ c + w[f"D{back}"] * value)
+    return torch.stack(rows)
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def reference(weights: dict[str, Tensor], image: Tensor, step: int) -> Tensor:
+    """Logits of an image (height, width, colours) in [0, 1], in float64 (Vim, Algorithm 1)."""
+    w = {name: weight.double() for name, weight in weights.items()}
+    kernel, coloured = w["patch_embed.proj.weight"], ((image - MEAN) / SPREAD).permute(2, 0, 1)
+    size = kernel.shape[-1]
+    starts = range(0, image.shape[0] - size + 1, step)
+    patches = [
+        (kernel * coloured[:, y : y + size, x : x + size]).sum((1, 2, 3)) + w["patch_embed.proj.bias"]
+        for y in starts
+        for x in starts
+    ]
+    middle = len(patches) // 2
+    stream = torch.stack([*patches[:middle], w["cls_token"][0, 0], *patches[middle:]]) + w["pos_embed"][0]
+    for layer in range(DEPTH):
+        at = f"layers.{layer}."
+        own = {name.removeprefix(at + "mixer."): t for name, t in w.items() if name.startswith(at)}
+        x, z = (normed(stream, w[at + "norm.weight"]) @ own["in_proj.weight"].T).chunk(2, dim=-1)
+        y = (one_way(x, own, "") + one_way(x.flip(0), own, "_b").flip(0)) / 2
+        stream = stream + (y * silu(z)) @ own["out_proj.weight"].T
+    return w["head.weight"] @ normed(stream[middle], w["norm_f.weight"]) + w["head.bias"]
+
+
+def written(path, weights: dict[str, Tensor]):
+    """As the published code saves them, with what else stands there."""
+    file = path / "vim.pth"
+    torch.save({"model": weights, "epoch": 3, "args": argparse.Namespace(lr=0.1), "optimizer": {"state": {}}}, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return ssmscope.load(written(tmp_path_factory.mktemp("vim"), stored()), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def batch(model):
+    torch.manual_seed(1)
+    return model.encode(values=torch.rand(2, model.config.image_size[0] ** 2, model.channels).double())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_are_the_references(form, tmp_path):
+    size, grid, width = FORMS[form]
+    weights = stored(size, grid)
+    model = ssmscope.load(written(tmp_path, weights), dtype="float64")
+    step = (width - size) // (grid - 1)
+    assert model.config.patch == [size, step] and model.config.image_size == [grid, grid] and model.num_layers == DEPTH
+    image = np.random.default_rng(0).integers(0, 256, (width, width, 3), dtype=np.uint8)
+    batch = model.encode(values=image.reshape(-1, 3))
+    Image.fromarray(image).save(tmp_path / "image.png")
+    by_name = Texts().read({**NO_TEXTS, "image": [str(tmp_path / "image.png")]}, {}, [model])
+    assert torch.equal(by_name.values, batch.values)
+    assert batch.lengths == [grid**2 + 1] and batch.tokens[0][0] == "0,0" and batch.tokens[0][-1] == "[class]"
+    expected = reference(weights, torch.from_numpy(image).double() / 255, step)
+    with TrueFloat64():
+        assert relative(model.logits(batch)[0], expected) < 1e-6  # the normalisation is in weights of float32
+    with torch.no_grad():  # the model's own pass
+        assert relative(model.module(input_values=batch.values).logits[0], expected) < 1e-6
+
+
+def test_a_changed_formula_is_seen(tmp_path):
+    weights = stored()
+    image = torch.rand(224, 224, 3, generator=torch.Generator().manual_seed(0)).double()
+    expected = reference(weights, image, 56)
+    for name in ("A_b_log", "D_b", "conv1d_b.bias", "x_proj_b.weight"):
+        changed = {**weights, f"layers.0.mixer.{name}": weights[f"layers.0.mixer.{name}"] / 2}
+        model = ssmscope.load(written(tmp_path, changed), dtype="float64")
+        assert relative(model.logits(model.encode(values=image.flatten(0, 1)))[0], expected) > 1e-4
+
+
+def test_every_layer_is_a_linear_map_of_the_image(model, batch):
+    """Where the class token stands in the middle."""
+    trace = model.trace(batch)
+    for index, mixer in enumerate(model.mixers):
+        layer, frozen = trace.layers[index], trace.frozen[index]
+        assert isinstance(frozen, FrozenLayer) and frozen.parts == ("forward", "backward")
+        with torch.no_grad():
+            own = mixer(layer.u)
+        assert relative(frozen.matvec(frozen.u) + frozen.bias, own) < 1e-10
+        assert relative(reader_of(mixer).output(mixer, layer), own) < 1e-10
+        for part, order in zip(frozen.parts, (r.order for r in layer.recurrences)):
+            place = order.argsort()
+            ahead = place[None, :] > place[:, None]
+            found = frozen.attention("ssm", part=part)[0, 0]
+            assert not found[ahead].any() and found[~ahead].all()
+        assert torch.equal(layer.recurrences[0].order, torch.tensor([*range(8), 16, *range(8, 16)]))
+        assert torch.equal(layer.recurrences[1].order, layer.recurrences[0].order.flip(0))
+
+
+def test_survival_is_at_the_class_token(model, batch):
+    """In the states that the class token reads: forwards of the patches above it, backwards of those below."""
+    layer = model.trace(batch).layers[0]
+    found, norms = layer.survival(), []
+    for recurrence in layer.recurrences:
+        order = recurrence.order[: int((recurrence.order == 16).nonzero()) + 1]
+        left = survival.left_reference(recurrence.at(order)).flatten(3).norm(dim=-1)
+        norms.append(torch.zeros(2, 17, left.shape[2]).double().index_copy(1, order, left))
+    both = torch.cat(norms, dim=2)
+    torch.testing.assert_close(found, both.sum(2) / both.sum((1, 2))[:, None])
+    assert (found > 0).all() and relative(layer.survival(0), found) > 0.1
+    signed = layer.survival(signed=True)
+    torch.testing.assert_close(signed.sum(1), torch.ones(2).double())
+
+
+def test_an_order_is_that_of_the_flipped_sequence():
+    torch.manual_seed(0)
+    plain = ssm.Recurrence(
+        *(torch.randn(2, 7, n, 3).double() for n in (4, 2, 2)),
+        delta=torch.rand(2, 7, 4).double(),
+        A=-torch.rand(4, 3).double(),
+        D=torch.randn(4).double(),
+    )
+    back = torch.arange(6, -1, -1)
+    ordered = ssm.Recurrence(**{**vars(plain.at(back)), "order": back})
+    for run in (ssm.scan, ssm.scan_reference):
+        there, here = run(ordered), run(plain)
+        torch.testing.assert_close(there.y.flip(1), here.y)
+        torch.testing.assert_close(there.state, here.state)
+    torch.testing.assert_close(ssm.scan(ordered, retention=True).retention, ssm.retention(ordered))
+    for options in ({}, {"absolute": True}, {"rows": [1, 6]}):
+        mirrored = {"rows": [5, 0]} if "rows" in options else options
+        found, expected = ssm.attention(ordered, skip=True, **options), ssm.attention(plain, skip=True, **mirrored)
+        torch.testing.assert_close(found, expected.flip(-1) if "rows" in options else expected.flip(-1, -2))
+
+
+def test_what_can_be_asked(model, batch):
+    explained = ssmscope.explain(model, batch, methods=["gradxinput", "lrp", "occlusion", "survival", "random"])
+    assert set(explained.to_frame()["method"]) == {"gradxinput", "lrp", "occlusion", "survival", "random"}
+    heatmap = ssmscope.selection_heatmap(model, batch)
+    assert heatmap.to_frame().notna().any().any()
+    assert model.images_of(batch).shape == (2, 4, 4, 3)
+    attended = ssmscope.implicit_attention(model, batch, parts=True)
+    ahead = np.triu(np.ones((17, 17), dtype=bool), 1)
+    assert all(text.ahead and text.maps[0].values[ahead].any() for text in attended)
+    assert "maps of layers that read both ways" in attended.verdict()
+    keys = strongest(attended[0].maps[0], 0, attended[0], 17)
+    assert {key for key, _ in keys} == set(range(17))
+    for asked in (ssmscope.stability, ssmscope.influence):
+        with pytest.raises(InputError, match="read their input both ways, and .* is of models that only look back"):
+            asked(model, batch)
+    with pytest.raises(InputError, match="cannot continue from its states"):
+        model.run(batch, model.run(batch).states)
+    with pytest.raises(InputError, match="16 tokens were given; the model reads 17"):
+        model.logits(model.encode(values=torch.rand(15, model.channels)))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"pos_embed": None}, "lacks pos_embed"),
+        ({"cls_token": None, "cls_token_head": torch.zeros(1, 1, WIDTH)}, "lacks cls_token"),
+        ({"pos_embed": torch.zeros(1, 16, WIDTH)}, r"its positions \(1, 16, 12\); square patches"),
+        ({"patch_embed.proj.weight": torch.zeros(WIDTH, 1, 56, 56)}, r"its patches are \(12, 1, 56, 56\)"),
+        ({"layers.0.mixer.conv1d.weight": torch.zeros(3)}, r"its layers.0.mixer.conv1d.weight is \(3,\)"),
+        ({"head.weight": torch.zeros(0, WIDTH)}, r"its head.weight is \(0, 12\)"),
+        ({"patch_embed.proj.bias": torch.zeros(3)}, r"no Vim that can be read: its patches are \(12, 3, 56, 56\)"),
+        ({"layers.5000000.norm.weight": torch.zeros(WIDTH)}, "a layer 5000000 and"),
+        ({"layers.1.norm.bias": torch.zeros(WIDTH)}, "has no place for backbone.layers.1.norm.bias"),
+        ({"rope.freqs_cos": torch.zeros(3)}, "has no place for rope.freqs_cos"),
+        ({"layers.1.mixer.D_b": torch.zeros(3)}, "layers.1.mixer.D_b is 3"),
+    ],
+)
+def test_what_cannot_be_read_is_named(change, words, tmp_path):
+    weights = {name: t for name, t in {**stored(), **change}.items() if t is not None}
+    with pytest.raises(InputError, match=words):
+        ssmscope.load(written(tmp_path, weights))
