@@ -26,9 +26,12 @@ from ssmscope.matrices import pooled as cells_of_matrices
 from ssmscope.matrices import rows as rows_of_matrices
 from ssmscope.matrices import whole as matrices
 from ssmscope.matrices.terms import Around
-from ssmscope.scans import delta, diagonal, scalar, single, wide
+from ssmscope.scans import delta, diagonal, removal, scalar, single, wide
 from ssmscope.scans.compiling import piece
 from ssmscope.scans.diagonal import scaled
+
+OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
+"""The terms that have a value for each step, (batch, length, …)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,39 +119,26 @@ class Recurrence:
 
     def between(self, start: int, stop: int | None = None) -> Recurrence:
         """The recurrence restricted to start ≤ t < stop."""
-        cut = {
-            name: value[:, start:stop]
-            for name in ("x", "b", "c", "delta", "log_a", "beta")
-            if (value := getattr(self, name, None)) is not None
-        }
-        return replace(self, **cut)
+        return replace(self, **self._each(lambda value: value[:, start:stop]))
 
     def at(self, positions: Tensor) -> Recurrence:
         """The terms at these positions alone, one after the other."""
-        names = ("x", "b", "c", "delta", "log_a", "beta")
-        chosen = {n: v[:, positions.to(v.device)] for n in names if (v := getattr(self, n, None)) is not None}
-        return replace(self, **chosen)
+        return replace(self, **self._each(lambda value: value[:, positions.to(value.device)]))
 
     def of_heads(self, start: int, stop: int) -> Recurrence:
         """The recurrence restricted to the heads start ≤ h < stop; they read one group, or a group each."""
         heads = self.x.shape[2]
         share, stop = heads // self.b.shape[2], min(stop, heads)
+        first, last = start // share, (stop - 1) // share
         groups = torch.arange(start, stop, device=self.b.device) // share
-        one = start // share == (stop - 1) // share
-        chosen = slice(start // share, start // share + 1) if one else groups
-        cut: dict[str, Any] = {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]}
-        for name in ("x", "delta", "log_a", "beta"):
-            if (value := getattr(self, name, None)) is not None:
-                cut[name] = value[:, :, start:stop]
-        for name in ("A", "D"):
-            if (value := getattr(self, name)) is not None:
-                cut[name] = value[start:stop]
-        return replace(self, **cut)
+        chosen = slice(first, first + 1) if first == last else groups
+        cut = self._each(lambda value: value[:, :, start:stop])
+        cut |= self._each(lambda value: value[start:stop], ("A", "D"))
+        return replace(self, **cut | {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]})
 
     def of_rows(self, start: int, stop: int) -> Recurrence:
         """The recurrence restricted to the sequences start ≤ i < stop of the batch."""
-        names = ("x", "b", "c", "delta", "log_a", "beta")
-        return replace(self, **{n: v[start:stop] for n in names if (v := getattr(self, n, None)) is not None})
+        return replace(self, **self._each(lambda value: value[start:stop]))
 
     @property
     def step(self) -> Tensor | None:
@@ -157,8 +147,11 @@ class Recurrence:
 
     def to(self, *args, **kwargs) -> Recurrence:
         """The recurrence with every tensor moved or cast, as `Tensor.to`."""
-        names = ("x", "b", "c", "delta", "A", "log_a", "D", "beta")
-        return replace(self, **{n: v.to(*args, **kwargs) for n in names if (v := getattr(self, n, None)) is not None})
+        return replace(self, **self._each(lambda value: value.to(*args, **kwargs), (*OVER_TIME, "A", "D")))
+
+    def _each(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = OVER_TIME) -> dict[str, Any]:
+        """The terms of these names that there are, changed."""
+        return {name: change(value) for name in names if (value := getattr(self, name, None)) is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,18 +164,29 @@ class DeltaRecurrence(Recurrence):
     is exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
     H_t = (I − β_t b_t b_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
-    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads). `delta`, `A`
-    and `expected` stay unset.
+    In the generalised rule (RWKV-7, Peng et al. 2025, section 3) what is found under one key, `e`, is taken away along
+    another, `r`, and neither need be the key that is written:
+
+        H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
+
+    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
+    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
 
     Raises:
-        ValueError: when shapes disagree, the write strength is absent, or the decay is not given as `log_a`.
+        ValueError: when shapes disagree, the write strength or one of `e` and `r` is absent, or the decay is not given
+            as `log_a`.
         InputError: from `log_decay`, as the states do not decay one by one.
     """
 
     beta: Tensor | None = None
+    e: Tensor | None = None
+    r: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        wanted = (*self.x.shape[:3], self.b.shape[-1])
+        if (self.e is None) != (self.r is None) or any(t is not None and t.shape != wanted for t in (self.e, self.r)):
+            raise ValueError(f"a generalised delta rule has both keys, e and r, of shape {wanted}")
         if self.beta is None or self.beta.shape != self.x.shape[:3]:
             raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
         if self.log_a is None or self.delta is not None:
@@ -220,12 +224,16 @@ class DeltaRecurrence(Recurrence):
         b, c = (t.repeat_interleave(share, dim=2) if share > 1 else t for t in (self.b, self.c))
         return b, c
 
+    def removal(self) -> tuple[Tensor, Tensor]:
+        """`e` and `r` of every head, (batch, length, heads, state)."""
+        b, _ = self.by_head()
+        return (b, b) if self.e is None or self.r is None else (self.e, self.r)
+
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
-        """β_t b_tᵀ Diag(a_t) b_t / state."""
+        """β_t r_tᵀ Diag(a_t) e_t / state."""
         assert self.beta is not None and self.log_a is not None
-        share = self.x.shape[2] // self.b.shape[2]
-        squared = self.b[:, start:stop].square().repeat_interleave(share, dim=2)
-        return self.beta[:, start:stop] * (self.log_a[:, start:stop].exp() * squared).mean(-1)
+        e, r = (t[:, start:stop] for t in self.removal())
+        return self.beta[:, start:stop] * (self.log_a[:, start:stop].exp() * e * r).mean(-1)
 
 
 class Scan(NamedTuple):
@@ -260,13 +268,13 @@ def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads w
 def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
     batch, length, heads, width, state = recurrence.shape
     assert recurrence.beta is not None and recurrence.log_a is not None
-    b, c = recurrence.by_head()
+    (b, c), (e, r) = recurrence.by_head(), recurrence.removal()
     H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
     unit = torch.eye(state, dtype=b.dtype, device=b.device)
     outputs = [recurrence.x[:, :0]]
     for t in range(length):
-        beta, key = recurrence.beta[:, t, :, None, None], b[:, t, :, :, None]
-        transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * key @ key.mT)
+        beta, key, found, along = (term[:, t, ..., None] for term in (recurrence.beta.unsqueeze(-1), b, e, r))
+        transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * found @ along.mT)
         H = H @ transition + beta * recurrence.x[:, t, :, :, None] @ key.mT
         outputs.append((H @ c[:, t, :, :, None]).squeeze(-1).unsqueeze(1))
     return Scan(_with_skip(recurrence, torch.cat(outputs, dim=1)), H, recurrence.kept().mean(-1))
@@ -301,7 +309,10 @@ def scan(
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         terms = (recurrence.log_a, recurrence.beta, *recurrence.by_head(), recurrence.x)
-        y, final = delta.scan(*terms, initial)
+        if recurrence.e is not None and recurrence.r is not None:
+            y, final = removal.scan(*terms, recurrence.e, recurrence.r, initial)
+        else:
+            y, final = delta.scan(*terms, initial)
         kept = recurrence.kept().detach().mean(-1) if retention else None
     elif recurrence.one_decay_per_head:
         log_a = recurrence.log_decay().squeeze(-1)
