@@ -48,6 +48,8 @@ class LinearAttentionConfig(PretrainedConfig):
     mixer: ClassVar[type[nn.Module]]
     swiglu: ClassVar[bool] = True
     head_norm = "layer"
+    shared: ClassVar[tuple[str, ...]] = ("key_size", "value_size")
+    """The sizes that the heads share."""
 
     def _set_beside_defaults(self, **fields: Any) -> None:
         """Set what is not the class's default: a configuration's fingerprint is of its own fields alone."""
@@ -66,7 +68,7 @@ class LinearAttentionConfig(PretrainedConfig):
             raise InputError(f"head_norm {head_norm!r} is unknown: choose one of {', '.join(HEAD_NORMS)}")
         self._set_beside_defaults(head_norm=head_norm)
         heads = fields["num_heads"]
-        for name in ("key_size", "value_size"):
+        for name in self.shared:
             if fields[name] % heads:
                 raise InputError(f"{name} {fields[name]} cannot be shared by {heads} heads: give a multiple of {heads}")
         kwargs.setdefault("pad_token_id", 0)
@@ -309,9 +311,17 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.layers = nn.ModuleList(self.blocks(config))
+        self.norm_f = self.norm(config)
         self.post_init()
+
+    def blocks(self, config: Any) -> list[nn.Module]:
+        """A new model's blocks, the first first."""
+        return [Block(config) for _ in range(config.num_hidden_layers)]
+
+    def norm(self, config: Any) -> nn.Module:
+        """What stands before the head."""
+        return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 
 
 class GLAModel(LinearAttentionModel):

@@ -42,20 +42,19 @@ def scan(
     outputs, H = [x[:, :0]], initial
     with torch.autocast(x.device.type, enabled=False):  # taken away and written must cancel to full precision
         for start in range(0, x.shape[1], SEGMENT):
-            terms = (t[:, start : start + SEGMENT] for t in (log_a, beta.unsqueeze(-1), b, c, x, e, r))
-            y, H = _segment(*terms, H, chunk)
+            terms = [t[:, start : start + SEGMENT] for t in (log_a, beta.unsqueeze(-1), b, c, x, e, r)]
+            y, H = _segment(terms, H, chunk)
             outputs.append(y)
     return torch.cat(outputs, dim=1), H
 
 
-def _segment(
-    log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor, e: Tensor, r: Tensor, H: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
+def _segment(terms: list[Tensor], H: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    log_a, beta, b, c, x, e, r = terms
     length, width = x.shape[1], x.shape[-1]
     chunk = min(chunk, 1 << (length - 1).bit_length())
     missing = -length % chunk  # steps that hold the state
-    terms = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (log_a, beta * b, c, x, e, beta * r))
-    log_a, b, c, x, e, r = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in terms)
+    padded = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (log_a, beta * b, c, x, e, beta * r))
+    log_a, b, c, x, e, r = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in padded)
 
     written, removed = _products(log_a, b, e, c), _products(log_a, r, e, c)
     from_start, to_end = written.from_start, written.to_end

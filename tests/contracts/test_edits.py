@@ -20,7 +20,7 @@ from ssmscope.frozen import Exit, Path
 from ssmscope.intercept import taken_over
 from ssmscope.mixers import reader_of, remembers
 from ssmscope.model import Model
-from ssmscope.models import delta, diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv
+from ssmscope.models import delta, diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv, rwkv7
 
 NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]
@@ -148,12 +148,14 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
         return
     plain, alone = precise(model, batch), precise(model, batch, cut)
     both = precise(model, batch, [cut, cut_edges(sources, targets)])
-    naive, before = convolution_without(sources, targets), rwkv._before
+    naive, before = convolution_without(sources, targets), rwkv.token_before
     for file in (parts, diff_mamba, delta, lfm2, recurrent_gemma):
         monkeypatch.setattr(file, "causal_convolution", naive)
     late = torch.zeros_like(sources)
     late[:, 1:] = sources[:, :-1] & targets[:, 1:]
-    monkeypatch.setattr(rwkv, "_before", lambda x, *_: before(x, None, None).masked_fill(late.unsqueeze(-1), 0))
+    for file in (rwkv, rwkv7):
+        naively = lambda x, *_: before(x, None, None).masked_fill(late.unsqueeze(-1), 0)  # noqa: E731
+        monkeypatch.setattr(file, "token_before", naively)
     keep = ~(targets[:, :, None] & sources[:, None, :])
     for found, expected in (
         (alone, precise(model, batch)),
@@ -189,7 +191,7 @@ def held_at(place: int) -> Edit:
     """What a token makes the states forget is a constant."""
 
     def held(r):
-        terms = {name: getattr(r, name, None) for name in ("b", "delta", "log_a", "beta")}
+        terms = {name: getattr(r, name, None) for name in ("b", "delta", "log_a", "beta", "e", "r")}
         at, given = torch.tensor([place]), {name: term for name, term in terms.items() if term is not None}
         return replace(r, **{name: t.index_fill(1, at, -0.1 if name == "log_a" else 0.1) for name, t in given.items()})
 

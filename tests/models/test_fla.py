@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from examples import relative
 from loud import loud
-from safetensors.torch import save_file
+from saving import saved
 from torch import Tensor
 from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -130,13 +129,6 @@ def logits(kind: str, weights: dict[str, Tensor]) -> Tensor:
         x = x + (silu(gate) * up) @ p["mlp.down_proj.weight"].T
     head = w.get("lm_head.weight", w["model.embeddings.weight"])
     return normed(x, w["model.norm.weight"]) @ head.T
-
-
-def saved(directory, config: dict[str, Any], weights: dict[str, Tensor]):
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    save_file(weights, directory / "model.safetensors")
-    return directory
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

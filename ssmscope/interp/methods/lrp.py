@@ -57,13 +57,17 @@ from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.mamba2attn import Mamba2AttnAttention, Mamba2AttnBlock, softmax_attention
 from ssmscope.models.parts import at_least_float32, rms_factor
+from ssmscope.models.rwkv7 import RWKV7Block
 
 TOLERANCE = 1e-4  # of `Scores.delta`
 MOST = 2**33
 """Bytes that a backward pass keeps before blocks are run again instead."""
 
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
-BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock)
+BLOCKS = (
+    *(MambaBlock, Mamba2Block, FalconMambaBlock),
+    *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
+)
 LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential)
 """What is linear, or only adds and passes on what its parts give."""
 MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
