@@ -26,7 +26,7 @@ from ssmscope.models.checkpoints import read_mamba_ssm
 from ssmscope.models.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.models.fields import check_depth, check_value, refused
 from ssmscope.models.gated_delta import EPS
-from ssmscope.models.linear_attention import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
+from ssmscope.models.linear_attention import ATTENDING, GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 from ssmscope.models.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.models.stored import Stored, check_fit, check_tied, contents, outline, read_tensors, weight_files
 
@@ -127,7 +127,7 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
 
     Raises:
         InputError: for weights that are missing or do not fit, for fields of another kind, and for options that our
-            layers do not have (attention layers, grouped heads, a delta rule with one of its gates, …).
+            layers do not have (grouped heads, attention in an RWKV-7, a delta rule with one of its gates, …).
     """
     what, kind = str(directory), config["model_type"]
     if kind == "mamba2":
@@ -135,7 +135,8 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     fields = {**SHARED, **DEFAULTS[kind], **{k: v for k, v in config.items() if v is not None}}
     for name, known in {**SHARED, **DEFAULTS[kind]}.items():
         check_value(name, fields[name], known, what)
-    only = {"attn": None, "attnres_block_size": None, "hidden_act": "swish", **ONLY[kind]}
+    attention = _attention(config.get("attn"), kind, what)
+    only = {"attnres_block_size": None, "hidden_act": "swish", **ONLY[kind]}
     for name, default in only.items():
         # written out, as many value heads as heads are the default
         if config.get(name, default) not in (default, fields["num_heads"] if name.endswith("_heads") else default):
@@ -146,9 +147,9 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     files = weight_files(directory)
     held = contents(files)
     check_depth(config, len(held.tensors), what)
-    build = partial(_BUILT[kind], fields, kind)
+    build = partial(_BUILT[kind], {**fields, "attention": attention}, kind)
     tensors = {name: t for file in files for name, t in read_tensors(file).items()}
-    weights = _translated(tensors, fields, kind)
+    weights = _translated(tensors, {**fields, "attention": attention}, kind)
     stored = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in weights.items()}
     check_fit(outline(build, held, what, "its config.json"), stored, what)
     if fields["tie_word_embeddings"]:
@@ -156,6 +157,19 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     module = build()
     module.load_state_dict(weights)
     return module
+
+
+def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:
+    """Its layers of softmax attention as ours; options beside these it keeps and does not read."""
+    if given is None:
+        return []
+    found = [given] if isinstance(given, Mapping) else given
+    if kind == "rwkv7" or not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise refused(
+            what, "attn", given, "None" if kind == "rwkv7" else "options of attention for some layers, or None"
+        )
+    names = ("layers", "num_heads", *ATTENDING)
+    return [{name: each[name] for name in names if each.get(name) is not None} for each in found]
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +182,7 @@ def _size(fields: Mapping[str, Any]) -> dict[str, Any]:
         **{name: fields[name] for name in names},
         "intermediate_size": inner,
         "layer_norm_epsilon": fields["norm_eps"],
+        "attention": fields["attention"],
     }
 
 
@@ -237,6 +252,12 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
             found[name] = shifts.flatten()
         elif len(shifts) == len(SHIFTS):
             found |= {f"{name[:-1]}{letter}": each.clone() for letter, each in zip(SHIFTS, shifts)}
+    for options in fields["attention"]:
+        for layer in options.get("layers", []):
+            for part in ("weight", "bias"):
+                names = [f"backbone.layers.{layer}.mixer.{each}_proj.{part}" for each in "qkv"]
+                if all(name in found for name in names):
+                    found[f"backbone.layers.{layer}.mixer.in_proj.{part}"] = torch.cat([found.pop(n) for n in names])
     for theirs, ours in (
         {} if kind not in DELTA else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}
     ).items():

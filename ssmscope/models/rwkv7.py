@@ -110,6 +110,8 @@ class RWKV7Config(LinearAttentionConfig):
             gate_rank=gate_rank,
             intermediate_size=4 * hidden_size if intermediate_size is None else intermediate_size,
         )
+        if self.attention:
+            raise InputError("attention: an RWKV-7's blocks have none beside their time mixing")
         if not self.intermediate_size:
             raise InputError("intermediate_size 0: an RWKV-7 has a channel mixing in every layer; give 1 or more")
 

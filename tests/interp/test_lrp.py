@@ -51,7 +51,10 @@ LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
 
 @pytest.mark.parametrize(
     ("name", "half"),
-    in_turns([*FEW, "lfm2", "mamba2attn", "minimax", "recurrent_gemma", "rwkv7", "xlstm", *LATENT], [True, False]),
+    in_turns(
+        [*FEW, "gla-hybrid", "lfm2", "mamba2attn", "minimax", "recurrent_gemma", "rwkv7", "xlstm", *LATENT],
+        [True, False],
+    ),
 )
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:

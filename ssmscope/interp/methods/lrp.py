@@ -55,8 +55,9 @@ from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.linear_attention import Block, FeedForward
-from ssmscope.models.mamba2attn import Mamba2AttnAttention, Mamba2AttnBlock, softmax_attention
+from ssmscope.models.mamba2attn import Mamba2AttnBlock
 from ssmscope.models.parts import at_least_float32, rms_factor
+from ssmscope.models.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.models.rwkv7 import RWKV7Block
 
 TOLERANCE = 1e-4  # of `Scores.delta`
@@ -226,7 +227,7 @@ def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
 
 
 def through_attention(
-    part: Mamba2AttnAttention,
+    part: RotaryAttention,
     one: Tensor,
     below: Callable[..., Any],
     x: Tensor,
@@ -264,7 +265,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
-    attention = [part for part in module.modules() if isinstance(part, Mamba2AttnAttention)]
+    attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
     read = {id(part) for part in (*found, *attention, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
     rules = _rules(module, read | {id(part) for part, handler in others if not runs_its_parts(handler)}, one, half)
