@@ -1,5 +1,5 @@
-"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet, GLA, RetNet and RWKV-7, as our models of
-these, and Mamba-2, as transformers'.
+"""Checkpoints in flash-linear-attention's layout: Gated DeltaNet, DeltaNet, GLA, RetNet, RWKV-7, HGRN, HGRN2 and GSA,
+as our models of these, and Mamba-2, as transformers'.
 
 Where its layers differ from the papers' these models have options: heads of GLA and RetNet are normalised by their root
 mean square, with one weight; RetNet's feed-forward parts are SwiGLU; β may reach 2; q and k are divided by √(‖·‖² +
@@ -26,11 +26,19 @@ from ssmscope.models.checkpoints import read_mamba_ssm
 from ssmscope.models.delta import DeltaNetConfig, DeltaNetForCausalLM
 from ssmscope.models.fields import check_depth, check_value, refused
 from ssmscope.models.gated_delta import EPS
+from ssmscope.models.hgrn import (
+    GSAConfig,
+    GSAForCausalLM,
+    HGRN2Config,
+    HGRN2ForCausalLM,
+    HGRNConfig,
+    HGRNForCausalLM,
+)
 from ssmscope.models.linear_attention import ATTENDING, GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 from ssmscope.models.rwkv7 import RWKV7Config, RWKV7ForCausalLM
 from ssmscope.models.stored import Stored, check_fit, check_tied, contents, outline, read_tensors, weight_files
 
-THEIRS = ("gated_deltanet", "delta_net", "gla", "retnet", "rwkv7")
+THEIRS = ("gated_deltanet", "delta_net", "gla", "retnet", "rwkv7", "hgrn", "hgrn2", "gsa")
 """Its model types that are read."""
 SHARED: dict[str, Any] = dict(
     hidden_size=2048, num_hidden_layers=24, num_heads=4, vocab_size=32000, hidden_ratio=4.0, norm_eps=1e-6,
@@ -39,6 +47,8 @@ SHARED: dict[str, Any] = dict(
 """Fields of a config.json that are read, each with a value that it may have."""
 DELTA = ("gated_deltanet", "delta_net")
 """Those of which several projections are one in ours."""
+GATED = ("hgrn", "hgrn2", "gsa")
+"""Those of `ssmscope.models.hgrn`."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gated_deltanet": dict(num_hidden_layers=21, num_heads=6, head_dim=256, expand_v=2.0),
     "delta_net": dict(num_heads=16),
@@ -48,6 +58,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         head_dim=64, norm_eps=1e-5, norm_bias=True, norm_first=True, fuse_norm=True, decay_low_rank_dim=64,
         a_low_rank_dim=64, v_low_rank_dim=16, gate_low_rank_dim=128,
     ),
+    "hgrn": dict(use_lower_bound=True),
+    "hgrn2": dict(use_lower_bound=True, expand_ratio=128),
+    "gsa": dict(num_slots=64, gate_logit_normalizer=8),
 }  # fmt: skip
 """Where a type's own default is another one."""
 ONLY: dict[str, dict[str, Any]] = {
@@ -63,6 +76,11 @@ ONLY: dict[str, dict[str, Any]] = {
         use_output_gate=True, use_short_conv=False, num_kv_heads=None, feature_map=None, elementwise_affine=True,
     ),
     "rwkv7": dict(hidden_act="sqrelu"),
+    "hgrn": dict(use_short_conv=False, elementwise_affine=True, expand_ratio=1),
+    "hgrn2": dict(use_short_conv=False, elementwise_affine=True),
+    "gsa": dict(
+        use_short_conv=False, elementwise_affine=True, num_kv_heads=None, feature_map="swish", expand_k=1, expand_v=1,
+    ),
 }  # fmt: skip
 """Options that can be read as their defaults alone."""
 NAMES = {
@@ -71,6 +89,7 @@ NAMES = {
     r"^backbone\.norm\.": "backbone.norm_f.",
     r"\.attn\.": ".mixer.",
     r"\.mixer\.(o_norm|g_norm_swish_gate|g_norm)\.": ".mixer.head_norm.",
+    r"^backbone\.lower_bounds$": "backbone.lower_bounds.weight",
     r"\.mixer\.o_proj\.": ".mixer.out_proj.",
     r"\.mixer\.g_proj\.": ".mixer.z_proj.",
     r"\.mixer\.a_proj\.": ".mixer.decay_proj.",
@@ -227,11 +246,27 @@ def _rwkv7(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     return RWKV7ForCausalLM(config)
 
 
+def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
+    """HGRN, HGRN2 or GSA; the last two leave the ε of the norms within layers at 10⁻⁵, whatever `norm_eps` is."""
+    sizes, eps = _size(fields), {"head_norm_epsilon": 1e-5}
+    if kind == "gsa":
+        more = {"num_slots": fields["num_slots"], "tau": float(fields["gate_logit_normalizer"])}
+        return GSAForCausalLM(GSAConfig(**sizes, **more, **eps))
+    bounds = {"lower_bounds": fields["use_lower_bound"]}
+    if kind == "hgrn":
+        return HGRNForCausalLM(HGRNConfig(**sizes, **bounds))
+    width, each = fields["hidden_size"], fields["expand_ratio"]
+    if width % each:
+        raise InputError(f"expand_ratio {each} does not divide hidden_size {width}")
+    return HGRN2ForCausalLM(HGRN2Config(**{**sizes, "num_heads": width // each}, **bounds, **eps))
+
+
 RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}
 """Our names of the inner widths of RWKV-7's low-rank maps, and the beginnings of theirs."""
 _BUILT: dict[str, Callable[[Mapping[str, Any], str], PreTrainedModel]] = {
     **dict.fromkeys(DELTA, _delta),
     **dict.fromkeys(("gla", "retnet"), _linear),
+    **dict.fromkeys(GATED, _gated),
     "rwkv7": _rwkv7,
 }
 """How a model of each type is made."""
@@ -245,6 +280,8 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
     for name, tensor in tensors.items():
         for pattern, ours in (RWKV7 if kind == "rwkv7" else NAMES).items():
             name = re.sub(pattern, ours, name)
+        if kind in GATED:
+            name = name.replace(".mixer.head_norm.", ".mixer.norm.")
         found[name] = tensor
     for name in [each for each in found if kind == "rwkv7" and re.search(r"\.attn\.x_.$", each)]:
         shifts = found.pop(name)
@@ -258,6 +295,8 @@ def _translated(tensors: Mapping[str, Tensor], fields: Mapping[str, Any], kind: 
                 names = [f"backbone.layers.{layer}.mixer.{each}_proj.{part}" for each in "qkv"]
                 if all(name in found for name in names):
                     found[f"backbone.layers.{layer}.mixer.in_proj.{part}"] = torch.cat([found.pop(n) for n in names])
+    for name in [each for each in found if kind == "gsa" and each.endswith(".mixer.v_proj.weight")]:
+        found[name.replace(".v_proj.", ".i_proj.")] = found.pop(name)
     for theirs, ours in (
         {} if kind not in DELTA else {"_proj.weight": "qkv_proj.weight", "_conv1d.weight": "conv1d.weight"}
     ).items():

@@ -333,12 +333,9 @@ class Block(nn.Module):
         super().__init__()
         width, eps, attending = config.hidden_size, config.layer_norm_epsilon, config.attending(number)
         self.norm = nn.RMSNorm(width, eps)
-        self.mixer = self.new_mixer(config, number) if attending is None else _attention(config, number, attending)
+        self.mixer = config.mixer(config) if attending is None else _attention(config, number, attending)
         self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
         self.mlp = FeedForward(config) if config.intermediate_size else None
-
-    def new_mixer(self, config: Any, number: int) -> nn.Module:
-        return config.mixer(config)
 
     def forward(
         self,

@@ -54,6 +54,7 @@ from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
+from ssmscope.models.hgrn import LowerBounds
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.mamba2attn import Mamba2AttnBlock
 from ssmscope.models.parts import at_least_float32, rms_factor
@@ -69,8 +70,8 @@ BLOCKS = (
     *(MambaBlock, Mamba2Block, FalconMambaBlock),
     *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
 )
-LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential)
-"""What is linear, or only adds and passes on what its parts give."""
+LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, LowerBounds)
+"""What is linear, only adds and passes on what its parts give, or is passed by nothing."""
 MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
 """Where the models are defined whose own forward passes are known to add nothing."""
 
