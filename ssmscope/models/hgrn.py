@@ -21,6 +21,7 @@ The backbone is that of `linear_attention`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ class LowerBounds(nn.Module):
         return shares.cumsum(0) - shares[0]
 
 
-class GatedMixer(ReadMixer, nn.Module):
+class GatedMixer(ReadMixer, nn.Module, ABC):
     """What the three layers share; input and output (batch, length, width)."""
 
     read = "q_proj"
@@ -96,9 +97,9 @@ class GatedMixer(ReadMixer, nn.Module):
         """The values, of what W_i makes of the input."""
         return i
 
+    @abstractmethod
     def terms(self, u: Tensor, mask: Tensor | None, state: LayerState | None) -> tuple[Recurrence, dict[str, Tensor]]:
         """The layer's recurrence and `extras`."""
-        raise NotImplementedError
 
     def shown(self, o: Tensor) -> Tensor:
         """What the norm reads of the recurrence's output."""

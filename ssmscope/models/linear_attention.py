@@ -59,11 +59,6 @@ class LinearAttentionConfig(PretrainedConfig):
     attention: Sequence[Mapping[str, Any]] = ()
     """Layers of softmax attention in place of the mixer's: their options for some `layers`, see `ATTENDING`."""
 
-    def attending(self, layer: int) -> dict[str, Any] | None:
-        """The options of a layer of softmax attention; None where there is none."""
-        found = next((options for options in self.attention if layer in options["layers"]), None)
-        return None if found is None else {**ATTENDING, **found}
-
     def _set_attention(self, given: Any) -> None:
         width, taken = self.hidden_size, set[int]()
         if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
@@ -314,7 +309,12 @@ class FeedForward(nn.Module):
         return self.down(gelu(self.up(x)) if self.gate is None else silu(self.gate(x)) * self.up(x))
 
 
-def _attention(config: Any, number: int, options: Mapping[str, Any]) -> RotaryAttention:
+def _attention(config: Any, number: int) -> RotaryAttention | None:
+    """A layer's softmax attention; None where it has none."""
+    found = next((each for each in getattr(config, "attention", ()) if number in each["layers"]), None)
+    if found is None:
+        return None
+    options = {**ATTENDING, **found}
     own: dict[str, Any] = {
         "num_heads": options["num_heads"],
         "num_heads_kv": options["num_kv_heads"],
@@ -331,9 +331,9 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__()
-        width, eps, attending = config.hidden_size, config.layer_norm_epsilon, config.attending(number)
+        width, eps = config.hidden_size, config.layer_norm_epsilon
         self.norm = nn.RMSNorm(width, eps)
-        self.mixer = config.mixer(config) if attending is None else _attention(config, number, attending)
+        self.mixer = _attention(config, number) or config.mixer(config)
         self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
         self.mlp = FeedForward(config) if config.intermediate_size else None
 
@@ -393,10 +393,11 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
         return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 
     def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
-        if not self.config.attention:
+        attention = getattr(self.config, "attention", ())
+        if not attention:
             return (attention_mask,)
         mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
-        windows = {options.get("window_size") for options in self.config.attention}
+        windows = {options.get("window_size") for options in attention}
         hidden = {window: unread(x, mask, window) for window in windows}
         return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids
 
