@@ -248,17 +248,17 @@ def _rwkv7(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
 
 def _gated(fields: Mapping[str, Any], kind: str) -> PreTrainedModel:
     """HGRN, HGRN2 or GSA; the last two leave the ε of the norms within layers at 10⁻⁵, whatever `norm_eps` is."""
-    sizes, eps = _size(fields), {"head_norm_epsilon": 1e-5}
+    sizes = _size(fields)
     if kind == "gsa":
-        more = {"num_slots": fields["num_slots"], "tau": float(fields["gate_logit_normalizer"])}
-        return GSAForCausalLM(GSAConfig(**sizes, **more, **eps))
-    bounds = {"lower_bounds": fields["use_lower_bound"]}
+        slots, tau = fields["num_slots"], float(fields["gate_logit_normalizer"])
+        return GSAForCausalLM(GSAConfig(**sizes, num_slots=slots, tau=tau, head_norm_epsilon=1e-5))
+    sizes["lower_bounds"] = fields["use_lower_bound"]
     if kind == "hgrn":
-        return HGRNForCausalLM(HGRNConfig(**sizes, **bounds))
+        return HGRNForCausalLM(HGRNConfig(**sizes))
     width, each = fields["hidden_size"], fields["expand_ratio"]
     if width % each:
         raise InputError(f"expand_ratio {each} does not divide hidden_size {width}")
-    return HGRN2ForCausalLM(HGRN2Config(**{**sizes, "num_heads": width // each}, **bounds, **eps))
+    return HGRN2ForCausalLM(HGRN2Config(**{**sizes, "num_heads": width // each, "head_norm_epsilon": 1e-5}))
 
 
 RANKS = {"decay_rank": "decay", "rate_rank": "a", "value_rank": "v", "gate_rank": "gate"}
