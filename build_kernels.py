@@ -13,7 +13,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = {"scan": "scans/native.c", "scan-of-heads": "scans/scalar.c", "attention": "matrices/native.c"}
+SOURCES = {
+    "scan": "scans/native.c",
+    "scan-of-heads": "scans/scalar.c",
+    "passes": "scans/passes.c",
+    "attention": "matrices/native.c",
+}
 """The kernels' names in `Library`, and their sources."""
 
 

@@ -127,8 +127,11 @@ SHAPES = {
 }
 
 
-def built(shape: str, dtype: torch.dtype, device: str, layers: int | None = None) -> Model:
-    """A random model of a shape, drawn where it is to be."""
+def built(
+    shape: str, dtype: torch.dtype, device: str, layers: int | None = None, *, residual_scaled: bool = False
+) -> Model:
+    """A random model of a shape, drawn where it is to be; `residual_scaled`, what its mixers add to the residual stream
+    is divided by the root of how many they are, as Mamba's authors begin training."""
     kind, config = SHAPES[shape]()
     config.initializer_range = 0.02
     config.num_hidden_layers = layers or config.num_hidden_layers
@@ -136,7 +139,10 @@ def built(shape: str, dtype: torch.dtype, device: str, layers: int | None = None
     with torch.device(device):
         module = kind._from_config(config, dtype=dtype).eval()
     module.requires_grad_(False)
-    return ssmscope.load(module)
+    model = ssmscope.load(module)
+    for mixer in model.mixers if residual_scaled else ():
+        mixer.out_proj.weight.div_(model.num_layers**0.5)
+    return model
 
 
 def asked(model: Model, what: str, length: int, options: argparse.Namespace) -> Callable[[], str]:
@@ -229,11 +235,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--residual-scaled", action="store_true", help="smaller out_proj, as trained models begin")
     parser.add_argument("--peer", action="store_true", help="the library's own gradient too")
     parser.add_argument("--profile", action="store_true", help="which operations the last call spends its time in")
     options = parser.parse_args()
     begun = time.perf_counter()
-    model = built(options.shape, getattr(torch, options.dtype), options.device, options.layers)
+    dtype, scaled = getattr(torch, options.dtype), options.residual_scaled
+    model = built(options.shape, dtype, options.device, options.layers, residual_scaled=scaled)
     device, parameters = model.device, sum(p.numel() for p in model.module.parameters())
     _synchronise(device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"

@@ -2,6 +2,7 @@
 
     python benchmarks/prompts.py                       # demo/instruct-mamba2 on SST-2; needs $SSMSCOPE_DATA or the hub
     python benchmarks/prompts.py --model MODEL --limit 100 --attacks stresstest,checklist
+    python benchmarks/prompts.py --model mamba-130m --limit 3 --threads 1      # random weights, a shape of timing.py
 
 PromptBench's side is its own `Attack`, whose evaluation asks the model one example at a time, here through the plain
 transformers model: one forward pass an example, and the likelier of the label words is the answer. (Its own models
@@ -26,9 +27,8 @@ from unittest.mock import patch
 import nltk
 import numpy as np
 import torch
-from timing import THREADS, machine
+from timing import THREADS, machine, reader
 
-import ssmscope
 from ssmscope.attacks.parts import stopwords
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.prompts.search import Judge, drawn_from
@@ -113,7 +113,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(machine())
-    model = ssmscope.load(options.model)
+    model = reader(options.model)
     data = load_text(options.data).sample(options.limit, seed=0)
     known = prompts_of(options.data)
     # ends in a word: PromptBench puts suffixes before the last punctuation, ours stand at the end

@@ -1,11 +1,12 @@
 """A sharded directory over two devices: the same numbers as on one.
 
-    python benchmarks/split.py --into /tmp/split            # two GPUs: "balanced", "auto", and halves
+    python benchmarks/split.py --into /tmp/split                            # two GPUs, and a GPU beside the CPU
+    python benchmarks/split.py --into /tmp/split --devices cuda:0 cuda:0    # one GPU beside the CPU
 
 A model of each family with random weights is saved in shards and loaded whole on the first GPU, in float32, then with
 each `device_map`. Printed is the largest difference relative to the largest value, of logits (also from float64 on the
-CPU), survival of every layer, the implicit attention of the middle layer, relevance and gradient × input; and which
-devices hold it.
+CPU), logits of a run from a state, the logit lens, survival of every layer, the implicit attention of the middle layer,
+relevance and gradient × input; and which devices hold it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
 from ssmscope.model import Model
+from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 
 
 def mamba(width: int, layers: int) -> Any:
@@ -60,10 +62,8 @@ def halves(directory: Path, layers: int, first: Any, second: Any) -> dict[str, A
     for part, inside in base.named_children():
         if part == "layers":
             found |= {f"{name}.layers.{i}": first if i < layers // 2 else second for i in range(layers)}
-        elif isinstance(inside, torch.nn.Embedding):  # named first: inputs go to the first device that is named
-            found = {f"{name}.{part}": first} | found
         else:
-            found[f"{name}.{part}"] = second
+            found[f"{name}.{part}"] = first if isinstance(inside, torch.nn.Embedding) else second
     return found | {"lm_head": first if model.config.tie_word_embeddings else second}
 
 
@@ -77,9 +77,15 @@ def answers(model: Model, ids: list[list[int]]) -> dict[str, Callable[[], Tensor
         found = ssmscope.selection_heatmap(model, model.encode(ids=ids))
         return torch.cat([torch.from_numpy(text.scores).flatten() for text in found])
 
+    def continued() -> Tensor:
+        begin, rest = (model.encode(ids=part) for part in (ids[0][:100], ids[0][100:]))
+        return model.run(rest, model.run(begin).states).logits
+
     asked = objective(model, model.encode(ids=ids), target=7)
     return {
         "logits": lambda: model.logits(model.encode(ids=ids)),
+        "run from a state": continued,
+        "lens": lambda: logit_lens(model).log_probs(chosen_states(model, model.encode(ids=ids), "last")),
         "heatmap": heatmap,
         "attention": attention,
         "lrp": lambda: lrp(asked).scores,
@@ -121,7 +127,7 @@ def main() -> None:
     first, second = options.devices
     drawn = torch.Generator().manual_seed(1)
     ids = [torch.randint(5, 50280, (length,), generator=drawn).tolist() for length in (256, 180)]
-    names = ("logits", "heatmap", "attention", "lrp", "gradxinput")
+    names = ("logits", "run from a state", "lens", "heatmap", "attention", "lrp", "gradxinput")
     print(f"torch {torch.__version__}, {options.layers} layers of width {options.width}, float32\n")
     print("| model | device_map | parameters | " + " | ".join(names) + " | fingerprint |")
     print("|---|---|---|" + "---|" * len(names) + "---|", flush=True)
@@ -138,7 +144,9 @@ def main() -> None:
         exact = by_float64.logits(by_float64.encode(ids=ids))
         whole = told(kind, f"whole, {shards} shards", ssmscope.load(directory, device=first), ids, {}, exact)
         maps: dict[str, Any] = {} if first == second else {"balanced": "balanced", "auto": "auto"}
-        maps[f"halves, {first} and {second}"] = halves(directory, options.layers, first, second)
+        for one, other in dict.fromkeys([(first, second), (first, "cpu"), ("cpu", first)]):
+            if one != other:
+                maps[f"halves, {one} and {other}"] = halves(directory, options.layers, one, other)
         for how, device_map in maps.items():
             try:
                 model = ssmscope.load(directory, device_map=device_map, dtype="float32")

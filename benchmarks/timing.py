@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -67,6 +68,38 @@ def mamba2_130m(layers: int = 24, vocabulary: int = 1000) -> torch.nn.Module:
         for layer in model.backbone.layers:
             layer.mixer.dt_bias.add_(4)
     return model
+
+
+SHAPES = {"mamba-130m": mamba_130m, "mamba2-130m": mamba2_130m}
+
+
+def classifier_on(language: Any) -> Any:
+    """A random head of SST-2's two classes on the backbone of a language model, which keeps it."""
+    from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+
+    labels = {0: "negative", 1: "positive"}
+    with torch.device("meta"):
+        config = SSMClassifierConfig(language.config, id2label=labels, label2id={labels[i]: i for i in labels})
+        found = SSMForSequenceClassification(config).eval()
+    torch.manual_seed(0)
+    head = torch.nn.Linear(language.config.hidden_size, len(labels))
+    found.backbone, found.head = language.backbone, head.to(language.device, language.dtype)
+    return found
+
+
+def reader(name: str, *, classifies: bool = False) -> Any:
+    """A model of texts by its name, or a random one of one of the SHAPES, with the tokenizer of demo/instruct-mamba2.
+
+    Args:
+        classifies: the random one is a classifier.
+    """
+    import ssmscope
+
+    if name not in SHAPES:
+        return ssmscope.load(name)
+    module: Any = SHAPES[name](vocabulary=50280)
+    tokenizer = ssmscope.load("demo/instruct-mamba2").tokenizer
+    return ssmscope.load(classifier_on(module) if classifies else module, tokenizer=tokenizer)
 
 
 def seconds(run: Callable[[], object], repeats: int, warm_up: int = 1) -> float:

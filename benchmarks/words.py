@@ -2,6 +2,7 @@
 
     SSMSCOPE_DATA=… python benchmarks/words.py                    # two demos, three recipes, 300 examples
     SSMSCOPE_DATA=… python benchmarks/words.py --recipes pwws --limit 100
+    SSMSCOPE_DATA=… python benchmarks/words.py --models mamba-130m --limit 5   # random weights, a shape of timing.py
 
 Both attack the same examples of SST-2's test split with the same parts (`ssmscope.attacks.parts`) and the same seed for
 each example. TextAttack runs its `Attack` text after text, on the transformers model's own forward pass, 32 texts at a
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from timing import machine
+from timing import machine, reader
 
 import ssmscope
 from ssmscope.attacks.parts import recipe, textattack
@@ -160,7 +161,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         synonyms = Path(folder, "synonyms.json")
         synonyms.write_text(json.dumps(SYNONYMS))
-        for model in map(ssmscope.load, options.models.split(",")):
+        for model in (reader(name, classifies=True) for name in options.models.split(",")):
             for name in options.recipes.split(","):
                 compare(model, data, options.limit, name, {"synonyms": synonyms} if name == "pwws" else {})
 

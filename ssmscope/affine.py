@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, linear
 
 from ssmscope.errors import InputError
-from ssmscope.intercept import evaluating, has_hooks, is_own
+from ssmscope.intercept import evaluating, has_hooks, is_own, unmoved
 
 EMBEDDED_AT_ONCE = 2**14  # rows of an embedding table that are read together
 ROUNDING = 64, 4  # units of the last place by which two ways of computing the same may differ; of half precision
@@ -27,11 +27,12 @@ REMEDY = "merge its adapter (peft's merge_and_unload()), or dequantise it"
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module computes what `kind` does with its attributes: no forward of its own, and no hook."""
+    """Whether a module computes what `kind` does with its attributes: no forward of its own, and no hook but one of
+    accelerate's that only moves its input."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return (
         any(type(module).forward is each.forward for each in kinds)
-        and is_own(module, module.forward)
+        and is_own(module, unmoved(module))
         and type(module).__call__ is nn.Module.__call__
         and not has_hooks(module)
     )

@@ -26,6 +26,7 @@ def by_length(
     rows: Sequence[int] | None = None,
     size: int | None = None,
     most: int | None = None,
+    padding: int | None = None,
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
     """Rows that run together: of alike length, and with their padding of at most `tokens` tokens, or a single one.
@@ -36,17 +37,22 @@ def by_length(
         rows: which rows; by default all.
         size: how many rows are in a batch, whatever their tokens.
         most: how many rows a batch has at most.
+        padding: how many tokens of padding it has at most.
         longest_first: so that a batch that does not fit into memory fails at once.
     """
     tokens = TOKENS_AT_ONCE if tokens is None else tokens
     order = sorted(range(len(lengths)) if rows is None else rows, key=lambda row: lengths[row])
     chosen: list[int] = []
+    real = 0
     for row in reversed(order) if longest_first else order:
         longest = lengths[chosen[0] if chosen and longest_first else row]
-        full = len(chosen) == most or longest * (len(chosen) + 1) > tokens
+        together = longest * (len(chosen) + 1)
+        full = len(chosen) == most or together > tokens
+        full |= padding is not None and together - real - lengths[row] > padding
         if chosen and (full if size is None else len(chosen) == size):
             yield chosen
-            chosen = []
+            chosen, real = [], 0
         chosen.append(row)
+        real += lengths[row]
     if chosen:
         yield chosen

@@ -18,6 +18,10 @@ class InputError(ValueError):
     """What the user gave cannot be used. The message is one line: what was given, what is allowed, what to do."""
 
 
+class Unanswerable(InputError):
+    """Nothing of a model is what the question is about, whatever the options: a report notes it, and goes on."""
+
+
 def nearest(name: str, options: Iterable[str], n: int = 3) -> list[str]:
     """At most `n` of `options` that resemble `name`, the most alike first."""
     folded = {option.lower(): option for option in options}

@@ -8,6 +8,7 @@ call on to whatever stood there before.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -137,6 +138,20 @@ def is_own(module: nn.Module, below: Any) -> bool:
         below = below.below
     own = getattr(type(module), "forward", None)
     return isinstance(below, MethodType) and below.__self__ is module and below.__func__ is own
+
+
+def unmoved(module: nn.Module) -> Any:
+    """A module's forward pass, without the hook of accelerate's that sends its input to where its weights are."""
+    hooks = sys.modules.get("accelerate.hooks")  # not imported for this: where it is not, there is none of its hooks
+    hook = vars(module).get("_hf_hook")
+    moves = hooks is not None and type(hook) is hooks.AlignDevicesHook and not hook.offload
+    return vars(module).get("_old_forward", module.forward) if moves else module.forward
+
+
+def stayed(module: nn.Module) -> nn.Module:
+    """The module itself, after its hooks of accelerate's, if it has any, are taken off for good."""
+    hooks = sys.modules.get("accelerate.hooks")
+    return module if hooks is None else hooks.remove_hook_from_module(module, recurse=True)
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,7 @@ class Recurrence:
         first, last = start // share, (stop - 1) // share
         groups = torch.arange(start, stop, device=self.b.device) // share
         chosen = slice(first, first + 1) if first == last else groups
-        cut = self._each(lambda value: value[:, :, start:stop])
-        cut |= self._each(lambda value: value[start:stop], ("A", "D"))
+        cut = self._each(lambda v: v[:, :, start:stop]) | self._each(lambda v: v[start:stop], ("A", "D"))
         return replace(self, **cut | {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]})
 
     def of_rows(self, start: int, stop: int) -> Recurrence:
@@ -173,8 +172,7 @@ class DeltaRecurrence(Recurrence):
     (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
 
     Raises:
-        ValueError: when shapes disagree, the write strength or one of `e` and `r` is absent, or the decay is not given
-            as `log_a`.
+        ValueError: for shapes that disagree, no `beta`, one of `e` and `r` alone, or a decay not given as `log_a`.
         InputError: from `log_decay`, as the states do not decay one by one.
     """
 
@@ -220,9 +218,8 @@ class DeltaRecurrence(Recurrence):
 
     def by_head(self) -> tuple[Tensor, Tensor]:
         """`b` and `c` of every head, (batch, length, heads, state)."""
-        share = self.x.shape[2] // self.b.shape[2]
-        b, c = (t.repeat_interleave(share, dim=2) if share > 1 else t for t in (self.b, self.c))
-        return b, c
+        heads = self.x.shape[2]
+        return delta.by_head(self.b, heads), delta.by_head(self.c, heads)
 
     def removal(self) -> tuple[Tensor, Tensor]:
         """`e` and `r` of every head, (batch, length, heads, state)."""
@@ -232,8 +229,10 @@ class DeltaRecurrence(Recurrence):
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
         """β_t r_tᵀ Diag(a_t) e_t / state."""
         assert self.beta is not None and self.log_a is not None
-        e, r = (t[:, start:stop] for t in self.removal())
-        return self.beta[:, start:stop] * (self.log_a[:, start:stop].exp() * e * r).mean(-1)
+        own = self.b.square() if self.e is None or self.r is None else self.e * self.r
+        a, along = self.log_a[:, start:stop].exp(), own[:, start:stop]
+        along = along.mean(-1, keepdim=True) if a.shape[-1] == 1 else along
+        return self.beta[:, start:stop] * (a * delta.by_head(along, self.x.shape[2])).mean(-1)
 
 
 class Scan(NamedTuple):
@@ -294,8 +293,9 @@ def scan(
     buffers that stay in the cache, or through kernels of C or CUDA, with the chunks' states recomputed in the
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
-    head in float32 on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision` chooses 22
-    bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"); gradients have 22 bits always.
+    head, or by the delta rule, in float32 on a GPU, products are as exact as torch's own:
+    `torch.set_float32_matmul_precision` chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8
+    ("medium"); gradients have 22 bits always.
 
     Args:
         recurrence: the terms, see `Recurrence`; float32 or float64.
@@ -308,7 +308,7 @@ def scan(
         initial = recurrence.x.new_zeros(batch, heads, width, state)
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        terms = (recurrence.log_a, recurrence.beta, *recurrence.by_head(), recurrence.x)
+        terms = (recurrence.log_a, recurrence.beta, recurrence.b, recurrence.c, recurrence.x)
         if recurrence.e is not None and recurrence.r is not None:
             y, final = removal.scan(*terms, recurrence.e, recurrence.r, initial)
         else:

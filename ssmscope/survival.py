@@ -316,11 +316,11 @@ def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     """k_s of blocks of positions, the last first, (batch, block, heads, state)."""
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        terms = (recurrence.log_a, recurrence.beta, recurrence.by_head()[0])
         if recurrence.e is not None and recurrence.r is not None:
-            yield from removal.keys_left(*terms, recurrence.e, recurrence.r)
+            keys = (recurrence.b, recurrence.e, recurrence.r)
+            yield from removal.keys_left(recurrence.log_a, recurrence.beta, *keys)
         else:
-            yield from delta_rule.keys_left(*terms)
+            yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b)
         return
     floor = smallest_exponent(recurrence.x.dtype)
     for part, exponents in _exponents_left(recurrence):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssmscope import ssm, survival
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, Unanswerable
 from ssmscope.frozen import FrozenLayer
 
 T = TypeVar("T")
@@ -137,10 +137,10 @@ def check_remembers(remembers: bool, name: str, what: str) -> None:
     """Refuse a question about the memory of a model whose layers keep none.
 
     Raises:
-        InputError: as said.
+        Unanswerable: as said.
     """
     if not remembers:
-        raise InputError(
+        raise Unanswerable(
             f"no layer of {name} has a recurrent memory, which {what} is about: its layers are short convolutions and "
             "attention"
         )

@@ -12,9 +12,9 @@ LENGTHS = np.random.default_rng(0).integers(1, 30, 200).tolist()
 
 
 @pytest.mark.parametrize("longest_first", [False, True])
-@pytest.mark.parametrize("limits", [{"tokens": 64}, {"tokens": 64, "most": 5}, {"size": 7}])
+@pytest.mark.parametrize("limits", [{}, {"most": 5}, {"padding": 3}, {"size": 7}])
 def test_batches_hold_every_row_once_within_the_limits(limits, longest_first):
-    parts = list(by_length(LENGTHS, **limits, longest_first=longest_first))
+    parts = list(by_length(LENGTHS, 64, **limits, longest_first=longest_first))
     assert sorted(sum(parts, [])) == list(range(200))
     found = [LENGTHS[row] for part in parts for row in part]
     assert found == sorted(LENGTHS, reverse=longest_first)
@@ -25,9 +25,11 @@ def test_batches_hold_every_row_once_within_the_limits(limits, longest_first):
             continue
         assert tokens <= 64 or size == 1
         assert size <= limits.get("most", size)
+        assert tokens - sum(LENGTHS[row] for row in part) <= limits.get("padding", tokens)
         if after is not None:  # no batch has room for the next row
-            longest = max(LENGTHS[row] for row in [*part, after[0]])
-            assert longest * (size + 1) > 64 or size == limits.get("most")
+            lengths = [LENGTHS[row] for row in [*part, after[0]]]
+            tokens, padding = max(lengths) * len(lengths), max(lengths) * len(lengths) - sum(lengths)
+            assert tokens > 64 or size == limits.get("most") or padding > limits.get("padding", padding)
 
 
 def test_small_cases(monkeypatch):

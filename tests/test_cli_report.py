@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from planned import TEXT, tiny_model, unpainted
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from ssmscope import cli
 from ssmscope.reports import exports, running
@@ -74,6 +75,24 @@ def test_a_plan_ends_in_a_page_and_tables_and_a_second_run_in_the_same(analyze, 
     again = analyze(plan, "--out", out)
     assert again.code == 0 and "0 jobs to run, 2 done already" in again.err
     assert {path: path.read_bytes() for path in sorted((out / "tables").iterdir())} == tables
+
+
+def test_what_has_no_answer_for_a_model_is_left_out_and_no_failure(analyze, tmp_path) -> None:
+    place = tmp_path / "short"
+    tiny_model(place)
+    sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=2, layer_types=["conv"] * 2)
+    ends = dict(pad_token_id=0, bos_token_id=0, eos_token_id=0)
+    Lfm2ForCausalLM(Lfm2Config(**sizes, **ends, num_attention_heads=2)).save_pretrained(place)
+    file = tmp_path / "plan.yaml"
+    items = [{"heatmap": {"text": TEXT}}, {"lens show": {"text": TEXT}}]
+    file.write_text(json.dumps({"title": "Short", "models": [str(place)], "analyses": items}))
+    told = analyze(file, "--out", tmp_path / "out")
+    assert told.code == 0 and "Short: 1 of 2 jobs done" in told.out
+    assert "analyze: left out: heatmap: no layer of" in told.err
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "left out: no layer of" in page and "✗" not in page and "1 done, 1 left out" in page
+    (record,) = (tmp_path / "out" / "failed").iterdir()
+    assert json.loads(record.read_text())["state"] == "left-out"
 
 
 @pytest.mark.usefixtures("no_page")

@@ -181,7 +181,7 @@ def test_a_wheel_brings_kernels_for_levels_of_processors(tmp_path, monkeypatch):
     v4, v3 = (building.file_of(native.SOURCE, "scan", level) for level in building.LEVELS)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(building, "BROUGHT", tmp_path)
-    for file in (v4, v3, building.file_of(building.HEADER, "scan", "x86-64-v3")):  # the last one of another source
+    for file in (v4, v3, building.file_of(building.HEADERS[0], "scan", "x86-64-v3")):  # the last one of another source
         (tmp_path / file).touch()
 
     def found(flags):

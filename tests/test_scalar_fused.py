@@ -130,6 +130,17 @@ def test_products_are_as_exact_as_torchs_own(precision, tolerance, least):
 
 
 @needs_kernels
+@pytest.mark.parametrize("size", [0.0, 1e-30])
+def test_long_steps_write_nothing_of_nothing(size):
+    """Steps above 8, as trained models have, times one over the smallest unit are no float32."""
+    terms = draw(1, 70, 2, 1, 4, 5)
+    terms = {**terms, "x": size * terms["x"], "initial": size * terms["initial"], "delta": 100 * terms["delta"]}
+    ours, exact = run(terms), definition(terms)
+    near(ours[0], exact.y)
+    near(ours[1], exact.state)
+
+
+@needs_kernels
 def test_terms_and_heads_of_any_size():
     """Products are of float16, whose range is that of none of these: each tile is over a unit of its own."""
     terms = draw(1, 70, 3, 1, 4, 5)

@@ -9,14 +9,13 @@ this file in one of its own.
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from examples import TEXTS, random_example
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -25,10 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import ssmscope
+from ssmscope.edits import Edit
+from ssmscope.errors import InputError
 from ssmscope.interp.methods.gradients import gradxinput
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
 from ssmscope.model import Model
+from ssmscope.probes.lens.lenses import chosen_states, logit_lens
 
 CARD = torch.device("cpu")  # until it is registered
 aten = torch.ops.aten
@@ -51,6 +53,13 @@ class Card(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatched(func, args, kwargs or {})
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()  # by which accelerate knows what is tied
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        found = Card(self.inner.detach().clone())
+        return nn.Parameter(found, self.requires_grad) if isinstance(self, nn.Parameter) else found
 
     def tolist(self) -> Any:
         return self.inner.tolist()
@@ -75,7 +84,7 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         there = isinstance(args[0], Card)
     if kwargs.get("device") is not None:
         there = torch.device(kwargs["device"]).type == CARD.type
-        kwargs = {**kwargs, "device": torch.device("cpu")}
+        kwargs = {**kwargs, "device": torch.device("cpu")} if there else kwargs
     known = {id(each.inner): each for each in on_card}
     found = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
     if not there:
@@ -121,24 +130,17 @@ def register() -> None:
     CARD = torch.device("card:0")
 
 
-def split(module: nn.Module, first: torch.device, second: torch.device) -> nn.Module:
-    """Its embeddings and the first half of its layers on one device, the rest on the other, by accelerate's hooks."""
-    base = module.base_model
-    layers = next(part for part in base.children() if isinstance(part, nn.ModuleList))
-    for part in base.children():
-        if part is layers:
-            for i, layer in enumerate(layers):
-                _place(layer, first if i < len(layers) // 2 else second)
+def halves(module: Any, first: str, second: str) -> dict[str, str]:
+    """The embeddings and the first half of its layers on one device, the rest on the other."""
+    base, found = module.base_model, {}
+    for part, inside in base.named_children():
+        name = f"{module.base_model_prefix}.{part}"
+        if isinstance(inside, nn.ModuleList):
+            found |= {f"{name}.{i}": first if i < len(inside) // 2 else second for i in range(len(inside))}
         else:
-            _place(part, first if isinstance(part, nn.Embedding) else second)
-    head = module.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone())  # where it is the embeddings
-    _place(head, second)
-    return add_hook_to_module(module, AlignDevicesHook(execution_device=first, io_same_device=True))
-
-
-def _place(part: nn.Module, device: torch.device) -> None:
-    add_hook_to_module(part.to(device), AlignDevicesHook(execution_device=device))
+            found[name] = first if isinstance(inside, nn.Embedding) else second
+    head = next(name for name, part in module.named_modules() if part is module.get_output_embeddings())
+    return found | {head: first if module.config.tie_word_embeddings else second}
 
 
 def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
@@ -153,8 +155,22 @@ def questions(model: Model) -> dict[str, Callable[[], Tensor]]:
         found = ssmscope.implicit_attention(model, model.encode(ids=TEXTS[:1])).to_frame()["weight"]
         return torch.tensor(found.tolist())
 
+    def continued() -> Tensor:
+        first, second = (model.encode(ids=part) for part in (TEXTS[0][:6], TEXTS[0][6:]))
+        return model.run(second, model.run(first).states).logits
+
+    def edited() -> Tensor:
+        halved = Edit("halved", "output", lambda y, site: y / 2, layers=(1,))
+        return model.run(batch(), edits=[halved]).logits
+
+    def lens() -> Tensor:
+        return logit_lens(model).log_probs(chosen_states(model, batch(), "every"))
+
     return {
         "logits": lambda: model.logits(batch()),
+        "continued": continued,
+        "edited": edited,
+        "lens": lens,
         "survival": lambda: heatmap("survival"),
         "retention": lambda: heatmap("retention"),
         "attention": attention,
@@ -168,11 +184,17 @@ def main(names: list[str]) -> None:
     for name in names:
         module = random_example(name)
         whole = {question: ask().detach() for question, ask in questions(Model(module)).items()}
-        for first, second in ((CARD, torch.device("cpu")), (torch.device("cpu"), CARD)):
+        directory = tempfile.mkdtemp()
+        module.save_pretrained(directory)
+        for first, second in (("card:0", "cpu"), ("cpu", "card:0")):
             with Operations(), Lists():
-                model = Model(split(copy.deepcopy(module), first, second))
+                try:
+                    model = ssmscope.load(directory, device_map=halves(module, first, second))
+                except InputError as error:
+                    print(json.dumps({"model": name, "error": str(error)}), flush=True)
+                    continue
                 for question, ask in questions(model).items():
-                    said: dict[str, Any] = {"model": name, "first": first.type, "question": question}
+                    said: dict[str, Any] = {"model": name, "first": first, "question": question}
                     try:
                         found = _inside(ask()).detach()
                         scale = whole[question].nan_to_num().abs().max()

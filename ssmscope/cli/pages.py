@@ -50,7 +50,8 @@ def report(
 ) -> None:
     """Run a plan, models × analyses × data, into one page and its tables. A killed run continues.
 
-    The exit code is 1 where a job failed; a second run tries again what failed and does what is missing, nothing else.
+    What has no answer for a model is left out, and noted. The exit code is 1 where a job failed; a second run tries
+    again what failed and does what is missing, nothing else.
     """
     check_writable(out)
     variables = _variables(set or [], data)
@@ -197,7 +198,8 @@ def _list(plan: Plan, jobs: Jobs, store: Store, json: bool) -> None:
 
 def _answer(made: Report, out: Path, json: bool) -> None:
     once = {entry.key: entry for entry in made.entries}
-    failed = [entry for entry in once.values() if entry.state != "done"]
+    refused = [entry for entry in once.values() if entry.state == "left-out"]
+    failed = [entry for entry in once.values() if entry.state not in ("done", "left-out")]
     page = out / "index.html"
     if json:
         jobs = [
@@ -214,8 +216,10 @@ def _answer(made: Report, out: Path, json: bool) -> None:
         ]
         print(json_module.dumps({"title": made.title, "page": str(page), "jobs": jobs}, indent=2))
     else:
-        print(f"{made.title}: {len(once) - len(failed)} of {len(once)} jobs done")
+        print(f"{made.title}: {len(once) - len(failed) - len(refused)} of {len(once)} jobs done")
         print(f"Page: {page}")
+    for entry in refused:
+        print(f"analyze: left out: {entry.verb}: {entry.error}", file=sys.stderr)
     for entry in failed:
         reason = " ".join((entry.error or "it did not run").split())
         print(f"analyze: failed: {entry.command}: {reason}", file=sys.stderr)

@@ -23,13 +23,16 @@ TOKENS_AT_ONCE = 512, 2048
 """The fewest and the most tokens of a batch there."""
 ON_A_GPU = 32
 """How many times as many run together there."""
+PADDING = 24, 2**24
+"""How many tokens of padding a batch there has at most, since to read the weights for one more batch takes as long, and
+what is added to them: so many weights over those of a layer, as long as it takes to start a layer's operations."""
 LOGITS_AT_ONCE = 2**26
 """How many numbers the logits of a batch have: 256 MiB of float32."""
 STATES_AT_ONCE = 2**29
 """How many bytes the states have that are held, or that a batch begins with, on a CPU; on a GPU a sixteenth of its
 memory."""
 
-TRIED = 8, 64
+TRIED = 8, 32
 """How long the rows are, at least and at most, with which it is tried whether a model continues from its states."""
 
 Read = Callable[[Int[np.ndarray, " ends"], Tensor, States], None]
@@ -40,6 +43,13 @@ def tokens_together(model: Model) -> int:
     """How many tokens suit the model's device at a time."""
     fewest, most = TOKENS_AT_ONCE
     return min(max(fewest, NUMBERS_AT_ONCE // model.width), most) * (1 if model.device.type == "cpu" else ON_A_GPU)
+
+
+def padding_together(model: Model) -> int:
+    """How much padding costs the model's device no more than one more batch."""
+    weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
+    tokens = PADDING[0] + PADDING[1] * len(model.mixers) // max(1, weights)
+    return tokens * (1 if model.device.type == "cpu" else ON_A_GPU)
 
 
 def states_together(model: Model, size: int) -> int:
@@ -69,12 +79,14 @@ def run_pieces(
         states_at_once: how many rows are run together where they begin with states, or these are kept.
         states: whether `read` is given the states.
     """
+    padding = padding_together(model)
     places = np.zeros(len(pieces.row), dtype=np.int64)  # of pieces among the states that others start from
 
     def run(chosen: Int[np.ndarray, " chosen"], starts: States, keep: bool) -> States:
         ended: list[States] = []
         most = _rows_together(model, states_at_once if starts or keep else None)
-        for part in by_length((pieces.stop - pieces.start)[chosen].tolist(), tokens_at_once, most=most):
+        lengths = (pieces.stop - pieces.start)[chosen].tolist()
+        for part in by_length(lengths, tokens_at_once, most=most, padding=padding):
             batch = chosen[part]
             ids, mask = rows.padded(pieces.row[batch], pieces.start[batch], pieces.stop[batch])
             start = gathered(starts, _index(places[pieces.above[batch]], model)) if starts else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.fields import check_depth, check_value, number, refused
 from ssmscope.models.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
+from ssmscope.models.mamba3 import Mamba3Config, Mamba3ForCausalLM
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.models.stored import (
     Contents,
@@ -62,20 +64,28 @@ SSM_FIELDS: dict[str, Any] = dict(
     rmsnorm=True,
     norm_before_gate=False,
     D_has_hdim=False,
+    rope_fraction=0.5,
+    A_floor=1e-4,
+    is_outproj_norm=False,
+    is_mimo=False,
+    decay="heavy-tail",
 )
 """The fields of a config.json and of its ssm_cfg that are read, each with a value that it may have."""
+LAYERS = ("Mamba1", "Mamba2", "Mamba3")
+MAMBA3 = dict(rope_fraction="rope_fraction", A_floor="decay_floor", is_outproj_norm="head_norm", decay="decay")
+"""The fields that its Mamba-3 alone has, and our names of them; "decay" is none of the package's, see `mamba3`."""
 MLP_MULTIPLE = 128
 """To the next multiple of it the width of an MLP is rounded up."""
 
 
 def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
-    """A Mamba-1 or Mamba-2 language model saved by mamba_ssm, as transformers' model, or ours where it has layers of
-    attention or MLPs; `config` is its config.json.
+    """A language model of Mamba-1, 2 or 3 saved by mamba_ssm, as transformers' model, or ours of Mamba-3, and where it
+    has layers of attention or MLPs; `config` is its config.json.
 
     Raises:
         InputError: for weights that are missing or do not fit, for fields of another kind, and for parts that
-            neither transformers' models nor `Mamba2AttnForCausalLM` have (attention that looks ahead, attention or MLPs
-            beside Mamba-1, LayerNorm, a norm before the gate, a skip per channel).
+            neither transformers' models nor ours have (attention that looks ahead, attention or MLPs beside Mamba-1,
+            Mamba-3 with several inputs per head, LayerNorm, a norm before the gate, a skip per channel).
     """
     what = str(directory)
     files = weight_files(directory)
@@ -102,6 +112,8 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
     weights = {_in_transformers(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
     tensors = {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in model.state_dict().items()}
     held = Contents(tensors, sum(t.numel() * t.element_size() for t in weights.values()))
+    if any(_is_first_mamba3(part) for part in model.modules()):
+        config["ssm_cfg"] = {**(config.get("ssm_cfg") or {}), "decay": "softplus"}
     with torch.device("meta"):
         module = _builder(config, held, what)()
     for name, weight in weights.items():
@@ -110,8 +122,14 @@ def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
     return module
 
 
+def _is_first_mamba3(part: nn.Module) -> bool:
+    """Whether this is a Mamba-3 of the package's release 2.3.2, whose decays are made otherwise than later ones."""
+    kind = type(part)
+    return kind.__name__ == "Mamba3" and not hasattr(sys.modules.get(kind.__module__), "heavy_tail_activation")
+
+
 def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[], PreTrainedModel]:
-    """What builds transformers' model of mamba_ssm's configuration, into which the weights that are held fit."""
+    """What builds the model of mamba_ssm's configuration, into which the weights that are held fit."""
     cfg, attention = (config.get(name) or {} for name in ("ssm_cfg", "attn_cfg"))
     for name, given in (("ssm_cfg", cfg), ("attn_cfg", attention)):
         if not isinstance(given, dict):
@@ -119,12 +137,14 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
     for given, known in ((config, FIELDS), (cfg, SSM_FIELDS)):
         for name in known.keys() & given.keys():
             check_value(name, given[name], known[name], what)
-    if cfg.get("layer", "Mamba1") not in ("Mamba1", "Mamba2"):
-        raise InputError(f"{what} has layers {cfg['layer']!r:.60}; Mamba1 and Mamba2 can be read from this layout")
-    second = cfg.get("layer", "Mamba1") == "Mamba2"
+    kind = cfg.get("layer", "Mamba1")
+    if kind not in LAYERS:
+        raise InputError(f"{what} has layers {kind!r:.60}; {', '.join(LAYERS)} can be read from this layout")
+    first = kind == "Mamba1"
     unsupported = {
-        "attention layers (attn_layer_idx) beside Mamba-1": config.get("attn_layer_idx") and not second,
-        "MLPs (d_intermediate) beside Mamba-1": config.get("d_intermediate") and not second,
+        "attention layers (attn_layer_idx) beside Mamba-1": config.get("attn_layer_idx") and first,
+        "MLPs (d_intermediate) beside Mamba-1": config.get("d_intermediate") and first,
+        "several inputs and outputs per head (is_mimo)": cfg.get("is_mimo"),
         "LayerNorm (rms_norm false)": not config.get("rms_norm", True),
         "a norm before the gate (norm_before_gate)": cfg.get("norm_before_gate"),
         "no gated norm (rmsnorm false)": not cfg.get("rmsnorm", True),
@@ -133,7 +153,7 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
     present = [name for name, value in unsupported.items() if value]
     if present:
         raise InputError(f"{what} has {' and '.join(present)}, which cannot be read from this layout")
-    if second:
+    if kind == "Mamba2":
         _check_groups(cfg.get("ngroups", 1), what)
     stored = {_in_transformers(name): tensor for name, tensor in held.tensors.items()}
     embeddings = stored.get("backbone.embeddings.weight")
@@ -144,7 +164,7 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
 
     def build() -> PreTrainedModel:
         # The vocabulary of the file is padded to a multiple of 8 or 16.
-        return _mamba_ssm_model(config, cfg, embeddings.shape[0], second)
+        return _mamba_ssm_model(config, cfg, embeddings.shape[0])
 
     check_fit(outline(build, held, what, "its config.json"), stored, what)
     return build
@@ -154,9 +174,7 @@ def _in_transformers(name: str) -> str:
     return name.replace("backbone.embedding.weight", "backbone.embeddings.weight")
 
 
-def _mamba_ssm_model(
-    config: Mapping[str, Any], cfg: Mapping[str, Any], vocabulary: int, second: bool
-) -> PreTrainedModel:
+def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabulary: int) -> PreTrainedModel:
     width, expand = config["d_model"], cfg.get("expand", 2)
     shared: dict[str, Any] = dict(
         vocab_size=vocabulary,
@@ -170,25 +188,23 @@ def _mamba_ssm_model(
         layer_norm_epsilon=config.get("norm_epsilon", 1e-5),
         tie_word_embeddings=config.get("tie_embeddings", True),
     )
-    if not second:
+    kind = cfg.get("layer", "Mamba1")
+    if kind == "Mamba1":
         return MambaForCausalLM(
             MambaConfig(**shared, state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
         )
     head = cfg.get("headdim", 64)
     low, high = map(number, cfg.get("dt_limit", (0.0, float("inf"))))
-    shared |= dict(
-        state_size=cfg.get("d_state", 128),
-        head_dim=head,
-        num_heads=expand * width // head,
-        n_groups=cfg.get("ngroups", 1),
-        chunk_size=cfg.get("chunk_size", 256),
-        time_step_limit=(low, high),
-    )
+    shared |= dict(state_size=cfg.get("d_state", 128), head_dim=head, n_groups=cfg.get("ngroups", 1))
     attending, inner = config.get("attn_layer_idx") or [], config.get("d_intermediate") or 0
-    if not attending and not inner:
-        return Mamba2ForCausalLM(Mamba2Config(**shared))
     inner = -(-inner // MLP_MULTIPLE) * MLP_MULTIPLE
     parts: dict[str, Any] = dict(attn_layer_idx=attending, attn_cfg=config.get("attn_cfg"), d_intermediate=inner)
+    if kind == "Mamba3":
+        third: dict[str, Any] = {ours: cfg[name] for name, ours in MAMBA3.items() if name in cfg}
+        return Mamba3ForCausalLM(Mamba3Config(**shared, **parts, **third))
+    shared |= dict(num_heads=expand * width // head, chunk_size=cfg.get("chunk_size", 256), time_step_limit=(low, high))
+    if not attending and not inner:
+        return Mamba2ForCausalLM(Mamba2Config(**shared))
     return Mamba2AttnForCausalLM(Mamba2AttnConfig(**shared, **parts))
 
 

@@ -170,7 +170,16 @@ def rotated(
     key = t.shape[-1]
     theta = base ** (-torch.arange(0, key, 2, dtype=torch.float64, device=t.device) / key)
     angle = rearrange(position, "b t -> b t 1 1") * theta
+    return turned(t, angle)
+
+
+def turned(
+    t: Float[Tensor, "batch length heads key"], angle: Float[Tensor, "#batch length #heads pairs"]
+) -> Float[Tensor, "batch length heads key"]:
+    """`t` whose first dimensions, neighbours as complex numbers, are turned by the angles; the others stay."""
+    pairs = 2 * angle.shape[-1]
     cos, sin = angle.cos().to(t.dtype), angle.sin().to(t.dtype)
-    real, imaginary = rearrange(t, "b t h (n part) -> part b t h n", part=2)
-    turned = [real * cos - imaginary * sin, real * sin + imaginary * cos]
-    return rearrange(turned, "part b t h n -> b t h (n part)")
+    real, imaginary = rearrange(t[..., :pairs], "b t h (n part) -> part b t h n", part=2)
+    parts = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos])
+    made = rearrange(parts, "part b t h n -> b t h (n part)")
+    return made if pairs == t.shape[-1] else torch.cat([made, t[..., pairs:]], dim=-1)

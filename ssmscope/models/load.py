@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ssmscope.models.fields import check_depth, check_fields, number, read_objec
 from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.quiet import quiet
+from ssmscope.models.split import check_split, placed, start_at_embeddings
 from ssmscope.models.stored import (
     BROKEN,
     check_kinds,
@@ -96,8 +96,8 @@ def load(
             GPU. A model in memory keeps its own unless one is given.
         device: `cpu`, `cuda`, …, or `auto`: a GPU where there is one; by default a CPU, or where a model in memory is.
         device_map: in place of `device`, over which devices a directory in transformers' layout is split as it is read,
-            `auto` or a device for each part, as transformers reads it with accelerate. Weights that it leaves on a disk
-            or offloads are refused.
+            `auto` or a device for each part, as transformers reads it with accelerate. Parts on the CPU are computed
+            there; weights on a disk are refused.
 
     Raises:
         InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
@@ -105,7 +105,7 @@ def load(
             read, or no head. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
-    _check_split(device_map, device, source)
+    check_split(device_map, device, source)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike) and not callable(tokenizer):
         raise InputError(
             f"tokenizer is a {type(tokenizer).__name__}; give a tokenizer, or the directory or hub id of one"
@@ -139,33 +139,6 @@ def load(
     if kept is not None:
         kept.models[key] = model
     return model
-
-
-SPLITS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""The ways in which accelerate finds a device for each part of a model."""
-
-
-def _check_split(device_map: Any, device: Any, source: Any) -> None:
-    """Refuse a device map beside a device, of a model in memory, and without accelerate.
-
-    Raises:
-        InputError: as said.
-    """
-    if device_map is None:
-        return
-    if device is not None:
-        raise InputError("device and device_map both say where the weights go: give one")
-    if not isinstance(source, str | os.PathLike):
-        raise InputError("device_map splits a directory as it is read; a model in memory stays where it is")
-    if isinstance(device_map, str) and device_map not in SPLITS:
-        raise InputError(
-            f"device_map {device_map!r} is unknown: choose one of {', '.join(SPLITS)}, or give a device for each part"
-            f"{did_you_mean(device_map, SPLITS)}"
-        )
-    if isinstance(device_map, Mapping) and {"disk", "meta"} & {str(device) for device in device_map.values()}:
-        raise InputError("device_map leaves weights that are then not in memory (disk, meta): give each part a device")
-    if find_spec("accelerate") is None:
-        raise InputError("device_map needs accelerate, which is not installed: pip install accelerate")
 
 
 def _try(model: Model) -> None:
@@ -372,7 +345,7 @@ def _read_transformers(
     check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
-        placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+        where_to = {} if device_map is None else {"device_map": placed(empty, device_map, dtype)}
         module, info = auto.from_pretrained(
             where,
             config=config,
@@ -380,10 +353,13 @@ def _read_transformers(
             output_loading_info=True,
             local_files_only=True,
             trust_remote_code=False,
-            **placed,
+            **where_to,
         )
+        start_at_embeddings(module)
         if rescales:
             _rescales(module.config, asked=True)
+    except InputError:
+        raise
     except BROKEN as error:
         for file in files:
             read_tensors(file)  # says more clearly what is wrong with a file

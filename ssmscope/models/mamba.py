@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
@@ -27,6 +26,7 @@ from ssmscope.models.parts import (
     opened_by,
     projection,
     step_projection,
+    step_size,
 )
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -53,7 +53,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
     elif hasattr(mixer, "dt_layernorm"):  # Jamba's
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
-    delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
+    delta = hide_padding(step_size(step_projection(mixer, step)), mask)
     recurrence = Recurrence(
         x=at_least_float32(x).unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class Mamba2AttnConfig(Mamba2Config):
     """
 
     model_type = "mamba2attn"
+    mixer: ClassVar[type[nn.Module]] = Mamba2Mixer
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Mamba2AttnBlock(nn.Module):
         self.norm, self.wide = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon), config.residual_in_fp32
         self.attends = layer_idx in config.attn_layer_idx
         self.mixer = (
-            RotaryAttention(config, layer_idx, config.attn_cfg) if self.attends else Mamba2Mixer(config, layer_idx)
+            RotaryAttention(config, layer_idx, config.attn_cfg) if self.attends else config.mixer(config, layer_idx)
         )
         self.norm2, self.mlp = None, None
         if config.d_intermediate:
@@ -139,7 +140,7 @@ class Mamba2AttnBlock(nn.Module):
 
 
 class _Mamba2AttnPreTrainedModel(Mamba2PreTrainedModel):
-    config_class = Mamba2AttnConfig
+    config_class: type[PretrainedConfig] = Mamba2AttnConfig
     main_input_name = "input_ids"
     _no_split_modules = ["Mamba2AttnBlock"]
     _supports_sdpa = True
@@ -166,10 +167,11 @@ class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, Generati
     """The backbone and a head on the vocabulary."""
 
     _tied_weights_keys = MAMBA2_TIED
+    backbone_class: type[Mamba2AttnModel] = Mamba2AttnModel
 
     def __init__(self, config: Mamba2AttnConfig) -> None:
         super().__init__(config)
-        self.backbone = Mamba2AttnModel(config)
+        self.backbone = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

@@ -9,7 +9,7 @@ import transformers
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad, silu
+from torch.nn.functional import pad, silu, softplus
 
 from ssmscope.affine import agrees_with_weight, depthwise, innermost, is_plain, linear_map, norm_terms, offset
 from ssmscope.errors import InputError
@@ -89,7 +89,9 @@ def activated_convolution(
     some."""
     if taps is not None:
         return act(causal_convolution(x, weight, bias, tail, taps))
-    if type(act).__name__ in SILU and passes_native.applicable(x, weight, bias, tail):
+    few = weight.shape[-1] <= passes_native.TAPS and weight.shape[0] == x.shape[2]
+    if type(act).__name__ in SILU and few and passes_native.applicable(x, weight, bias, tail):
+        weight, bias = as_constant(weight), None if bias is None else as_constant(bias)
         return passes_native.silu_convolution(x, weight[:, 0], bias, tail)
     if tail is None and type(act).__name__ in SILU and passes.applicable(x, weight, bias):
         return passes.silu_convolution(x, weight[:, 0], bias)
@@ -98,6 +100,13 @@ def activated_convolution(
             return fused_parts.silu_convolution(x, weight[:, 0], bias)
         return _fused_silu_convolution(x, weight[:, 0].to(x.dtype), bias.to(x.dtype))
     return act(causal_convolution(x, weight, bias, tail))
+
+
+def step_size(v: Tensor) -> Tensor:
+    """softplus(v) of (batch, length, channels), in at least float32."""
+    if v.ndim == 3 and passes_native.applicable(v):
+        return passes_native.softplus(v)
+    return softplus(at_least_float32(v))
 
 
 SILU = ("SiLU", "SiLUActivation")
@@ -110,9 +119,12 @@ def _fused_silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def gated(act: Callable[[Tensor], Tensor], y: Tensor, z: Tensor) -> Tensor:
-    """y ⊙ act(z) in z's type, for SiLU in one pass on a GPU."""
-    if type(act).__name__ in SILU and passes.applicable(y, z):
-        return passes.gated(y, z)
+    """y ⊙ act(z) in z's type, for SiLU in one pass by kernels of its own where there are some."""
+    if type(act).__name__ in SILU and y.ndim == z.ndim == 3:
+        if passes_native.applicable(y, z):
+            return passes_native.gated(y, z)
+        if passes.applicable(y, z):
+            return passes.gated(y, z)
     return y.to(z.dtype) * act(z)
 
 
@@ -123,7 +135,7 @@ def gated_norm(norm: nn.Module, y: Tensor, z: Tensor) -> Tensor:
     if type(norm).__name__ not in GATED_NORMS or not is_plain(norm, type(norm)):
         return norm(y, z)
     if y.ndim == z.ndim == 3 and passes_native.applicable(y, z, norm.weight):
-        return passes_native.gated_norm(y, z, norm.weight, float(norm.variance_epsilon), size)
+        return passes_native.gated_norm(y, z, as_constant(norm.weight), float(norm.variance_epsilon), size)
     if size <= passes.MOST and y.ndim == z.ndim == 3 and passes.applicable(y, z, norm.weight):
         return passes.gated_norm(y, z, norm.weight, float(norm.variance_epsilon), size)
     if compiling() and size == y.shape[-1]:

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from ssmscope.reports.grouping import Found, Group, compared, groups, models, verdict
 from ssmscope.reports.page_heatmap import Attended, model_of, packed
 from ssmscope.reports.page_items import Item, Part, flat, items, took
-from ssmscope.reports.record import DONE, FAILED, MISSING, Report
+from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, MISSING, Report
 from ssmscope.show.blocks import TokenMaps, TokenRows
 from ssmscope.show.html import grid, scripts_of, styles_of, stylesheet
 from ssmscope.show.signed import STEPS, signed_style
@@ -129,8 +129,8 @@ def _summary(report: Report, sections: Sequence[Section]) -> list[tuple[str, lis
 
 
 def _said(item: Item, model: str) -> list[Said]:
-    if item.entry.state == FAILED:
-        return [Said(item.anchor, FAILED, item.error)]
+    if item.entry.state in (FAILED, LEFT_OUT):
+        return [Said(item.anchor, item.entry.state, item.error)]
     if item.entry.state == MISSING:
         return [Said(item.anchor, MISSING, "not run yet")]
     found = [Found(item.label, item.entry, result) for result in item.entry.results]
@@ -141,7 +141,7 @@ def _said(item: Item, model: str) -> list[Said]:
 
 def _counts(report: Report) -> str:
     """How many entries are in which state, and what they took."""
-    names = {DONE: "done", FAILED: "failed", MISSING: "not run yet"}
+    names = {DONE: "done", FAILED: "failed", LEFT_OUT: "left out", MISSING: "not run yet"}
     numbers = {name: sum(entry.state == state for entry in report.entries) for state, name in names.items()}
     seconds = sum(entry.seconds or 0.0 for entry in report.entries)
     listed = ", ".join(f"{number} {name}" for name, number in numbers.items() if number)

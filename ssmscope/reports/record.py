@@ -8,8 +8,8 @@ from typing import Any
 
 from ssmscope.results import Result
 
-DONE, FAILED, MISSING = "done", "failed", "missing"
-"""The states of an entry; what is missing has not run yet."""
+DONE, FAILED, LEFT_OUT, MISSING = "done", "failed", "left-out", "missing"
+"""The states of an entry; what is left out has no answer for its model, what is missing has not run yet."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Entry:
     options: Mapping[str, Any]
     key: str
     state: str
-    """"done", "failed" or "missing"."""
+    """"done", "failed", "left-out" or "missing"."""
     results: tuple[Result, ...]
     """Every JSON result that the job wrote."""
     seconds: float | None

@@ -15,21 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope import __version__
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, Unanswerable
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
-from ssmscope.reports.record import DONE, FAILED, Report
+from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, Report
 from ssmscope.reports.store import LOG, Store
 from ssmscope.writing import held, write_whole
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; `error` and `traceback` are None where it succeeded, its files then lie where it worked."""
+    """How a job ended; `error` and `traceback` are None where it succeeded, its files then lie where it worked.
+
+    `unanswerable` where the error says that its model has nothing that it asks about.
+    """
 
     seconds: float
     error: str | None = None
     traceback: str | None = None
+    unanswerable: bool = False
 
 
 def execute(job: Job, folder: Path) -> Outcome:
@@ -54,9 +58,8 @@ def execute(job: Job, folder: Path) -> Outcome:
         # Whatever goes wrong in one job is its own: the others go on, and the report shows it.
         told = "".join(traceback.format_exception(error))
         message = " ".join(str(error).split())
-        return Outcome(
-            time.perf_counter() - started, message if isinstance(error, InputError) else _named(error, message), told
-        )
+        message = message if isinstance(error, InputError) else _named(error, message)
+        return Outcome(time.perf_counter() - started, message, told, isinstance(error, Unanswerable))
     return Outcome(time.perf_counter() - started)
 
 
@@ -104,7 +107,7 @@ def run_plan(plan: Plan, jobs: Jobs, root: Path, *, engine: Engine) -> Report:
             failure = _settle(job, outcome, store)
             if failure is not None:
                 failures[job.key] = failure
-            ended = f"{outcome.seconds:.1f} s" if failure is None else "failed"
+            ended = f"{outcome.seconds:.1f} s" if failure is None else failure["state"].replace("-", " ")
             _say(f"[{number}/{total}] {job.verb} {' '.join(job.models)}: {ended}")
         report = Report(
             title=plan.title,
@@ -133,7 +136,7 @@ def _settle(job: Job, outcome: Outcome, store: Store) -> dict[str, Any] | None:
             return None
         except (OSError, InputError) as problem:
             error, told = _told(problem), traceback.format_exc()
-    failure = {**record, "state": FAILED, "error": error, "traceback": told}
+    failure = {**record, "state": LEFT_OUT if outcome.unanswerable else FAILED, "error": error, "traceback": told}
     try:
         store.fail(job, failure)
     except OSError as problem:  # a full disk: this run still tells of it

@@ -93,7 +93,7 @@ class Store:
                 failure, record = {"error": f"{error}; delete {self.finished(job.key)} and run again"}, None
         else:
             failure = failure or self._failed(job)
-        state = DONE if record is not None else FAILED if failure is not None else MISSING
+        state = DONE if record is not None else MISSING if failure is None else failure.get("state", FAILED)
         found = record or failure or {}
         return Entry(
             verb=job.verb,

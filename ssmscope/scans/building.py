@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SWITCH = "SSMSCOPE_NATIVE"
-HEADER = Path(__file__).with_name("vectors.h")
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "panels.h"))
 # Contraction and no errno change no special value: NaN and infinity still propagate.
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles
@@ -134,7 +134,7 @@ def brought(source: Path, name: str) -> list[Path]:
 
 def file_of(source: Path, name: str, level: str) -> str:
     """What kernels for a level of processors are called in a wheel: with a hash of the source."""
-    digest = hashlib.sha256(repr([file.read_text("utf-8") for file in (source, HEADER)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr([file.read_text("utf-8") for file in (source, *HEADERS)]).encode()).hexdigest()[:16]
     return f"{name}-{level}-{digest}.so"
 
 
@@ -160,7 +160,7 @@ def _key(compiler: Sequence[str], source: Path) -> str:
     """A hash of all that the compiled code depends on: source, flags, compiler and this processor's features."""
     binary = Path(compiler[0]).resolve()
     status = binary.stat()
-    texts = [file.read_text("utf-8") for file in (source, HEADER)]
+    texts = [file.read_text("utf-8") for file in (source, *HEADERS)]
     parts = [*texts, FLAGS, CHOICES, compiler[1:], str(binary), status.st_size, status.st_mtime_ns]
     parts += [platform.system(), platform.machine(), platform.processor()]
     described = Path("/proc/cpuinfo")
@@ -196,7 +196,7 @@ def _compile(compiler: Sequence[str], source: Path, name: str, to: Path, choices
     with tempfile.TemporaryDirectory(prefix="build-", dir=to.parent) as work:
         made = Path(work, to.name)
         for choice in choices:
-            command = [*compiler, *FLAGS, *choice, f"-I{HEADER.parent}", str(source), "-o", str(made)]
+            command = [*compiler, *FLAGS, *choice, f"-I{HEADERS[0].parent}", str(source), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, cwd=work)
             if done.returncode == 0 and made.exists():
                 made.chmod(0o700)

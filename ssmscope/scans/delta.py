@@ -8,7 +8,8 @@ u_t therefore solve a triangular system, g_t being the sum of log a up to t,
 
 whose two right sides are solved for all chunks at once (the WY representation of the products of the transitions);
 a pass over the chunks then carries H. With a decay per state (Kimi Linear, Zhang et al. 2025, section 3), a_t scales
-the columns of H_{t-1}, and e^{g_t − g_s} stands within the products over states, see `ssmscope.scans.wide`.
+the columns of H_{t-1}, and e^{g_t − g_s} stands within the products over states, see `ssmscope.scans.wide`. In float32
+on a GPU kernels of Triton do it (`delta_fused`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope.scans import wide
+from ssmscope.scans import delta_fused, wide
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.scalar import SEGMENT, segment_sums
 
@@ -31,13 +32,19 @@ CHUNK = 32  # steps of one triangular system
 def scan(
     log_a: Float[Tensor, "batch length heads #state"],
     beta: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length heads state"],
-    c: Float[Tensor, "batch length heads state"],
+    b: Float[Tensor, "batch length groups state"],
+    c: Float[Tensor, "batch length groups state"],
     x: Float[Tensor, "batch length heads width"],
     initial: Float[Tensor, "batch heads width state"],
     chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = H_t c_t and the final H of the delta rule, differentiable in every term."""
+    """y_t = H_t c_t and the final H of the delta rule, differentiable in every term.
+
+    On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `delta_fused`).
+    """
+    if delta_fused.applicable(log_a, beta, b, c, x, initial):
+        return delta_fused.scan(log_a, beta, b, c, x, initial)
+    b, c = (by_head(t, x.shape[2]) for t in (b, c))
     outputs, H = [x[:, :0]], initial
     with torch.autocast(x.device.type, enabled=False):  # erased and written must cancel to full precision
         for start in range(0, x.shape[1], SEGMENT):
@@ -45,6 +52,12 @@ def scan(
             y, H = _segment(log_a[:, piece], beta[:, piece], b[:, piece], c[:, piece], x[:, piece], H, chunk)
             outputs.append(y)
     return torch.cat(outputs, dim=1), H
+
+
+def by_head(t: Tensor, heads: int) -> Tensor:
+    """A term of groups, (batch, length, groups, …), of each of the heads."""
+    share = heads // t.shape[2]
+    return t.repeat_interleave(share, dim=2) if share > 1 else t
 
 
 def _segment(
@@ -90,7 +103,7 @@ def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], 
 def keys_left(
     log_a: Float[Tensor, "batch length heads #state"],
     beta: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length heads state"],
+    b: Float[Tensor, "batch length groups state"],
     chunk: int = CHUNK,
 ) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
     """k_sᵀ = b_sᵀ ∏_{s<r≤T} a_r (I − β_r b_r b_rᵀ) of chunks of positions, the last first: what the key that was
@@ -101,6 +114,10 @@ def keys_left(
 
         k_s + Σ_{r>s} β_r (b_sᵀ Γ_{s<…≤r} b_r) k_r = (Γ_{s<…≤end} P)ᵀ b_s.
     """
+    if delta_fused.applicable(log_a, beta, b):
+        yield slice(0, b.shape[1]), delta_fused.keys_left(log_a, beta, b)
+        return
+    b = by_head(b, beta.shape[2])
     P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)
     with torch.autocast(b.device.type, enabled=False):
         for stop in range(b.shape[1], 0, -chunk):

@@ -1,11 +1,16 @@
-/* Passes over a layer's terms in float32, without gradients: each reads its inputs once and writes its result once.
+/* Passes over a layer's terms in float32 and their gradients: each reads its inputs once and writes its result once.
  *
  *     convolve   y_t = SiLU(bias + sum_j weight_j x_{t-j}), channel by channel
  *     norm       weight v / sqrt(mean of v^2 + eps) over each `size` neighbours, v = y SiLU(z)
+ *     gate       y SiLU(z)
+ *     softplus   log(1 + e^v)
  *
- * A task is one position of one sequence: no result depends on the number of threads. */
+ * A task is one position of one sequence, or a block of them whose sums are added in their order: no result depends on
+ * the number of threads. */
 
 #include "vectors.h"
+
+enum { TAPS = 8 }; /* of a convolution whose gradients are taken, at most */
 
 typedef struct {
     int64_t batch, length, channels, taps, size;
@@ -24,12 +29,33 @@ INLINE const float *row(view v, int64_t n, int64_t t) {
 
 INLINE lanes load(const float *at, int count) {
     lanes v = {0};
-    memcpy(&v, at, count * sizeof(float));
+    if (count == LANES)
+        memcpy(&v, at, sizeof(v));
+    else
+        for (int i = 0; i < count; i++) v[i] = at[i];
     return v;
+}
+
+INLINE void put(float *to, lanes v, int count) {
+    if (count == LANES)
+        memcpy(to, &v, sizeof(v));
+    else
+        for (int i = 0; i < count; i++) to[i] = v[i];
+}
+
+INLINE lanes sigmoid(lanes v) {
+    return 1.0f / (1.0f + exponential(-v));
 }
 
 INLINE lanes silu(lanes v) {
     return v / (1.0f + exponential(-v));
+}
+
+/* SiLU' = s (1 + v (1 - s)) = s + SiLU (1 - s), and SiLU itself. */
+INLINE lanes silu_slope(lanes v, lanes *value) {
+    lanes s = sigmoid(v);
+    *value = v * s;
+    return s + *value * (1.0f - s);
 }
 
 /* One vector of channels of one position; `before` has the taps - 1 inputs before the first position, or is NULL. */
@@ -43,7 +69,7 @@ INLINE void convolved(const shape *s, view x, const float *weight, const float *
         if (at != NULL) v += load(weight + j * s->channels + c, count) * load(at + c, count);
     }
     v = silu(v);
-    memcpy(y + (n * s->length + t) * s->channels + c, &v, count * sizeof(float));
+    put(y + (n * s->length + t) * s->channels + c, v, count);
 }
 
 /* weight (taps, channels), the current position's first; y (batch, length, channels), contiguous, as is `before`. */
@@ -60,13 +86,13 @@ void ssm_convolve(const shape *s, view x, const float *weight, const float *bias
 /* One vector of v, which is written out, and its squares. */
 INLINE lanes opened(const float *y, const float *z, float *out, int count) {
     lanes v = load(y, count) * silu(load(z, count));
-    memcpy(out, &v, count * sizeof(float));
+    put(out, v, count);
     return v * v;
 }
 
 INLINE void weighed(const float *weight, lanes factor, float *out, int count) {
     lanes v = load(weight, count) * (load(out, count) * factor);
-    memcpy(out, &v, count * sizeof(float));
+    put(out, v, count);
 }
 
 /* `size` divides the channels; out (batch, length, channels), contiguous. */
@@ -85,6 +111,187 @@ void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, fl
             lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + eps));
             for (int64_t c = 0; c < whole; c += LANES) weighed(w + c, factor, to + c, LANES);
             if (rest) weighed(w + whole, factor, to + whole, rest);
+        }
+    }
+}
+
+/* ---- gates and steps ---- */
+
+/* log(1 + e^v) = max(v, 0) + log(1 + e), e = e^-|v|; log(1 + e) = 2 artanh(q), q = e / (2 + e) <= 1/3, an even
+ * polynomial of q times q with a relative error below 4e-9. */
+INLINE lanes softplus(lanes v) {
+    ints sign = (ints)v & (ints)all(-0.0f);
+    lanes e = exponential((lanes)((ints)v | (ints)all(-0.0f))), q = e / (2.0f + e), u = q * q;
+    lanes p = u * all(0x1.208bdp-2f) + 0x1.1e510ap-2f;
+    p = p * u + 0x1.99dae6p-2f;
+    p = p * u + 0x1.5554ep-1f;
+    p = p * u + 2.0f;
+    return (lanes)(~(sign >> 31) & (ints)v) + p * q;
+}
+
+/* to = y SiLU(z), rows of channels; `to` is contiguous. */
+void ssm_gate(const shape *s, view y, view z, float *to) {
+#pragma omp parallel for num_threads(s->threads) schedule(static)
+    for (int64_t task = 0; task < s->batch * s->length; task++) {
+        const float *of_y = row(y, task / s->length, task % s->length), *of_z = row(z, task / s->length, task % s->length);
+        for (int64_t c = 0; c < s->channels; c += LANES) {
+            int count = smaller(s->channels - c, LANES);
+            lanes v = load(of_y + c, count) * silu(load(of_z + c, count));
+            put(to + task * s->channels + c, v, count);
+        }
+    }
+}
+
+void ssm_gate_backward(const shape *s, view y, view z, view grad, float *ybar, float *zbar) {
+#pragma omp parallel for num_threads(s->threads) schedule(static)
+    for (int64_t task = 0; task < s->batch * s->length; task++) {
+        const int64_t n = task / s->length, t = task % s->length, at = task * s->channels;
+        const float *of_y = row(y, n, t), *of_z = row(z, n, t), *back = row(grad, n, t);
+        for (int64_t c = 0; c < s->channels; c += LANES) {
+            int count = smaller(s->channels - c, LANES);
+            lanes value, g = load(back + c, count), slope = silu_slope(load(of_z + c, count), &value);
+            put(ybar + at + c, g * value, count);
+            put(zbar + at + c, g * load(of_y + c, count) * slope, count);
+        }
+    }
+}
+
+/* to = log(1 + e^v), and vbar = grad / (1 + e^-v). */
+void ssm_softplus(const shape *s, view v, float *to) {
+#pragma omp parallel for num_threads(s->threads) schedule(static)
+    for (int64_t task = 0; task < s->batch * s->length; task++) {
+        const float *of = row(v, task / s->length, task % s->length);
+        for (int64_t c = 0; c < s->channels; c += LANES) {
+            int count = smaller(s->channels - c, LANES);
+            put(to + task * s->channels + c, softplus(load(of + c, count)), count);
+        }
+    }
+}
+
+void ssm_softplus_backward(const shape *s, view v, view grad, float *vbar) {
+#pragma omp parallel for num_threads(s->threads) schedule(static)
+    for (int64_t task = 0; task < s->batch * s->length; task++) {
+        const float *of = row(v, task / s->length, task % s->length);
+        const float *back = row(grad, task / s->length, task % s->length);
+        for (int64_t c = 0; c < s->channels; c += LANES) {
+            int count = smaller(s->channels - c, LANES);
+            put(vbar + task * s->channels + c, load(back + c, count) * sigmoid(load(of + c, count)), count);
+        }
+    }
+}
+
+/* ---- gradients of the convolution and of the norm ---- */
+
+enum {
+    STEPS = 64,   /* positions of a block */
+    CHANNELS = 64 /* channels of a task of the convolution */
+};
+
+typedef struct {
+    const shape *s;
+    view x, grad;
+    const float *weight, *bias, *before;
+    float *xbar, *beforebar;
+} convolution;
+
+/* One vector of channels over a block, from its end on: `later` are the slopes of the steps behind it, of the nearest
+ * first, `sums` the gradients of weight and bias. */
+INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int64_t n, int64_t start, int64_t end, int64_t c,
+                           int count, const int taps) {
+    const int64_t D = f->s->channels, back = taps - 1;
+    const lanes added = f->bias == NULL ? (lanes){0} : load(f->bias + c, count);
+    lanes w[TAPS], g[TAPS], sum[TAPS + 1];
+    for (int j = 0; j < taps; j++) w[j] = load(f->weight + j * D + c, count), g[j] = later[j];
+    for (int j = 0; j <= taps; j++) sum[j] = sums[j];
+    for (int64_t t = end - 1; t >= start; t--) {
+        lanes in[TAPS], v = added, value, out = {0};
+        for (int j = taps - 1; j > 0; j--) g[j] = g[j - 1];
+        g[0] = (lanes){0};
+        if (t >= 0) {
+            for (int j = taps - 1; j >= 0; j--) {
+                const float *at = t >= j ? row(f->x, n, t - j) : NULL;
+                if (at == NULL && f->before != NULL) at = f->before + (n * back + back + t - j) * D;
+                in[j] = at == NULL ? (lanes){0} : load(at + c, count);
+                v += w[j] * in[j];
+            }
+            g[0] = load(row(f->grad, n, t) + c, count) * silu_slope(v, &value);
+            for (int j = 0; j < taps; j++) sum[j] += g[0] * in[j];
+            sum[taps] += g[0];
+        }
+        for (int j = 0; j < taps; j++) out += w[j] * g[j];
+        if (t >= 0)
+            put(f->xbar + (n * f->s->length + t) * D + c, out, count);
+        else if (f->beforebar != NULL)
+            put(f->beforebar + (n * back + back + t) * D + c, out, count);
+    }
+    for (int j = 0; j < taps; j++) later[j] = g[j];
+    for (int j = 0; j <= taps; j++) sums[j] = sum[j];
+}
+
+/* The gradients of x (batch, length, channels), of `before`, of weight and bias, (taps + 1, channels) for each
+ * sequence: the bias is the last. All contiguous; a task is some channels of one sequence, from its end on. */
+void ssm_convolve_backward(const shape *s, view x, const float *weight, const float *bias, const float *before,
+                           view grad, float *xbar, float *beforebar, float *weightbar) {
+    const int64_t slabs = (s->channels + CHANNELS - 1) / CHANNELS, D = s->channels;
+    const int back = (int)s->taps - 1;
+    const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar};
+#pragma omp parallel for num_threads(s->threads) schedule(static)
+    for (int64_t task = 0; task < s->batch * slabs; task++) {
+        const int64_t n = task / slabs, first = task % slabs * CHANNELS, last = first + smaller(D - first, CHANNELS);
+        lanes later[CHANNELS / LANES][TAPS], sums[CHANNELS / LANES][TAPS + 1];
+        memset(later, 0, sizeof(later));
+        memset(sums, 0, sizeof(sums));
+        for (int64_t end = s->length; end > -back; end -= STEPS) {
+            const int64_t start = end - STEPS > -back ? end - STEPS : -back;
+            for (int64_t c = first, i = 0; c < last; c += LANES, i++) {
+                const int count = smaller(last - c, LANES);
+                if (back == 3 && count == LANES)
+                    convolved_back(&f, later[i], sums[i], n, start, end, c, LANES, 4);
+                else
+                    convolved_back(&f, later[i], sums[i], n, start, end, c, count, back + 1);
+            }
+        }
+        for (int64_t c = first; c < last; c += LANES)
+            for (int j = 0; j <= back + 1; j++)
+                put(weightbar + (n * (back + 2) + j) * D + c, sums[(c - first) / LANES][j], smaller(last - c, LANES));
+    }
+}
+
+/* The gradients of y and z (batch, length, channels) and, for each STEPS positions of all sequences, of weight
+ * (blocks, channels); all contiguous. */
+void ssm_norm_backward(const shape *s, view y, view z, const float *weight, float eps, view grad, float *ybar,
+                       float *zbar, float *weightbar) {
+    const int64_t rows = s->batch * s->length, blocks = (rows + STEPS - 1) / STEPS;
+#pragma omp parallel for num_threads(s->threads) schedule(static)
+    for (int64_t block = 0; block < blocks; block++) {
+        float *sums = weightbar + block * s->channels;
+        memset(sums, 0, s->channels * sizeof(float));
+        for (int64_t task = block * STEPS; task < rows && task < (block + 1) * STEPS; task++) {
+            const int64_t n = task / s->length, t = task % s->length;
+            for (int64_t start = 0; start < s->channels; start += s->size) {
+                const float *of_y = row(y, n, t) + start, *of_z = row(z, n, t) + start, *w = weight + start;
+                const float *back = row(grad, n, t) + start;
+                float *to_y = ybar + task * s->channels + start, *to_z = zbar + task * s->channels + start;
+                lanes squares = {0}, along = {0}, value;
+                for (int64_t c = 0; c < s->size; c += LANES) { /* v and SiLU'(z) wait where the gradients will be */
+                    int count = smaller(s->size - c, LANES);
+                    lanes slope = silu_slope(load(of_z + c, count), &value), v = load(of_y + c, count) * value;
+                    squares += v * v;
+                    along += v * load(back + c, count) * load(w + c, count);
+                    put(to_y + c, value, count);
+                    put(to_z + c, slope, count);
+                }
+                const float factor = 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + eps);
+                const float less = factor * factor * sum_of_lanes(along) / (float)s->size;
+                for (int64_t c = 0; c < s->size; c += LANES) {
+                    int count = smaller(s->size - c, LANES);
+                    lanes of = load(of_y + c, count), opened = load(to_y + c, count), v = of * opened;
+                    lanes g = load(back + c, count), vbar = (g * load(w + c, count) - v * less) * factor;
+                    put(sums + start + c, load(sums + start + c, count) + g * v * factor, count);
+                    put(to_y + c, vbar * opened, count);
+                    put(to_z + c, vbar * of * load(to_z + c, count), count);
+                }
+            }
         }
     }
 }

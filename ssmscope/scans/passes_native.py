@@ -1,5 +1,5 @@
-"""Passes over a layer's terms by a C kernel (`passes.c`), for float32 on a CPU, where no gradient is wanted; optional,
-silent when absent.
+"""Passes over a layer's terms by C kernels (`passes.c`), for float32 on a CPU, with gradients; optional, silent when
+absent.
 
 Each reads its inputs once, where torch writes what it makes on the way. `passes` has those for a GPU.
 """
@@ -7,41 +7,159 @@ Each reads its inputs once, where torch writes what it makes on the way. `passes
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ssmscope.scans import building
 from ssmscope.scans.building import address
 from ssmscope.scans.native import SMALL, is_plain
 
 SOURCE = Path(__file__).with_name("passes.c")
+TAPS = 8  # of a convolution, at most
+STEPS = 64  # rows whose gradients of a norm's weight are added up together: STEPS of the source
 
 
 def applicable(*tensors: Tensor | None) -> bool:
-    """Whether the kernels take these: float32, on a CPU, channels side by side, none of which wants a gradient."""
+    """Whether the kernels take these: float32, on a CPU, channels side by side, of three dimensions at most."""
     given = [t for t in tensors if t is not None]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
-        return False
-    plain = all(is_plain(t, "cpu") and t.stride(-1) == 1 for t in given)
+    plain = all(is_plain(t, "cpu") and t.ndim <= 3 and t.stride(-1) == 1 for t in given)
     return plain and not torch.compiler.is_compiling() and available()
 
 
 def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None) -> Tensor:
     """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps), the current position's
-    last, and `bias` (channels,), with the taps − 1 inputs before the first position in `tail`, zeros when absent."""
+    last, at most TAPS of them, and `bias` (channels,), with the taps − 1 inputs before the first position in `tail`,
+    zeros when absent."""
+    return _run(_Convolution, _convolved, x, weight, bias, tail)
+
+
+def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
+    """weight · RMSNorm(y ⊙ SiLU(z)) of (batch, length, channels) over each `size` neighbours."""
+    return _run(_Norm, _normed, y, z, weight, eps, size)
+
+
+def gated(y: Tensor, z: Tensor) -> Tensor:
+    """y ⊙ SiLU(z) of (batch, length, channels)."""
+    return _run(_Gate, _gated, y, z)
+
+
+def softplus(v: Tensor) -> Tensor:
+    """log(1 + eᵛ) of (batch, length, channels), with a relative error below 3e-7."""
+    return _run(_Softplus, _softplus, v)
+
+
+def _run(function: Any, plain: Callable[..., Tensor], *args: Any) -> Tensor:
+    wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
+    return function.apply(*args) if wanted else plain(*args)
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None) -> Tensor:
     y, first = x.new_empty(x.shape), weight.flip(-1).t().contiguous()
     tail = None if tail is None else tail.contiguous()
     kernels.loaded().ssm_convolve(_shape(x, taps=weight.shape[1]), _view(x), *map(address, (first, bias, tail, y)))
     return y
 
 
-def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
-    """weight · RMSNorm(y ⊙ SiLU(z)) of (batch, length, channels) over each `size` neighbours."""
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, tail):
+        ctx.save_for_backward(x, weight, bias, tail)
+        return _convolved(x, weight, bias, tail)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, bias, tail = ctx.saved_tensors
+        batch, _, channels = x.shape
+        taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
+        tail = None if tail is None else tail.contiguous()
+        grad_x, sums = x.new_empty(x.shape), x.new_empty(batch, taps + 1, channels)
+        grad_tail = None if tail is None else tail.new_empty(tail.shape)
+        kernels.loaded().ssm_convolve_backward(
+            _shape(x, taps=taps),
+            _view(x),
+            *map(address, (first, bias, tail)),
+            _view(grad),
+            *map(address, (grad_x, grad_tail, sums)),
+        )
+        sums = sums.sum(0)
+        return grad_x, sums[:taps].t().flip(-1), None if bias is None else sums[taps], grad_tail
+
+
+def _normed(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
     out = z.new_empty(z.shape)
     kernels.loaded().ssm_norm(_shape(z, size=size), _view(y), _view(z), address(weight), eps, address(out))
     return out
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, z, weight, eps, size):
+        ctx.save_for_backward(y, z, weight)
+        ctx.numbers = (eps, size)
+        return _normed(y, z, weight, eps, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        y, z, weight = ctx.saved_tensors
+        eps, size = ctx.numbers
+        grad = _side_by_side(grad)
+        grad_y, grad_z = (z.new_empty(z.shape) for _ in range(2))
+        sums = z.new_empty(-(-z.shape[0] * z.shape[1] // STEPS), z.shape[2])
+        kernels.loaded().ssm_norm_backward(
+            *(_shape(z, size=size), _view(y), _view(z), address(weight), eps, _view(grad)),
+            *map(address, (grad_y, grad_z, sums)),
+        )
+        return grad_y, grad_z, sums.sum(0), None, None
+
+
+def _gated(y: Tensor, z: Tensor) -> Tensor:
+    out = z.new_empty(z.shape)
+    kernels.loaded().ssm_gate(_shape(z), _view(y), _view(z), address(out))
+    return out
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, z):
+        ctx.save_for_backward(y, z)
+        return _gated(y, z)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        y, z = ctx.saved_tensors
+        grad_y, grad_z = (z.new_empty(z.shape) for _ in range(2))
+        terms = (_shape(z), *map(_view, (y, z, _side_by_side(grad))))
+        kernels.loaded().ssm_gate_backward(*terms, *map(address, (grad_y, grad_z)))
+        return grad_y, grad_z
+
+
+def _softplus(v: Tensor) -> Tensor:
+    out = v.new_empty(v.shape)
+    kernels.loaded().ssm_softplus(_shape(v), _view(v), address(out))
+    return out
+
+
+class _Softplus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v):
+        ctx.save_for_backward(v)
+        return _softplus(v)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (v,) = ctx.saved_tensors
+        out = v.new_empty(v.shape)
+        kernels.loaded().ssm_softplus_backward(_shape(v), _view(v), _view(_side_by_side(grad)), address(out))
+        return out
 
 
 class _Shape(ctypes.Structure):
@@ -62,10 +180,25 @@ def _view(t: Tensor) -> _View:
     return _View(t.data_ptr(), *t.stride()[:2])
 
 
+def _side_by_side(t: Tensor) -> Tensor:
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
 def _declare(library: ctypes.CDLL) -> None:
-    shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
-    library.ssm_convolve.argtypes, library.ssm_convolve.restype = [shape, _View, *[numbers] * 4], None
-    library.ssm_norm.argtypes, library.ssm_norm.restype = [shape, _View, _View, numbers, ctypes.c_float, numbers], None
+    shape, numbers, real = ctypes.POINTER(_Shape), ctypes.c_void_p, ctypes.c_float
+    taken = {
+        "convolve": [_View, *[numbers] * 4],
+        "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3],
+        "norm": [_View, _View, numbers, real, numbers],
+        "norm_backward": [_View, _View, numbers, real, _View, *[numbers] * 3],
+        "gate": [_View, _View, numbers],
+        "gate_backward": [_View, _View, _View, numbers, numbers],
+        "softplus": [_View, numbers],
+        "softplus_backward": [_View, _View, numbers],
+    }
+    for name, types in taken.items():
+        function = getattr(library, f"ssm_{name}")
+        function.argtypes, function.restype = [shape, *types], None
 
 
 kernels = building.Library(SOURCE, "passes", "the C passes", _declare)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssmscope.scans import wide
+from ssmscope.scans.delta import by_head
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.scalar import SEGMENT
 
@@ -30,8 +31,8 @@ CHUNK = 32  # steps of one triangular system
 def scan(
     log_a: Float[Tensor, "batch length heads #state"],
     beta: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length heads state"],
-    c: Float[Tensor, "batch length heads state"],
+    b: Float[Tensor, "batch length groups state"],
+    c: Float[Tensor, "batch length groups state"],
     x: Float[Tensor, "batch length heads width"],
     e: Float[Tensor, "batch length heads state"],
     r: Float[Tensor, "batch length heads state"],
@@ -39,6 +40,7 @@ def scan(
     chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
     """y_t = H_t c_t and the final H, differentiable in every term."""
+    b, c = (by_head(t, x.shape[2]) for t in (b, c))
     outputs, H = [x[:, :0]], initial
     with torch.autocast(x.device.type, enabled=False):  # taken away and written must cancel to full precision
         for start in range(0, x.shape[1], SEGMENT):
@@ -93,7 +95,7 @@ def _products(log_a: Tensor, b: Tensor, e: Tensor, c: Tensor) -> _Products:
 def keys_left(
     log_a: Float[Tensor, "batch length heads #state"],
     beta: Float[Tensor, "batch length heads"],
-    b: Float[Tensor, "batch length heads state"],
+    b: Float[Tensor, "batch length groups state"],
     e: Float[Tensor, "batch length heads state"],
     r: Float[Tensor, "batch length heads state"],
     chunk: int = CHUNK,
@@ -107,6 +109,7 @@ def keys_left(
         l_s + Σ_{t>s} β_t (r_sᵀ Γ_{s<…≤t} e_t) l_t = (Γ_{s<…≤end} P)ᵀ r_s,
         k_s = (Γ_{s<…≤end} P)ᵀ b_s − Σ_{t>s} β_t (b_sᵀ Γ_{s<…≤t} e_t) l_t.
     """
+    b = by_head(b, beta.shape[2])
     P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)
     with torch.autocast(b.device.type, enabled=False):
         for stop in range(b.shape[1], 0, -chunk):

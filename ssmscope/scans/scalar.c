@@ -1,106 +1,429 @@
-/* The scan with one decay per head in float32, without gradients: what `scalar.scan` computes, several times faster.
+/* The scan with one decay per head in float32 and its gradients: what `scalar.scan` computes, several times faster.
  *
- *     H_t = a_t H_{t-1} + x_t b_t',      y_t = H_t c_t,      a_t = exp(log a_t)
+ *     H_t = a_t H_{t-1} + delta_t b_t x_t',      y_t = c_t H_t,      a_t = exp(log a_t)
  *
- * for heads of `width` channels and `states` states (Mamba-2, Dao & Gu 2024, section 2). Groups of heads share b and c.
+ * for heads of `width` channels and `states` states (Mamba-2, Dao & Gu 2024, section 6). Groups of heads share b and c.
+ * Steps are cut into chunks. With D[t, s] = a_{s+1} ... a_t, G = c b', M = G * D (t >= s), X = delta x, and of a chunk
  *
- * A vector holds neighbouring channels of a head, so the sums over states are vertical, and a head's state stays in the
- * cache while its steps go by. A task is one head of one sequence: no result depends on the number of threads. */
+ *     Y = M X + f c H,      H <- f_last H + b' e X,      f_t = a_1 ... a_t,      e_s = D[last, s].
+ *
+ * Matrices stand in panels. A task is a head of one sequence, backwards a slab of heads of one group, whose sums are added in
+ * their order: no result depends on the number of threads. */
 
-#include "vectors.h"
+#include "panels.h"
+
+enum {
+    CHUNK = 64, /* steps; the states at their starts are what the backward pass needs */
+    PANELS = CHUNK / WIDE,
+    SLAB = 4  /* heads */
+};
+
+typedef float square[CHUNK][CHUNK];
 
 typedef struct {
     int64_t batch, length, heads, groups, width, states;
     int threads;
 } shape;
 
-/* A tensor (batch, length, heads or groups, channels or states), the last one contiguous, and its strides in numbers. */
+/* A tensor (batch, length, heads or groups, channels or states), the last one contiguous, and its strides in numbers;
+ * NULL for none. */
 typedef struct {
     const float *at;
     int64_t batch, step, head;
 } view;
 
-/* One step of `vectors` vectors of channels: the state moves on, y comes out. */
-INLINE void step(lanes *restrict H, lanes *restrict y, const lanes *restrict x, float a, const float *restrict b,
-                 const float *restrict c, int states, int vectors) {
-    for (int v = 0; v < vectors; v++) {
-        lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, in = x[v], kept = all(a);
-        lanes *restrict h = H + v;
-        int n = 0;
-        for (; n + 4 <= states; n += 4, h += 4 * vectors) {
-            lanes h0 = h[0] * kept + in * b[n], h1 = h[vectors] * kept + in * b[n + 1];
-            lanes h2 = h[2 * vectors] * kept + in * b[n + 2], h3 = h[3 * vectors] * kept + in * b[n + 3];
-            h[0] = h0, h[vectors] = h1, h[2 * vectors] = h2, h[3 * vectors] = h3;
-            s0 += h0 * c[n], s1 += h1 * c[n + 1], s2 += h2 * c[n + 2], s3 += h3 * c[n + 3];
+static const float *from(view v, int64_t n, int64_t t, int64_t h) {
+    return v.at + n * v.batch + t * v.step + h * v.head;
+}
+
+/* A head's (width, states) matrix, contiguous, as panels [channels][states], and back. */
+static void load_state(pair *H, const float *at, int64_t width, int64_t states) {
+    memset(H, 0, panels_of(width) * states * sizeof(pair));
+    for (int64_t p = 0; p < width; p++)
+        for (int64_t n = 0; n < states; n++) columns(H, states, n, p)[p % WIDE] = at[p * states + n];
+}
+
+static void store_state(float *at, pair *H, int64_t width, int64_t states) {
+    for (int64_t p = 0; p < width; p++)
+        for (int64_t n = 0; n < states; n++) at[p * states + n] = columns(H, states, n, p)[p % WIDE];
+}
+
+/* ---- what the heads of a group share, and decays ---- */
+
+static int64_t chunks_of(const shape *s) { return (s->length + CHUNK - 1) / CHUNK; }
+static int64_t state_size(const shape *s) { return panels_of(s->width) * s->states; }
+
+/* Numbers of float32 in the states at the chunks' starts, kept from the forward for the backward pass. */
+int64_t ssm_heads_starts(const shape *s) {
+    return s->batch * s->heads * chunks_of(s) * state_size(s) * WIDE;
+}
+
+/* Of one chunk of one group: b and c transposed, [steps][states], and G in rows. */
+typedef struct {
+    pair *b, *c;
+    float (*G)[CHUNK];
+} shared;
+
+static int64_t shared_size(const shape *s) { return 2 * PANELS * s->states + sizeof(square) / sizeof(pair); }
+
+static shared shared_of(const shape *s, pair *space, int64_t n, int64_t group, int64_t chunk) {
+    pair *b = space + ((n * s->groups + group) * chunks_of(s) + chunk) * shared_size(s), *c = b + PANELS * s->states;
+    return (shared){b, c, (float (*)[CHUNK])(c + PANELS * s->states)};
+}
+
+static void share(const shape *s, view b, view c, pair *space) {
+    const int64_t chunks = chunks_of(s);
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < s->batch * s->groups * chunks; task++) {
+        int64_t n = task / chunks / s->groups, group = task / chunks % s->groups, t = task % chunks * CHUNK;
+        int q = smaller(s->length - t, CHUNK);
+        shared to = shared_of(s, space, n, group, task % chunks);
+        pack_transposed(to.b, from(b, n, t, group), b.step, NULL, q, s->states);
+        pack_transposed(to.c, from(c, n, t, group), c.step, NULL, q, s->states);
+        for (int64_t j = 0; j * WIDE < q; j++) {
+            pair rows[CHUNK];
+            product(rows, FRESH, matrix(from(c, n, t, group), c.step, 1, s->states), to.b + j * s->states, j * WIDE, q, 0);
+            for (int r = (int)(j * WIDE); r < q; r++) memcpy(&to.G[r][j * WIDE], &rows[r], sizeof(pair));
         }
-        for (; n < states; n++, h += vectors) {
-            h[0] = h[0] * kept + in * b[n];
-            s0 += h[0] * c[n];
-        }
-        y[v] = (s0 + s1) + (s2 + s3); /* four sums: an addition need not wait for the one before */
     }
 }
 
-static void decays(float *out, view log_a, int64_t n, int64_t h, int64_t length) {
-    for (int64_t t = 0; t < length; t += LANES) {
-        lanes v = {0};
-        int steps = smaller(length - t, LANES);
-        for (int i = 0; i < steps; i++) v[i] = log_a.at[n * log_a.batch + (t + i) * log_a.step + h * log_a.head];
-        v = exponential(v);
-        memcpy(out + t, &v, steps * sizeof(float));
+/* A head's work on a chunk of q steps from t on. */
+typedef struct {
+    int64_t n, h, t;
+    int q;
+    float a[CHUNK + LANES], f[CHUNK], e[CHUNK], delta[CHUNK];
+    square D, M; /* zero above the diagonal */
+    float *bc;   /* (steps, states), for f c and e b */
+} chunk_work;
+
+static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, int64_t t, int q, shared of) {
+    k->n = n, k->h = h, k->t = t, k->q = q;
+    for (int s = 0; s < q; s++) {
+        k->a[s] = *from(log_a, n, t + s, h);
+        k->delta[s] = delta.at ? *from(delta, n, t + s, h) : 1;
     }
+    for (int s = 0; s < q; s += LANES) {
+        lanes v = exponential(vector(k->a + s));
+        memcpy(k->a + s, &v, sizeof(v));
+    }
+    for (int r = 0; r < q; r++) {
+        for (int s = 0; s < r; s++) k->D[r][s] = k->D[r - 1][s] * k->a[r];
+        for (int s = r + 1; s < CHUNK; s++) k->D[r][s] = k->M[r][s] = 0;
+        k->D[r][r] = 1;
+        for (int s = 0; s <= r; s++) k->M[r][s] = k->D[r][s] * of.G[r][s];
+        k->f[r] = r ? k->f[r - 1] * k->a[r] : k->a[0];
+    }
+    memcpy(k->e, k->D[q - 1], sizeof(k->e));
 }
 
-/* The whole of one head: `initial` and `final` are (width, states). */
-static void head(const shape *s, view log_a, view b, view c, view x, const float *initial, float *y, float *final,
-                 int64_t n, int64_t h, lanes *H, lanes *row, float *decay) {
-    int states = (int)s->states, width = (int)s->width, vectors = (width + LANES - 1) / LANES;
-    int64_t group = h / (s->heads / s->groups);
-    const float *b_at = b.at + n * b.batch + group * b.head, *c_at = c.at + n * c.batch + group * c.head;
-    const float *x_at = x.at + n * x.batch + h * x.head;
-    lanes *out = row + vectors;
-    memset(H, 0, sizeof(lanes) * states * vectors);
-    for (int p = 0; p < width; p++)
-        for (int m = 0; m < states; m++) H[m * vectors + p / LANES][p % LANES] = initial[(int64_t)p * states + m];
-    memset(row, 0, sizeof(lanes) * vectors);
-    decays(decay, log_a, n, h, s->length);
-    for (int64_t t = 0; t < s->length; t++) {
-        memcpy(row, x_at + t * x.step, width * sizeof(float));
-        const float *bt = b_at + t * b.step, *ct = c_at + t * c.step;
-        if (vectors == 1)
-            step(H, out, row, decay[t], bt, ct, states, 1);
-        else if (vectors == 2)
-            step(H, out, row, decay[t], bt, ct, states, 2);
-        else if (vectors == 4)
-            step(H, out, row, decay[t], bt, ct, states, 4);
-        else
-            step(H, out, row, decay[t], bt, ct, states, vectors);
-        memcpy(y + t * s->heads * width, out, width * sizeof(float));
+/* The rows of b or c times their factors. */
+static const float *scaled(chunk_work *k, const shape *s, view rows, const float *factor) {
+    const float *at = from(rows, k->n, k->t, k->h / (s->heads / s->groups));
+    for (int r = 0; r < k->q; r++)
+        for (int64_t i = 0; i < s->states; i++) k->bc[r * s->states + i] = at[r * rows.step + i] * factor[r];
+    return k->bc;
+}
+
+/* ---- forward ---- */
+
+typedef struct {
+    const shape *s;
+    view log_a, delta, b, c, x;
+    const float *initial;
+    float *y, *final, *starts; /* starts may be NULL */
+    pair *shared;
+} forward_terms;
+
+static void forward_head(const forward_terms *f, chunk_work *k, pair *work, int64_t task) {
+    const shape *s = f->s;
+    const int64_t N = s->states, P = s->width, n = task / s->heads, h = task % s->heads, row = s->heads * P;
+    pair *H = work, *X = H + state_size(s), *Y = X + panels_of(P) * CHUNK;
+    load_state(H, f->initial + task * P * N, P, N);
+    for (int64_t chunk = 0; chunk < chunks_of(s); chunk++) {
+        const int64_t t = chunk * CHUNK, bytes = state_size(s) * sizeof(pair);
+        const int q = smaller(s->length - t, CHUNK);
+        if (f->starts) memcpy((char *)f->starts + (task * chunks_of(s) + chunk) * bytes, H, bytes);
+        decays(k, f->log_a, f->delta, n, h, t, q, shared_of(s, f->shared, n, h / (s->heads / s->groups), chunk));
+        pack(X, from(f->x, n, t, h), f->x.step, f->delta.at ? k->delta : NULL, q, P);
+        scaled(k, s, f->c, k->f);
+        for (int64_t j = 0; j * WIDE < P; j++) {
+            product(Y + j * q, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
+            product(Y + j * q, 1, matrix(k->bc, N, 1, N), H + j * N, 0, q, 0);
+            float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
+            for (int r = 0; r < q; r++) copy(to + r * row, &Y[j * q + r], smaller(P - j * WIDE, WIDE));
+        }
+        scaled(k, s, f->b, k->e);
+        for (int64_t j = 0; j * WIDE < P; j++)
+            product(H + j * N, k->f[q - 1], matrix(k->bc, 1, N, q), X + j * q, 0, N, 0);
     }
-    for (int p = 0; p < width; p++)
-        for (int m = 0; m < states; m++) final[(int64_t)p * states + m] = H[m * vectors + p / LANES][p % LANES];
+    store_state(f->final + task * P * N, H, P, N);
+}
+
+/* Work of one thread: a chunk's, and as many pairs. */
+static void *work_of(const shape *s, int64_t pairs) {
+    int64_t own = sizeof(chunk_work) + CHUNK * s->states * sizeof(float) + 256;
+    return allocate(own + pairs * (int64_t)sizeof(pair));
+}
+
+static pair *pairs_of(chunk_work *k, const shape *s) {
+    k->bc = (float *)(((uintptr_t)(k + 1) + 63) & ~(uintptr_t)63);
+    return (pair *)(((uintptr_t)(k->bc + CHUNK * s->states) + 63) & ~(uintptr_t)63);
 }
 
 /* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory. */
-int ssm_heads(const shape *s, view log_a, view b, view c, view x, const float *initial, float *y, float *final) {
-    int64_t vectors = (s->width + LANES - 1) / LANES, tasks = s->batch * s->heads, matrix = s->width * s->states;
-    int64_t own = vectors * s->states + 2 * vectors + (s->length + LANES - 1) / LANES + 1;
-    int threads = s->threads < 1 ? 1 : s->threads;
-    lanes *space = allocate(threads * own * (int64_t)sizeof(lanes));
-    if (space == NULL) return 1;
-#pragma omp parallel num_threads(threads)
+int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *initial, float *y,
+              float *final, float *starts) {
+    pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
+    const forward_terms f = {s, log_a, delta, b, c, x, initial, y, final, starts, space};
+    const int ready = space != NULL;
+    int failed = !ready;
+#pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
     {
-        lanes *H = space + thread_number() * own;
+        chunk_work *k = ready ? work_of(s, state_size(s) + 2 * panels_of(s->width) * CHUNK) : NULL;
         unsigned before = flush_denormals();
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < tasks; task++) {
-            int64_t n = task / s->heads, h = task % s->heads;
-            head(s, log_a, b, c, x, initial + task * matrix, y + n * s->length * s->heads * s->width + h * s->width,
-                 final + task * matrix, n, h, H, H + vectors * s->states,
-                 (float *)(H + vectors * s->states + 2 * vectors));
+        if (ready) share(s, b, c, space);
+        if (!k) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp barrier
+        if (!failed) {
+            pair *work = pairs_of(k, s);
+#pragma omp for schedule(dynamic)
+            for (int64_t task = 0; task < s->batch * s->heads; task++) forward_head(&f, k, work, task);
         }
         restore_denormals(before);
+        free(k);
     }
     free(space);
-    return 0;
+    return failed;
+}
+
+/* ---- backward ---- */
+
+typedef struct {
+    const shape *s;
+    view log_a, delta, b, c, x, ybar;
+    const float *starts, *finalbar;
+    float *xbar, *deltabar, *log_abar, *initialbar;
+    float *bcbars; /* bbar and cbar of each slab, (slab, 2, length, states) */
+    pair *shared;
+} backward_terms;
+
+static int64_t slabs_of(const shape *s) { return (s->heads / s->groups + SLAB - 1) / SLAB; }
+
+/* What a slab's heads add up for a chunk, and what one of them is worked in. */
+typedef struct {
+    pair *b, *c;                       /* bbar and cbar, transposed, [steps][states] */
+    pair *G;                           /* Gbar [steps][steps] */
+    pair *X, *Xt, *Yt, *Xbar, *Y, *Z;  /* of one head */
+    pair *Mbar;
+} slab_work;
+
+/* Of each step r the sum over t >= r > s of W[t, s], over t >= r of u_t and over s < r of w_s, and all of `whole`. */
+static void log_decay_gradient(float *out, square W, const float *u, const float *w, float whole, int q) {
+    float rows[CHUNK] = {0}, later = 0, before[CHUNK + 1] = {0};
+    for (int r = 0; r < q; r++) before[r + 1] = before[r] + w[r];
+    for (int r = q - 1; r >= 0; r--) {
+        float sum = 0;
+        for (int s = 0; s < q; s++) rows[s] += W[r][s];
+        for (int s = 0; s < r; s++) sum += rows[s];
+        later += u[r];
+        out[r] = sum + later + before[r] + whole;
+    }
+}
+
+/* out[n, t] of panels [steps][states]: the state times rows of X transposed, both [.][channels]. */
+static void against_state(pair *out, const pair *H, const pair *Xt, const shape *s, int q) {
+    const scalars a = {(const float *)H, WIDE, 1, WIDE, s->width / WIDE, s->states * WIDE};
+    const int64_t whole = s->width / WIDE, rest = s->width % WIDE;
+    for (int64_t j = 0; j * WIDE < q; j++) {
+        const pair *x = Xt + j * s->width;
+        product(out + j * s->states, FRESH, a, x, 0, s->states, 0);
+        if (rest)
+            product(out + j * s->states, 1, matrix((const float *)(H + whole * s->states), WIDE, 1, rest),
+                    x + whole * WIDE, 0, s->states, 0);
+    }
+}
+
+/* to += Z factor, and sums[t] = factor_t sum over n of Z[n, t] of[n, t]. */
+static void add_scaled(pair *to, const pair *Z, const pair *of, const float *factor, float *sums, int64_t states, int q) {
+    for (int64_t j = 0; j * WIDE < q; j++) {
+        for (int w = 0; w < 2; w++) {
+            lanes scale = vector(factor + j * WIDE + w * LANES), sum = {0};
+            for (int64_t i = j * states; i < (j + 1) * states; i++) {
+                to[i].of[w] += Z[i].of[w] * scale;
+                sum += Z[i].of[w] * of[i].of[w];
+            }
+            sum *= scale;
+            memcpy(sums + j * WIDE + w * LANES, &sum, sizeof(lanes));
+        }
+    }
+}
+
+static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w, shared of, const pair *H, pair *adjoint) {
+    const shape *s = f->s;
+    const int64_t N = s->states, P = s->width, row = s->heads * P, n = k->n, t = k->t, h = k->h;
+    const int q = k->q;
+    const float *x = from(f->x, n, t, h), *ybar = from(f->ybar, n, t, h), *factor = f->delta.at ? k->delta : NULL;
+    float u[CHUNK], v[CHUNK], whole = 0;
+    square W;
+    pack(w->Y, ybar, f->ybar.step, NULL, q, P);
+    pack_transposed(w->Yt, ybar, f->ybar.step, NULL, q, P);
+    pack_transposed(w->Xt, x, f->x.step, factor, q, P);
+    for (int64_t j = 0; j * WIDE < q; j++) { /* Mbar = Ybar X', and with it those of G and of the decays */
+        product(w->Mbar, FRESH, matrix(ybar, f->ybar.step, 1, P), w->Xt + j * P, j * WIDE, q, 0);
+        for (int r = (int)(j * WIDE); r < q; r++) {
+            for (int i = 0; i < 2; i++) {
+                const int64_t at = j * WIDE + i * LANES;
+                lanes back = w->Mbar[r].of[i], both = back * vector(&k->M[r][at]);
+                w->G[j * CHUNK + r].of[i] += back * vector(&k->D[r][at]);
+                memcpy(&W[r][at], &both, sizeof(lanes));
+            }
+        }
+        for (int r = 0; r < j * WIDE; r++) memset(&W[r][j * WIDE], 0, sizeof(pair));
+    }
+    against_state(w->Z, H, w->Yt, s, q);
+    add_scaled(w->c, w->Z, of.c, k->f, u, N, q);
+    against_state(w->Z, adjoint, w->Xt, s, q);
+    add_scaled(w->b, w->Z, of.b, k->e, v, N, q);
+    lanes both = {0};
+    for (int64_t i = 0; i < state_size(s); i++) both += H[i].of[0] * adjoint[i].of[0] + H[i].of[1] * adjoint[i].of[1];
+    whole = sum_of_lanes(both) * k->f[q - 1];
+    float log_abar[CHUNK], *deltabar = f->deltabar + (n * s->length + t) * s->heads + h;
+    log_decay_gradient(log_abar, W, u, v, whole, q);
+    scaled(k, s, f->b, k->e);
+    float dots[CHUNK] = {0};
+    for (int64_t j = 0; j * WIDE < P; j++) {
+        product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
+        product(w->Xbar, 1, matrix(k->bc, N, 1, N), adjoint + j * N, 0, q, 0);
+        const int valid = smaller(P - j * WIDE, WIDE);
+        for (int r = 0; r < q; r++) {
+            const float *in = x + r * f->x.step + j * WIDE, *back = (const float *)&w->Xbar[r];
+            float *to = f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, dot = 0;
+            if (valid == WIDE) {
+                lanes both = {0};
+                for (int i = 0; i < 2; i++) {
+                    lanes out = w->Xbar[r].of[i] * k->delta[r];
+                    both += w->Xbar[r].of[i] * vector(in + i * LANES);
+                    memcpy(to + i * LANES, &out, sizeof(lanes));
+                }
+                dot = sum_of_lanes(both);
+            } else {
+                for (int i = 0; i < valid; i++) dot += in[i] * back[i], to[i] = back[i] * k->delta[r];
+            }
+            dots[r] += dot;
+        }
+    }
+    scaled(k, s, f->c, k->f);
+    for (int64_t j = 0; j * WIDE < P; j++)
+        product(adjoint + j * N, k->f[q - 1], matrix(k->bc, 1, N, q), w->Y + j * q, 0, N, 0);
+    for (int r = 0; r < q; r++) {
+        f->log_abar[(n * s->length + t + r) * s->heads + h] = log_abar[r];
+        if (f->delta.at) deltabar[r * s->heads] = dots[r];
+    }
+}
+
+/* The slab's bbar and cbar of a chunk: what its heads added, and Gbar' c and Gbar b. */
+static void store_slab(const backward_terms *f, slab_work *w, int64_t task, int64_t n, int64_t group, int64_t t, int q) {
+    const int64_t N = f->s->states, L = f->s->length;
+    float *bbar = f->bcbars + (2 * task * L + t) * N, *cbar = bbar + L * N;
+    square G;
+    for (int64_t j = 0; j * WIDE < q; j++)
+        for (int r = 0; r < q; r++) memcpy(&G[r][j * WIDE], &w->G[j * CHUNK + r], sizeof(pair));
+    for (int64_t j = 0; j * WIDE < N; j++) {
+        pair rows[CHUNK], out[CHUNK];
+        const int valid = smaller(N - j * WIDE, WIDE);
+        for (int which = 0; which < 2; which++) {
+            view other = which ? f->b : f->c;
+            pack(rows, from(other, n, t, group) + j * WIDE, other.step, NULL, q, valid);
+            product(out, FRESH, which ? matrix(G[0], CHUNK, 1, q) : matrix(G[0], 1, CHUNK, q), rows, 0, q, which ? 1 : -1);
+            for (int r = 0; r < q; r++) {
+                const pair *sums = (which ? w->c : w->b) + r / WIDE * N + j * WIDE;
+                float *to = (which ? cbar : bbar) + r * N + j * WIDE, *own = (float *)&out[r];
+                for (int i = 0; i < valid; i++) to[i] = own[i] + ((const float *)&sums[i])[r % WIDE];
+            }
+        }
+    }
+}
+
+static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, int64_t task) {
+    const shape *s = f->s;
+    const int64_t per_group = s->heads / s->groups, slabs = slabs_of(s), size = state_size(s), P = s->width;
+    const int64_t n = task / (slabs * s->groups), group = task / slabs % s->groups;
+    const int64_t first = task % slabs * SLAB, heads = smaller(per_group - first, SLAB), own = PANELS * s->states;
+    pair *adjoint = work, *at = work + SLAB * size;
+    slab_work w;
+    w.b = at, w.c = at += own, w.Z = at += own, w.G = at += own, w.Mbar = at += PANELS * CHUNK;
+    w.Xbar = at += CHUNK, w.Y = at += CHUNK, w.Xt = at += panels_of(P) * CHUNK, w.Yt = at += PANELS * P;
+    for (int64_t i = 0; i < heads; i++) {
+        int64_t head = n * s->heads + group * per_group + first + i;
+        load_state(adjoint + i * size, f->finalbar + head * P * s->states, P, s->states);
+    }
+    for (int64_t chunk = chunks_of(s) - 1; chunk >= 0; chunk--) {
+        const int q = smaller(s->length - chunk * CHUNK, CHUNK);
+        shared of = shared_of(s, f->shared, n, group, chunk);
+        memset(w.b, 0, own * sizeof(pair));
+        memset(w.c, 0, own * sizeof(pair));
+        memset(w.G, 0, PANELS * CHUNK * sizeof(pair));
+        for (int64_t i = 0; i < heads; i++) {
+            int64_t h = group * per_group + first + i, start = ((n * s->heads + h) * chunks_of(s) + chunk) * size;
+            decays(k, f->log_a, f->delta, n, h, chunk * CHUNK, q, of);
+            memset(k->f + q, 0, (CHUNK - q) * sizeof(float));
+            backward_chunk(f, k, &w, of, (const pair *)f->starts + start, adjoint + i * size);
+        }
+        store_slab(f, &w, task, n, group, chunk * CHUNK, q);
+    }
+    for (int64_t i = 0; i < heads; i++) {
+        int64_t head = n * s->heads + group * per_group + first + i;
+        store_state(f->initialbar + head * P * s->states, adjoint + i * size, P, s->states);
+    }
+}
+
+/* The gradients of log a, delta (batch, length, heads), b, c (batch, length, groups, states), x (batch, length, heads,
+ * width) and initial (batch, heads, width, states), all contiguous, from those of y and of the final state
+ * (contiguous). `starts` is aligned as `ssm_heads` filled it. Gives 0, or 1 when there is no memory for the work. */
+int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, view x, const float *starts, view ybar,
+                       const float *finalbar, float *log_abar, float *deltabar, float *bbar, float *cbar, float *xbar,
+                       float *initialbar) {
+    const int64_t slabs = slabs_of(s), tasks = s->batch * s->groups * slabs, L = s->length, N = s->states;
+    const int64_t own = SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
+                        2 * CHUNK + panels_of(s->width) * CHUNK;
+    pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
+    float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
+    const backward_terms f = {s,        log_a,    delta,  b,        c,          x,      ybar,  starts,
+                              finalbar, xbar,     deltabar, log_abar, initialbar, bcbars, space};
+    const int ready = space && bcbars;
+    int failed = !ready;
+#pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
+    {
+        chunk_work *k = ready ? work_of(s, own) : NULL;
+        unsigned before = flush_denormals();
+        if (ready) share(s, b, c, space);
+        if (!k) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp barrier
+        if (!failed) {
+            pair *work = pairs_of(k, s);
+#pragma omp for schedule(dynamic)
+            for (int64_t task = 0; task < tasks; task++) backward_slab(&f, k, work, task);
+#pragma omp for
+            for (int64_t row = 0; row < s->batch * L * s->groups; row++) { /* the slabs' sums, added in their order */
+                int64_t n = row / s->groups / L, t = row / s->groups % L, group = row % s->groups;
+                for (int64_t i = 0; i < N; i++) bbar[row * N + i] = cbar[row * N + i] = 0;
+                for (int64_t slab = 0; slab < slabs; slab++) {
+                    const float *at = bcbars + (2 * ((n * s->groups + group) * slabs + slab) * L + t) * N;
+                    for (int64_t i = 0; i < N; i++) bbar[row * N + i] += at[i], cbar[row * N + i] += at[i + L * N];
+                }
+            }
+        }
+        restore_denormals(before);
+        free(k);
+    }
+    free(space);
+    free(bcbars);
+    return failed;
 }

@@ -1,6 +1,5 @@
-"""The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6); without
-gradients on a CPU step by step, by a kernel of C (`scalar_native`); in float32 on a GPU by kernels of Triton
-(`scalar_fused`)."""
+"""The scan with one decay per head, as matrix products over chunks (Mamba-2, Dao & Gu 2024, section 6); in float32 by
+kernels, of C on a CPU (`scalar_native`) and of Triton on a GPU (`scalar_fused`)."""
 
 from __future__ import annotations
 
@@ -45,10 +44,10 @@ def scan(
     """
     if scalar_fused.applicable(log_a, b, c, x, initial, delta):
         return scalar_fused.scan(log_a, b, c, x, initial, delta)
-    x = x if delta is None else scaled(x, delta)
     length = x.shape[1]
-    if length and scalar_native.applicable(log_a, b, c, x, initial):
-        return scalar_native.scan(log_a, b, c, x, initial)
+    if length and scalar_native.applicable(log_a, b, c, x, initial, delta):
+        return scalar_native.scan(log_a, b, c, x, initial, delta)
+    x = x if delta is None else scaled(x, delta)
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):
         part = slice(start, min(start + SEGMENT, length))

@@ -24,7 +24,7 @@ STEPS = 64  # of a chunk
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 
 
-class _Precision(NamedTuple):
+class Precision(NamedTuple):
     """What numbers products are of, and how many of them stand for one of float32."""
 
     dtype: torch.dtype
@@ -36,9 +36,9 @@ class _Precision(NamedTuple):
 
 
 PRECISIONS = {
-    "highest": _Precision(torch.float16, 2),
-    "high": _Precision(torch.float16, 1),
-    "medium": _Precision(torch.bfloat16, 1),
+    "highest": Precision(torch.float16, 2),
+    "high": Precision(torch.float16, 1),
+    "medium": Precision(torch.bfloat16, 1),
 }
 
 
@@ -69,7 +69,7 @@ class _Plan(NamedTuple):
     width: int
     state: int
     weighted: bool
-    precision: _Precision
+    precision: Precision
 
     @property
     def chunks(self) -> int:

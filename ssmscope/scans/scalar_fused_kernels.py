@@ -28,6 +28,7 @@ from ssmscope.scans.tile_kernels import (
     share_of,
     store_tile,
     unit_of,
+    unit_of_product,
 )
 
 LEAST: tl.constexpr = tl.constexpr(-1e4)
@@ -176,7 +177,7 @@ def carry(
             large = largest_of(left_t)
             tl.store(state_units + own, unit)
             tl.store(largest + own, large)
-            left_unit = unit_of(large * tl.load(most + at * 3 + (0 if REVERSE else 1)))
+            left_unit = unit_of_product(large, tl.load(most + at * 3 + (0 if REVERSE else 1)))
             weight = weight * one_over(left_unit)
             right_unit = tl.load(units + shared * 2 + (1 if REVERSE else 0))
         kept_high, kept_low = in_parts(kept, SCALED, TERMS)
@@ -251,7 +252,7 @@ def read(
         scale = 1.0
         if SCALED:
             own = at * WIDE + part
-            x_unit = unit_of(tl.load(largest + own) * tl.load(most + (at + head) * 3 + 2))
+            x_unit = unit_of_product(tl.load(largest + own), tl.load(most + (at + head) * 3 + 2))
             out_weight *= c_unit * tl.load(state_units + own)
             x_weight *= one_over(x_unit)
             scale = inner_unit * x_unit

@@ -1,7 +1,7 @@
-"""The scan with one decay per head by a C kernel (`scalar.c`), for float32 on a CPU, where no gradient is wanted;
-optional, silent when absent.
+"""The scan with one decay per head by C kernels (`scalar.c`), for float32 on a CPU, with gradients; optional, silent
+when absent.
 
-Without the kernel (`building`) `scalar.scan` stays with torch.
+Without the kernels (`building`) `scalar.scan` stays with torch.
 """
 
 from __future__ import annotations
@@ -13,36 +13,30 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import building
+from ssmscope.scans.building import address
 from ssmscope.scans.native import SMALL, is_plain
 
 SOURCE = Path(__file__).with_name("scalar.c")
 
 
-def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> bool:
-    """Whether `scan` takes these terms: float32, on a CPU, none of which wants a gradient."""
-    terms = (log_a, b, c, x, initial)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in terms):
-        return False
+def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None) -> bool:
+    """Whether `scan` takes these terms: float32, on a CPU."""
+    terms = (log_a, b, c, x, initial, *([] if delta is None else [delta]))
     return all(is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling() and available()
 
 
-def scan(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+def scan(
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """As `scalar.scan`, where `applicable`; results do not depend on the number of threads.
 
     Raises:
         MemoryError: when there is none left for the work.
     """
-    batch, length, heads, width = x.shape
-    groups, states = b.shape[2:]
-    b, c, x = (t if t.stride(-1) == 1 else t.contiguous() for t in (b, c, x))
-    initial = initial.contiguous()
-    y, final = x.new_empty(x.shape), initial.new_empty(initial.shape)
-    threads = torch.get_num_threads() if x.numel() * states > SMALL else 1
-    shape = _Shape(batch, length, heads, groups, width, states, threads)
-    address = (initial.data_ptr(), y.data_ptr(), final.data_ptr())
-    if kernels.loaded().ssm_heads(shape, *map(_view, (log_a, b, c, x)), *address):
-        raise MemoryError("no memory left for the scan")
-    return y, final
+    terms = (log_a, b, c, x, initial, delta)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
+        return _Scan.apply(*terms)
+    return _forward(*terms, keep=False)[:2]
 
 
 class _Shape(ctypes.Structure):
@@ -55,12 +49,66 @@ class _View(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("batch", "step", "head")]
 
 
-def _view(t: Tensor) -> _View:
-    return _View(t.data_ptr(), *t.stride()[:3])
+def _shape(x: Tensor, b: Tensor) -> _Shape:
+    batch, length, heads, width = x.shape
+    groups, states = b.shape[2:]
+    threads = torch.get_num_threads() if x.numel() * states > SMALL else 1
+    return _Shape(batch, length, heads, groups, width, states, threads)
+
+
+def _view(t: Tensor | None) -> _View:
+    return _View(None, 0, 0, 0) if t is None else _View(t.data_ptr(), *t.stride()[:3])
+
+
+def _side_by_side(*terms: Tensor) -> list[Tensor]:
+    """The terms with neighbouring numbers in their last dimension."""
+    return [t if t.stride(-1) == 1 else t.contiguous() for t in terms]
+
+
+def _forward(log_a, b, c, x, initial, delta, *, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """y, the final state, and the states at the chunks' starts or None."""
+    library, shape = kernels.loaded(), _shape(x, b)
+    b, c, x = _side_by_side(b, c, x)
+    initial = initial.contiguous()
+    y, final = x.new_empty(x.shape), initial.new_empty(initial.shape)
+    starts = x.new_empty(library.ssm_heads_starts(shape)) if keep else None
+    if library.ssm_heads(shape, *map(_view, (log_a, delta, b, c, x)), *map(address, (initial, y, final, starts))):
+        raise MemoryError("no memory left for the scan")
+    return y, final, starts
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, log_a, b, c, x, initial, delta):
+        y, final, starts = _forward(log_a, b, c, x, initial, delta, keep=True)
+        ctx.save_for_backward(log_a, b, c, x, delta, starts)
+        return y, final
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_y, grad_final):
+        log_a, b, c, x, delta, starts = ctx.saved_tensors
+        b, c, x, grad_y = _side_by_side(b, c, x, grad_y)
+        grad_final = grad_final.contiguous()
+        grad_log_a, grad_b, grad_c, grad_x, grad_initial = (t.new_empty(t.shape) for t in (log_a, b, c, x, grad_final))
+        grad_delta = None if delta is None else delta.new_empty(delta.shape)
+        failed = kernels.loaded().ssm_heads_backward(
+            _shape(x, b),
+            *map(_view, (log_a, delta, b, c, x)),
+            address(starts),
+            _view(grad_y),
+            *map(address, (grad_final, grad_log_a, grad_delta, grad_b, grad_c, grad_x, grad_initial)),
+        )
+        if failed:
+            raise MemoryError("no memory left for the gradient of the scan")
+        return grad_log_a, grad_b, grad_c, grad_x, grad_initial, grad_delta
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    library.ssm_heads.argtypes = [ctypes.POINTER(_Shape), *[_View] * 4, *[ctypes.c_void_p] * 3]
+    shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
+    library.ssm_heads_starts.argtypes, library.ssm_heads_starts.restype = [shape], ctypes.c_int64
+    library.ssm_heads.argtypes = [shape, *[_View] * 5, *[numbers] * 4]
+    library.ssm_heads_backward.argtypes = [shape, *[_View] * 5, numbers, _View, *[numbers] * 7]
 
 
 kernels = building.Library(SOURCE, "scan-of-heads", "the C scan", _declare)

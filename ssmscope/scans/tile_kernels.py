@@ -30,6 +30,13 @@ def unit_of(most):
 
 
 @triton.jit
+def unit_of_product(most, factor):
+    """The unit of numbers of at most `most` times those of at most `factor`, which are finite over it also where `most`
+    is 0."""
+    return unit_of(tl.maximum(most, 7.888609052210118e-31) * factor)  # 2⁻¹⁰⁰
+
+
+@triton.jit
 def one_over(unit):
     """1 / unit, exactly."""
     return ((254 << 23) - unit.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)

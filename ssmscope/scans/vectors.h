@@ -106,7 +106,7 @@ static void *allocate(int64_t bytes) {
 
 #if defined(_OPENMP)
 #include <omp.h>
-static int thread_number(void) { return omp_get_thread_num(); }
+INLINE int thread_number(void) { return omp_get_thread_num(); }
 #else
-static int thread_number(void) { return 0; }
+INLINE int thread_number(void) { return 0; }
 #endif

@@ -212,6 +212,13 @@ class TestProtected:
             assert one.prompts[0].prompt == "Negative or positive: {content}"
 
 
+def test_suffixes_are_asked_together_with_the_clean_prompts(model, data, monkeypatch):
+    waves, grid = [], Evaluator.grid
+    monkeypatch.setattr(Evaluator, "grid", lambda *given: waves.append(1) or grid(*given))
+    found = attack(model, data, attacks=SUFFIX_ATTACKS)
+    assert len(waves) == 1 and found.cost.asked == len(TEMPLATES) * (1 + 3 + 50) * len(data)
+
+
 class TestZeroAccuracy:
     def test_no_drop_and_no_attack(self, model):
         labels = 1 - answers(model, TEMPLATES[0])
@@ -224,7 +231,7 @@ class TestZeroAccuracy:
         assert found.notes[0] == "under template 0 nothing is right: there is no drop to measure"
         assert "nan" not in str(found) and type(found).from_dict(json.loads(found.to_json())) == found
         alone = attack(model, data, attacks=["stresstest"], template=TEMPLATES[:1])
-        assert "no drop defined" in alone.headline and alone.cost.asked == len(data)
+        assert "no drop defined" in alone.headline and alone.attacks[0].prompts[0].tried == 0
 
     @needs_textattack
     def test_a_search_ends_there(self, model, data, monkeypatch):
@@ -390,7 +397,9 @@ class TestKnownData:
         found = prompt_attack(model, data, attacks=["stresstest"])
         own = TASK_PROMPTS["wnli"]
         assert found.templates == own.templates
-        assert asked[0] == (list(own.templates), [content_of("wnli", text) for text in pairs], own.words)
+        templates, *contents = asked[0]
+        assert templates[: len(own.templates)] == list(own.templates)
+        assert contents == [[content_of("wnli", text) for text in pairs], own.words]
         assert found.provenance["options"]["words"] == ["incorrect", "correct"]
 
     def test_a_file_of_that_name_is_another(self, model):

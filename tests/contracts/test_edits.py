@@ -182,10 +182,10 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
                 assert relative(made + 1, bare.read(path.entry.values(path.entry.source, False), False) + 1) < 1e-9
 
 
-MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-gsa"
+MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-mamba3", "ssm-gsa"
 """In which a token is read by another road too: in what RWKV and xLSTM divide by, in GroupMamba's attention over
-modules, by GFSSM's filter in the skip of later tokens, by the convolution before mamba2attn's attention, and in the
-keys of GSA's slots."""
+modules, by GFSSM's filter in the skip of later tokens, by the convolution before mamba2attn's attention, in what
+Mamba-3's next step writes, and in the keys of GSA's slots."""
 
 
 def held_at(place: int) -> Edit:

@@ -45,7 +45,7 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
-OTHERS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn minimax recurrent_gemma rwkv7 xlstm".split()
+OTHERS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
 LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
 

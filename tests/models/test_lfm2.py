@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from examples import EXAMPLES, random_example, relative
 from loud import loud
+from seen import render
 from torch.nn.functional import conv1d, pad
 
 import ssmscope
-from ssmscope.errors import InputError
+from ssmscope.attacks.effect.measure import effect_of
+from ssmscope.errors import InputError, Unanswerable
 from ssmscope.model import Model
 from ssmscope.probes.lens.lenses import SSMUnembed, hidden_states
 
@@ -32,7 +35,7 @@ def test_what_is_about_a_memory_is_refused_in_one_line(model):
         (lambda: ssmscope.generalization_bound(model), "the bound"),
         (lambda: ssmscope.steer(model, batch, toward=[IDS], away=[IDS[:3]], site="state"), "a state"),
     ):
-        with pytest.raises(InputError, match=f"^no layer of short has a recurrent memory, which {what} is about: .*"):
+        with pytest.raises(Unanswerable, match=f"^no layer of short has a recurrent memory, which {what} is about: .*"):
             ask()
 
 
@@ -52,6 +55,19 @@ def test_implicit_attention_is_the_convolutions_taps(model):
         k = mixer.conv
         y = conv1d(pad((B * x).mT, (2, 0)), k.weight, k.bias, groups=k.groups).mT
         assert relative(layer.recurrence.x.squeeze(-1), y) < 1e-6
+
+
+def test_the_effect_of_a_change_has_no_states_to_compare(model):
+    """One token of seven is another: the last convolution reads three, so its attention shares do not change unless one
+    of these is it, and distances begin at the token."""
+    batch = model.encode(ids=[IDS, [*IDS[:2], 40, *IDS[3:]]])
+    found = effect_of(model, batch)
+    assert np.isnan(found.state_cosine).all() and not np.isnan(found.hidden_cosine).any()
+    for side in (found.before, found.after):
+        assert side.text.scores.max() < 1e-30  # nothing is kept
+        assert np.allclose(side.attention.sum(1), 1, atol=1e-6) and side.attention[:, :4].max() < 1e-30
+    assert found.first_changed == 2 and [spread.first for spread in found.spreads] == [None, 3, 3]
+    assert "nothing is kept, and there are no states to compare" in render(found)
 
 
 def test_explanations_and_lenses_answer(model):

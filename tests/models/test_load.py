@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCau
 import ssmscope
 from ssmscope.errors import InputError
 from ssmscope.models import architectures, checkpoints
+from ssmscope.models.split import placed
 from ssmscope.shipped import demos, readable_types
 from ssmscope.tasks.sequences import listops, majority
 
@@ -325,7 +326,9 @@ def test_dtype_and_device():
     [
         ({"device_map": "auto", "device": "cpu"}, "device and device_map both say"),
         ({"device_map": "automatic"}, "device_map 'automatic' is unknown.*did you mean 'auto'"),
-        ({"device_map": {"": "disk"}}, "not in memory"),
+        ({"device_map": {"": "disk"}}, "leaves the weights of the model out of memory"),
+        ({"device_map": {"backbone": "cpu"}}, "gives lm_head.weight no device"),
+        ({"device_map": {"": "cpu", "backbone.layers.0.mixer.in_proj": 0, "backbone.layers.0.mixer.D": 1}}, "one"),
     ],
 )
 def test_a_device_map_that_is_refused(given, words, tmp_path):
@@ -345,7 +348,7 @@ def test_a_device_map_is_of_directories_in_transformers_layout(oracle):
 
 
 def test_a_device_map_without_accelerate_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ssmscope.models.load.find_spec", lambda name: None)
+    monkeypatch.setattr("ssmscope.models.split.find_spec", lambda name: None)
     small().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="device_map needs accelerate"):
         ssmscope.load(tmp_path, device_map="auto")
@@ -362,6 +365,27 @@ def test_a_split_model_gives_the_numbers_of_a_whole_one(tmp_path):
     expected, found = whole.trace(ids=IDS), split.trace(ids=IDS)
     assert torch.equal(found.logits, expected.logits) and split.fingerprint == whole.fingerprint
     torch.testing.assert_close(found.survival(), expected.survival(), equal_nan=True)
+
+
+@pytest.mark.parametrize("how", ["auto", "sequential"])
+def test_parts_beside_a_gpu_are_computed_on_the_cpu(how, monkeypatch):
+    """accelerate keeps the weights of parts on the string "cpu" elsewhere, and moves them to the GPU as they run."""
+    modeling = pytest.importorskip("accelerate.utils.modeling")
+    with torch.device("meta"):
+        empty = MambaForCausalLM(MambaConfig(**{**SMALL, "num_hidden_layers": 4}, state_size=4, time_step_rank=3))
+    block = sum(weight.nbytes for weight in empty.backbone.layers[0].parameters())
+    room = {0: empty.get_input_embeddings().weight.nbytes + 3 * block, "cpu": 2**30}
+    monkeypatch.setattr(modeling, "get_max_memory", lambda given=None: dict(room))
+    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda given=None: dict(room))
+    found = placed(empty, how, None)
+    assert {str(device) for device in found.values()} == {"0", "cpu"}
+    assert all(device == 0 or device == torch.device("cpu") for device in found.values())
+    blocks = [part for part in found if part.startswith("backbone.layers.")]
+    assert sorted(blocks) == [f"backbone.layers.{i}" for i in range(4)]
+    monkeypatch.setattr(modeling, "get_max_memory", lambda given=None: {**room, "cpu": 0})
+    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda given=None: {**room, "cpu": 0})
+    with pytest.raises(InputError, match="out of memory"):
+        placed(empty, how, None)
 
 
 def test_half_precision_on_disk_is_float32_in_memory(tmp_path):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from examples import random_example, relative
 from loud import TrueFloat64
-from torch import Tensor, nn
+from packaged import in_memory, normed, written
+from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import ssmscope
@@ -83,10 +82,6 @@ def stored(config: dict[str, Any]) -> dict[str, Tensor]:
     return weights
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-
-
 def convolved(x: Tensor, w: dict[str, Tensor]) -> Tensor:
     """Of x (length, channels), one position after the other."""
     kernel = w["conv1d.weight"][:, 0]
@@ -151,28 +146,6 @@ def reference(config: dict[str, Any], weights: dict[str, Tensor], ids: list[int]
             h, g = (normed(x, wide[at + "norm2.weight"]) @ wide[at + "mlp.fc1.weight"].T).chunk(2, dim=-1)
             x = x + (h * silu(g)) @ wide[at + "mlp.fc2.weight"].T
     return normed(x, wide["backbone.norm_f.weight"]) @ wide["lm_head.weight"].T
-
-
-def written(directory, config: dict[str, Any], weights: dict[str, Tensor]):
-    (directory / "config.json").write_text(json.dumps(config))
-    torch.save(weights, directory / "pytorch_model.bin")
-    return directory
-
-
-def in_memory(config: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-    """A model whose parts are named as mamba_ssm's."""
-    theirs = type("MambaLMHeadModel", (nn.Module,), {"__module__": "mamba_ssm.models.mixer_seq_simple"})()
-    theirs.config = SimpleNamespace(**config)
-    parameters = {id(weight): nn.Parameter(weight) for weight in weights.values()}
-    for name, weight in weights.items():
-        *path, last = name.split(".")
-        at: nn.Module = theirs
-        for part in path:
-            if part not in at._modules:
-                at.add_module(part, nn.Module())
-            at = at.get_submodule(part)
-        at.register_parameter(last, parameters[id(weight)])
-    return theirs
 
 
 @pytest.mark.parametrize("kind", KINDS)

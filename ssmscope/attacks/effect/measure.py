@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,7 +49,8 @@ def effect_of(
         InputError: an unknown layer.
     """
     trace = model.trace(batch)
-    heatmap = selection_heatmap(model, trace, score="retention", layers=layers, top=top)
+    # where no layer has a memory nothing is kept, and there are no final states
+    heatmap = selection_heatmap(model, replace(trace, remembers=True), score="retention", layers=layers, top=top)
     assert isinstance(heatmap, SelectionHeatmap)
     chosen = heatmap.layers
     pairs = aligned(*(batch.input_ids[row, :length].tolist() for row, length in enumerate(batch.lengths)))
@@ -106,8 +108,9 @@ def _moved(
     states: list[float] = []
     for index in chosen:
         layer = trace.layers[index]
-        flat = torch.cat([scan.state.flatten(1) for scan in layer.scan()], dim=1).double().cpu().numpy()
-        states.append(cosine(*flat))
+        if trace.remembers:
+            flat = torch.cat([scan.state.flatten(1) for scan in layer.scan()], dim=1).double().cpu().numpy()
+        states.append(cosine(*flat) if trace.remembers else math.nan)
         _compare(layer.u, pairs, last, distances, cosines)
     _compare(_read_by_head(model, batch), pairs, last, distances, cosines)
     return np.stack(distances).astype(np.float32), np.array(cosines), np.array(states)

@@ -93,7 +93,7 @@ class AttackEffect(Result, kind="effect"):
     hidden_cosine: np.ndarray
     """(layers + 1,): the cosine of the same vectors at the last position of each text."""
     state_cosine: np.ndarray
-    """(layers,): the cosine of the final states, of all of a layer's recurrences together."""
+    """(layers,): the cosine of the final states, of all of a layer's recurrences together; NaN without a memory."""
     kept: float
     """The probability after the change of what was the answer before it."""
 
@@ -160,6 +160,8 @@ class AttackEffect(Result, kind="effect"):
             cells = {"answer": Cell(text=result.answer_name), "change": Cell(text=result.changed_name)}
             cells["p kept"] = plain(result.kept)
             for layer, cosine in zip(result.layers, result.state_cosine.tolist()):
+                if math.isnan(cosine):
+                    continue
                 cells[f"final states alike, layer {layer}"] = plain(cosine)
             lines.append(Line((label,), cells))
         return table(("model",), lines, note="Alike: the cosine of the states before and after the change.")

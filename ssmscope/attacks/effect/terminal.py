@@ -92,6 +92,8 @@ def number(value: float, digits: int = 3) -> Cell:
 
 def remarks(result: AttackEffect) -> Sequence[str]:
     lines = []
+    if all(map(math.isnan, result.state_cosine.tolist())):
+        lines.append("No layer has a recurrent memory: nothing is kept, and there are no states to compare.")
     if not result.by_layer and len(result.layers) > LAYERS:
         lines.append(f"{LAYERS} of {len(result.layers)} layers; layers='all' shows every one.")
     head = result.spreads[-1]

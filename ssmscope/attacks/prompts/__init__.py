@@ -95,7 +95,7 @@ def prompt_attack(
 
     Every number has a 95 % bootstrap interval over examples; clean and attacked accuracy come from the same resamples,
     and so do averages over templates. The worst prompt is chosen on the same examples that it is measured on, which
-    the intervals do not show. A template under which nothing is right has no drop and is not attacked.
+    the intervals do not show. A template under which nothing is right has no drop, and no search starts from it.
 
     What is drawn depends on seed, template and attack alone: with `cache`, a run that was killed and starts again
     comes to the same result and runs only what is missing.
@@ -111,7 +111,7 @@ def prompt_attack(
         InputError: a template without `{content}`, no template or words where the data have none of their own, words
             that do not fit the classes, options that contradict each other, or a resource that is missing.
     """
-    from ssmscope.attacks.prompts.measure import attacked, labels_and_words, notes_on, own_prompts, recipe_of
+    from ssmscope.attacks.prompts.measure import attacked, fixed, labels_and_words, notes_on, own_prompts, recipe_of
     from ssmscope.attacks.prompts.result import Cost, PromptAttack, measured
     from ssmscope.attacks.prompts.search import Judge, rewritten
     from ssmscope.evaluation import Evaluator, Template
@@ -142,16 +142,20 @@ def prompt_attack(
     evaluator = Evaluator(model, words=chosen, scoring=scoring, normalise=normalise, cache=cache)
     judge = Judge(evaluator, contents, labels)
     protected = chosen if chosen is not None else data.label_names
-    clean = judge.right(templates)
+    tries = {each.name: [fixed(each, text, suffix, as_promptbench) for text in templates] for each in recipes}
     found: dict[str, list[tuple[str, int] | None]] = {name: [] for name in named}
     with progress_bar(on_stderr(progress)) as bar:
-        task = bar.add_task("attacks", total=len(recipes) * len(templates))
+        task = bar.add_task("clean and fixed prompts", total=len(recipes) * len(templates))
+        # together, so that what they begin with is run once
+        clean = judge.right([*templates, *(text for each in tries.values() for some in each for text in some)])
+        clean = clean[: len(templates)]
         for each in recipes:
             for number, text in enumerate(templates):
                 bar.update(task, description=f"{each.name}, template {number}")
                 place = None
                 if clean[number].any():
-                    place = attacked(each, text, judge, protected, suffix, seed, as_promptbench)
+                    some = tries[each.name][number]
+                    place = attacked(each, text, some, judge, protected, seed, as_promptbench)
                 found[each.name].append(place)
                 bar.advance(task)
     options: dict[str, Any] = {

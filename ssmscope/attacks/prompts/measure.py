@@ -20,23 +20,28 @@ if TYPE_CHECKING:
     from ssmscope.model import Model
 
 
+def fixed(each: Recipe, template: str, suffix: str, as_promptbench: bool) -> list[str]:
+    """The prompts that an attack tries whatever the model answers; none of one that searches."""
+    if each.name == SEMANTIC:
+        return list(each.suffixes)
+    where = PROMPTBENCH if as_promptbench else suffix
+    candidates = [with_suffix(template, text, where) for text in each.suffixes]
+    # of several that are as bad PromptBench takes the first in the alphabet: TextAttack sorts candidates
+    return sorted(candidates) if as_promptbench else candidates
+
+
 def attacked(
     each: Recipe,
     template: str,
+    candidates: Sequence[str],
     judge: Judge,
     protected: Sequence[str],
-    suffix: str,
     seed: int,
     as_promptbench: bool,
 ) -> tuple[str, int]:
     """The worst prompt that an attack finds for a template, and how many it tried."""
-    if each.name == SEMANTIC:
-        return tried_all(template, each.suffixes, judge)
-    if each.suffixes:
-        where = PROMPTBENCH if as_promptbench else suffix
-        candidates = [with_suffix(template, text, where) for text in each.suffixes]
-        # of several that are as bad PromptBench takes the first in the alphabet: TextAttack sorts candidates
-        return tried_all(template, sorted(candidates) if as_promptbench else candidates, judge)
+    if candidates:
+        return tried_all(template, candidates, judge)
     return searched(each, template, judge, words=protected, seed=seed, as_promptbench=as_promptbench)
 
 

@@ -38,7 +38,7 @@ class AttackedPrompt:
     """What an attack makes of one template."""
 
     prompt: str | None
-    """The worst prompt that it found; None where nothing is right under the template, which is then not attacked."""
+    """The worst prompt that it found; None where nothing is right under the template."""
     accuracy: Estimate
     drop: Estimate
     """PDR, 1 − accuracy / clean accuracy."""

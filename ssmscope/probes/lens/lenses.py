@@ -33,8 +33,8 @@ from tuned_lens.nn.unembed import Unembed
 
 from ssmscope.affine import matrix, offset
 from ssmscope.encoding import Batch
-from ssmscope.errors import UNPICKLABLE, InputError
-from ssmscope.intercept import watched
+from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
+from ssmscope.intercept import stayed, watched
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
 from ssmscope.probes.lens.result import LensFit
@@ -64,7 +64,7 @@ def blocks_of(model: Model) -> list[nn.Module]:
     backbone = model.module.base_model
     stacks = [part for part in backbone.children() if isinstance(part, nn.ModuleList) and mixers(part)]
     if len(stacks) > 1:
-        raise InputError(f"{model.name} has {len(stacks)} lists of layers; a lens reads models of one")
+        raise Unanswerable(f"{model.name} has {len(stacks)} lists of layers; a lens reads models of one")
     return list(stacks[0]) if stacks else mixers(backbone)
 
 
@@ -86,7 +86,9 @@ def final_norm_of(model: Model) -> nn.Module | None:
         model.logits(_few_tokens(model))
     if len(ran) > 1:
         names = ", ".join(type(module).__name__ for module in ran)
-        raise InputError(f"behind the last block of {model.name} run {names}; a lens reads models with one final norm")
+        raise Unanswerable(
+            f"behind the last block of {model.name} run {names}; a lens reads models with one final norm"
+        )
     return ran[0] if ran else None
 
 
@@ -114,9 +116,9 @@ class SSMUnembed(Unembed):
     def __init__(self, model: Model) -> None:
         nn.Module.__init__(self)  # tuned-lens's own looks for the norm in a list of transformers
         norm, head = final_norm_of(model), head_of(model)
-        self.final_norm = copy.deepcopy(norm) if norm is not None else nn.Identity()
+        self.final_norm = nn.Identity() if norm is None else stayed(copy.deepcopy(norm))
         self.unembedding = _plain(head)
-        self.float().eval().requires_grad_(False)
+        self.float().to(model.device).eval().requires_grad_(False)
         self._check(model)
 
     @torch.no_grad()
@@ -134,7 +136,7 @@ class SSMUnembed(Unembed):
                 parameter.mul_(multiplier)
         apart = (found - own).norm() / own.norm()
         if not apart <= digits**0.5:
-            raise InputError(
+            raise Unanswerable(
                 f"{model.name}: its final norm and head do not give its own logits (off by {float(apart):.1e}); a lens "
                 "cannot read this model"
             )
@@ -192,7 +194,8 @@ def chosen_states(model: Model, batch: Batch, positions: str) -> Float[Tensor, "
 def _streams(model: Model, batch: Batch, chosen: Callable[[Tensor], Tensor]) -> Tensor:
     kept: list[Tensor] = []
     around = model.running(mask=batch.mask)
-    with torch.no_grad(), around, _stream_kept(blocks_of(model), kept, chosen):
+    here = model.device  # that of the batch; a model over several has blocks elsewhere
+    with torch.no_grad(), around, _stream_kept(blocks_of(model), kept, lambda stream: chosen(stream.to(here))):
         model.forward(batch, last_only=True)
     return torch.stack(kept)
 
@@ -301,8 +304,6 @@ def logit_lens(model: Model) -> Lens:
 
 def untrained(model: Model) -> TunedLens:
     """tuned-lens's object with W_i = 0, b_i = 0, as it begins."""
-    if len({parameter.device for parameter in model.module.parameters()}) > 1:
-        raise InputError(f"{model.name} is split over several devices; a lens reads models on one: give device")
     unembed = SSMUnembed(model)
     width = unembed.unembedding.in_features
     config = TunedLensConfig(model.name, d_model=width, num_hidden_layers=len(blocks_of(model)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ssmscope import ssm
 from ssmscope.batching import by_length
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, Unanswerable
 from ssmscope.models.delta import DeltaMixer
 from ssmscope.models.linear_layers import GatedLinearAttention, Retention
 from ssmscope.probes.bound.norms import norms_of, theorem_model
@@ -134,7 +134,7 @@ def step_gains(recurrence: ssm.Recurrence, counted: Tensor, stepping: Tensor) ->
     if isinstance(recurrence, ssm.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         if recurrence.log_a.shape[-1] > 1 or recurrence.e is not None:
-            raise InputError("the largest gain of a step is not known of a delta rule with a decay per state")
+            raise Unanswerable("the largest gain of a step is not known of a delta rule with a decay per state")
         b, _ = recurrence.by_head()
         log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
         along = (1 - recurrence.beta.double() * b.double().square().sum(-1)).abs().log().clamp(min=SMALLEST)

@@ -1,0 +1,208 @@
+"""What attacks ask of a model, asked again of a large one: by PromptBench's and TextAttack's loops and by ours.
+
+    SSMSCOPE_DATA=… python benchmarks/replayed.py record asked.json              # needs textattack
+    python benchmarks/replayed.py replay asked.json --shape falcon --device cuda  # needs neither it nor data
+
+`record` attacks the demos on SST-2, and keeps the prompts and texts in the batches in which they are asked about.
+`replay` asks them of a random model of a shape of large.py or timing.py: the searches, which cost the same whatever the
+model, are left out. PromptBench's loop is one forward pass an example, TextAttack's 32 texts at a time, padded to the
+longest of them, both through the model's own forward pass in transformers, without optional kernels. Of theirs an even
+sample is run, for --seconds, and the rates of one run are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import large
+import numpy as np
+import torch
+from timing import SHAPES, classifier_on, machine, reader
+
+import ssmscope
+from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.attacks.prompts.search import Judge
+from ssmscope.attacks.words.measure import forks
+from ssmscope.evaluation import Evaluator, label_words
+from ssmscope.model import Model
+from ssmscope.tasks.prompts import CONTENT, content_of, prompts_of
+from ssmscope.tasks.text import TextData, load_text
+
+ATTACKS = ("stresstest", "checklist", "deepwordbug")
+RECIPES = ("deepwordbug",)
+
+
+def record(options: argparse.Namespace) -> None:
+    """Attack the demos, and keep what is asked in a file."""
+    data = load_text("sst2").sample(options.limit, seed=0)
+    found: dict[str, Any] = {"words": prompts_of("sst2").words, "labels": list(data.labels)}
+    found["contents"] = [content_of("sst2", text) for text in data.texts]
+    found["prompts"] = {attack: asked_of_prompts(data, attack) for attack in ATTACKS}
+    found["texts"] = {recipe: asked_of_texts(data, recipe) for recipe in RECIPES}
+    options.file.write_text(json.dumps(found))
+
+
+def asked_of_prompts(data: TextData, attack: str) -> list[list[str]]:
+    """The prompts that an attack tries, in the waves in which ours asks about them."""
+    template = f"{prompts_of('sst2').templates[0].partition(CONTENT)[0].rstrip()} {CONTENT}\nAnswer"
+    waves: list[list[str]] = []
+    grid = Evaluator.grid
+
+    def noted(self: Evaluator, templates: Sequence[Any], contents: Sequence[str]) -> np.ndarray:
+        waves.append([each.text for each in templates])
+        return grid(self, templates, contents)
+
+    with patch.object(Evaluator, "grid", noted):
+        prompt_attack(ssmscope.load("demo/instruct-mamba2"), data, attacks=(attack,), template=template)
+    return waves
+
+
+def asked_of_texts(data: TextData, recipe: str) -> dict[str, list[list[str]]]:
+    """The texts that an attack tries, in the waves in which ours asks about them, and in TextAttack's batches."""
+    import words
+
+    model = ssmscope.load("demo/sst2-mamba2")
+    waves: list[list[str]] = []
+    batches: list[list[str]] = []
+    scores = Evaluator.scores
+
+    def noted(self: Evaluator, texts: Sequence[str]) -> np.ndarray:
+        waves.append(list(texts))
+        return scores(self, texts)
+
+    def read(texts: list[str], **how: Any) -> Any:
+        batches.append(list(texts))
+        return model.tokenizer(texts, **how)
+
+    with patch.object(Evaluator, "scores", noted):
+        words.ours(model, data, len(data), recipe, {})
+    words.theirs(Model(model.module, read, model.name), data, list(range(len(data))), recipe, {})
+    return {"ours": waves, "theirs": batches}
+
+
+def sampled(run: Callable[[Any], int], work: Sequence[Any], seconds: float) -> tuple[int, float]:
+    """How much of some work was done in about so many seconds, spread evenly over it, and how long that took."""
+    order = np.random.default_rng(0).permutation(len(work))
+    done, start = 0, time.perf_counter()
+    for each in order:
+        done += run(work[each])
+        if time.perf_counter() - start > seconds:
+            break
+    return done, time.perf_counter() - start
+
+
+def prompts(model: Model, found: dict[str, Any], waves: list[list[str]], seconds: float) -> str:
+    """An attack on prompts by both."""
+    labels, contents = np.array(found["labels"]), found["contents"]
+    right: dict[tuple[str, int], bool] = {}
+
+    def ours() -> Judge:
+        judge = Judge(Evaluator(model, words=found["words"]), contents, labels)
+        for wave in waves:
+            judge.right(wave)
+        return judge
+
+    @torch.no_grad()
+    def one(place: tuple[str, int]) -> int:
+        prompt, row = place
+        ids = [each[0] for each in label_words(model, found["words"], after=prompt[prompt.find(CONTENT) :]).ids]
+        tokens = model.tokenizer(prompt.replace(CONTENT, contents[row]), return_tensors="pt")["input_ids"]
+        logits = model.module(tokens.to(model.device), use_cache=False).logits[0, -1]
+        right[place] = int(logits[ids].argmax()) == labels[row]
+        return 1
+
+    places = [(prompt, row) for wave in waves for prompt in wave for row in range(len(contents))]
+    taken, judge = timed(ours, model)
+    one(places[0])
+    theirs = sampled(one, places, seconds)
+    same = np.mean([judge.right([prompt])[0, row] == each for (prompt, row), each in right.items()])
+    return told(len(places), taken, *theirs) + f"; {same:.1%} of the answers the same"
+
+
+def texts(model: Model, waves: list[list[str]], batches: list[list[str]], seconds: float) -> str:
+    """An attack on texts by both."""
+    logits: dict[str, np.ndarray] = {}
+
+    def ours() -> Evaluator:
+        evaluator = Evaluator(model, fork=forks(model, waves[0]))
+        for wave in waves:
+            evaluator.scores(wave)
+        return evaluator
+
+    @torch.no_grad()
+    def batch(texts: Sequence[str]) -> int:
+        each = model.tokenizer(list(texts), padding=True, return_tensors="pt").to(model.device)
+        found = model.module(input_ids=each["input_ids"], attention_mask=each["attention_mask"]).logits
+        logits.update(zip(texts, found.float().cpu().numpy()))
+        return len(texts)
+
+    taken, evaluator = timed(ours, model)
+    batch(batches[0])
+    theirs = sampled(batch, batches, seconds)
+    apart = np.abs(evaluator.scores(list(logits)) - np.array(list(logits.values()))).max()
+    return told(sum(map(len, waves)), taken, *theirs) + f"; logits at most {apart:.1e} apart"
+
+
+def timed(run: Callable[[], Any], model: Model) -> tuple[float, Any]:
+    """Seconds of a run, the second where kernels are compiled first, and what it returns."""
+    if model.device.type == "cuda":
+        run()
+    start = time.perf_counter()
+    found = run()
+    return time.perf_counter() - start, found
+
+
+def told(number: int, taken: float, sampled: int, slow: float) -> str:
+    rates = number / taken, sampled / slow
+    return (
+        f"ours {number:,} in {taken:.2f} s ({rates[0]:,.1f} a second), theirs {sampled:,} of them in {slow:.1f} s "
+        f"({rates[1]:,.1f} a second): {rates[0] / rates[1]:.1f}x"
+    )
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Ask what is in a file of a random model."""
+    found = json.loads(options.file.read_text())
+    if options.shape in SHAPES:
+        model = reader(options.shape)
+    else:
+        tokenizer = ssmscope.load("demo/instruct-mamba2").tokenizer
+        dtype = getattr(torch, options.dtype)
+        model = ssmscope.load(large.built(options.shape, dtype, options.device).module, tokenizer=tokenizer)
+    where = torch.cuda.get_device_name() if options.device == "cuda" else machine()
+    print(f"{options.shape}, {options.dtype}, {where}, torch {torch.__version__}", flush=True)
+    if options.limit is not None:
+        for name in ("labels", "contents"):
+            found[name] = found[name][: options.limit]
+    for attack, waves in found["prompts"].items():
+        print(f"{attack} on a prompt:", prompts(model, found, waves, options.seconds), flush=True)
+    model = ssmscope.load(classifier_on(model.module), tokenizer=model.tokenizer)
+    for recipe, asked in found["texts"].items():
+        print(f"{recipe} on texts:", texts(model, asked["ours"], asked["theirs"], options.seconds), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    for function in (record, replay):
+        verb = verbs.add_parser(function.__name__, help=function.__doc__)
+        verb.set_defaults(run=function)
+        verb.add_argument("file", type=Path)
+        verb.add_argument("--limit", type=int, default=60 if function is record else None, help="examples")
+    verb.add_argument("--shape", choices=(*SHAPES, *large.SHAPES), default="falcon")
+    verb.add_argument("--device", default="cpu")
+    verb.add_argument("--dtype", default="bfloat16")
+    verb.add_argument("--seconds", type=float, default=5.0, help="of each of their loops")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

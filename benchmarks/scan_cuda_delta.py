@@ -1,0 +1,123 @@
+"""The gated delta rule on a GPU in each precision, beside flash-linear-attention's Triton kernels and torch alone.
+
+    python benchmarks/scan_cuda_delta.py
+    python benchmarks/scan_cuda_delta.py --shapes 1x8192x32x128x128x16
+
+Ours is `ssm.scan` from float32 terms, and what is left of every token (`survival.left_norms`); flash-linear-attention's
+is `chunk_gated_delta_rule` from bfloat16 and, where it takes them, float32 terms, where the package can be imported.
+Columns as in `scan_cuda_mamba2`; the limit is the time in which the card reads inputs and writes outputs once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from scan_cuda_mamba2 import error, milliseconds, plain
+
+import ssmscope.models  # noqa: F401  (makes the mixers readable)
+from ssmscope import ssm, survival
+from ssmscope.scans import delta_fused
+from ssmscope.training.fitting import matrix_products
+
+SHAPES = ("1x8192x32x128x128x16", "8x2048x32x128x128x16")
+"""Batch × length × heads × width × states × heads of keys: Qwen3-Next's layers."""
+NAMES = ("x", "b", "c", "log_a", "beta")
+Work = Callable[[], list[torch.Tensor]]
+
+
+def recurrence(shape: str) -> ssm.DeltaRecurrence:
+    batch, length, heads, width, states, groups = map(int, shape.split("x"))
+    g = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(batch, length, *sizes, generator=g, device="cuda")
+
+    b, c = (torch.nn.functional.normalize(normal(groups, states), dim=-1) for _ in range(2))
+    log_a = -torch.nn.functional.softplus(normal(heads, 1) - 4)
+    return ssm.DeltaRecurrence(
+        x=normal(heads, width), b=b, c=c * states**-0.5, log_a=log_a, beta=normal(heads).sigmoid()
+    )
+
+
+def ours(r: ssm.DeltaRecurrence, what: str) -> Work:
+    if what == "forward + backward":
+        leaves = {name: getattr(r, name).detach().requires_grad_() for name in NAMES}
+        whole, weights = replace(r, **leaves), _weights(r.x)
+        return lambda: [*torch.autograd.grad(ssm.scan(whole).y, [*leaves.values()], weights)]
+    with_left = what == "survival"
+    return torch.no_grad()(lambda: [survival.left_norms(r) if with_left else ssm.scan(r).y])
+
+
+def theirs(scan: Callable, r: ssm.DeltaRecurrence, what: str, dtype: torch.dtype) -> Work:
+    backward = what == "forward + backward"
+    terms = {"x": r.x.to(dtype), "b": r.b.to(dtype), "c": r.c.to(dtype), "log_a": r.log_a, "beta": r.beta.to(dtype)}
+    leaves = {name: t.detach().clone().requires_grad_(backward) for name, t in terms.items()}
+    weights = _weights(r.x).to(dtype)
+
+    def run() -> list[torch.Tensor]:
+        y, _ = scan(leaves["c"], leaves["b"], leaves["x"], leaves["log_a"].squeeze(-1), leaves["beta"], scale=1.0)
+        return [*torch.autograd.grad(y, [*leaves.values()], weights)] if backward else [y]
+
+    return run
+
+
+def _weights(x: torch.Tensor) -> torch.Tensor:
+    return torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device)
+
+
+def table(shape: str, peer: Callable | None, bandwidth: float) -> None:
+    r = recurrence(shape)
+    for what in ("forward", "survival", "forward + backward"):
+        exact = plain(ours(r.to(torch.float64), what))()
+        passes = {"forward": (2, 2), "survival": (1, 1), "forward + backward": (3, 4)}[what]
+        limit = 4e3 * (passes[0] * r.x.numel() + passes[1] * r.b.numel()) / (bandwidth * 1e12)
+
+        def row(how: str, work: Work, limit: float | None = None) -> None:
+            wrong = error(work(), exact)  # noqa: B023
+            torch.cuda.reset_peak_memory_stats()
+            base = torch.cuda.memory_allocated()
+            taken = milliseconds(work)
+            held = (torch.cuda.max_memory_allocated() - base) / 2**30
+            least = "" if limit is None else f"{limit:>9.3f}"
+            print(f"{shape:<21} {what:<19} {how:<16} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)  # noqa: B023
+
+        for precision in ("highest", "high", "medium") if what == "forward" else ("highest",):
+            with matrix_products(precision):
+                row(f"ours, {precision}", ours(r, what), limit)
+        for dtype in (torch.bfloat16, torch.float32) if peer is not None and what != "survival" else ():
+            try:
+                row(f"theirs, {str(dtype).removeprefix('torch.')}", theirs(peer, r, what, dtype))
+            except AssertionError as refused:
+                print(f"theirs takes no {dtype}: {refused}")
+        row("torch", plain(ours(r, what)))
+
+
+def flash_linear_attention() -> Callable | None:
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except ImportError as missing:
+        print(f"flash-linear-attention is not measured: {missing}")
+        return None
+    return chunk_gated_delta_rule
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="batch x length x heads x width x states x groups")
+    parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that a copy reads and writes on this card")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
+    why = delta_fused.why_not() or "in use"
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {why}")
+    peer = flash_linear_attention()
+    print(f"\n{'':<58} {'ms':>9} {'error':>9} {'GiB':>7} {'limit, ms':>9}")
+    for shape in options.shapes:
+        table(shape, peer, options.bandwidth)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Mamba-3: its scan and mamba_ssm's models of it against a slow reference, with the state as complex numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from examples import random_example, relative
+from loud import TrueFloat64
+from packaged import in_memory, normed, written
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+import ssmscope
+from ssmscope.errors import InputError
+from ssmscope.model import Model
+from ssmscope.models import mamba3
+
+IDS = [[5, 17, 3, 9, 22, 1, 40], [7, 8, 9]]
+WIDTH, STATE, HEAD = 24, 8, 8
+INNER = 2 * WIDTH
+HEADS = INNER // HEAD
+PLAIN: dict[str, Any] = {"layer": "Mamba3", "d_state": STATE, "headdim": HEAD, "is_mimo": False, "mimo_rank": 4}
+OTHER = {**PLAIN, "ngroups": 3, "rope_fraction": 1.0, "is_outproj_norm": True, "A_floor": 0.8}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"ssm_cfg": PLAIN},
+    "other": {"ssm_cfg": OTHER, "d_intermediate": 130, "tie_embeddings": False},
+    "softplus": {"ssm_cfg": {**PLAIN, "decay": "softplus"}},
+}
+
+
+def stored(config: dict[str, Any]) -> dict[str, Tensor]:
+    """Random weights by mamba_ssm's names."""
+    torch.manual_seed(0)
+    cfg = config["ssm_cfg"]
+    pairs, groups = int(STATE * cfg.get("rope_fraction", 0.5)) // 2, cfg.get("ngroups", 1)
+    weights = {"backbone.embedding.weight": torch.randn(48, WIDTH)}
+    for layer in range(config["n_layer"]):
+        at = f"backbone.layers.{layer}."
+        rows = 2 * INNER + 2 * groups * STATE + 3 * HEADS + pairs
+        weights[at + "norm.weight"] = 1 + torch.randn(WIDTH) / 3
+        weights[at + "mixer.in_proj.weight"] = torch.randn(rows, WIDTH) / 4
+        weights[at + "mixer.dt_bias"] = torch.rand(HEADS) * 3 - 3
+        weights[at + "mixer.D"] = torch.randn(HEADS)
+        for name in "BC":
+            weights[at + f"mixer.{name}_bias"] = torch.randn(HEADS, 1, STATE)
+            weights[at + f"mixer.{name}_norm.weight"] = 1 + torch.randn(STATE) / 3
+        if cfg.get("is_outproj_norm"):
+            weights[at + "mixer.norm.weight"] = 1 + torch.randn(INNER) / 3
+        weights[at + "mixer.out_proj.weight"] = torch.randn(WIDTH, INNER) / 4
+        if config.get("d_intermediate"):
+            weights[at + "norm2.weight"] = 1 + torch.randn(WIDTH) / 3
+            weights[at + "mlp.fc1.weight"] = torch.randn(512, WIDTH) / 4
+            weights[at + "mlp.fc2.weight"] = torch.randn(WIDTH, 256) / 8
+    weights["backbone.norm_f.weight"] = 1 + torch.randn(WIDTH) / 3
+    tied = config.get("tie_embeddings", True)
+    weights["lm_head.weight"] = weights["backbone.embedding.weight"] if tied else torch.randn(48, WIDTH)
+    return weights
+
+
+def complex_pairs(t: Tensor) -> Tensor:
+    return torch.complex(t[..., ::2], t[..., 1::2])
+
+
+def mixer(u: Tensor, w: dict[str, Tensor], cfg: dict[str, Any]) -> Tensor:
+    """One head and one step after the other: the state, of complex numbers, is turned and decays, then what the token
+    before gave is written, turned and decayed with it, then what this one gives (Mamba-3, the trapezoidal rule)."""
+    groups, pairs = cfg.get("ngroups", 1), int(STATE * cfg.get("rope_fraction", 0.5)) // 2
+    sizes = [INNER, INNER, groups * STATE, groups * STATE, HEADS, HEADS, HEADS, pairs]
+    z, x, B, C, step, rate, share, theta = (u @ w["in_proj.weight"].T).split(sizes, dim=-1)
+    delta, share = softplus(step + w["dt_bias"]), torch.sigmoid(share)
+    positive = softplus(rate) if cfg.get("decay") == "softplus" else torch.where(rate >= 0, 1 + rate, 1 / (1 - rate))
+    A = -positive.clamp(min=cfg.get("A_floor", 1e-4))
+    rows = torch.zeros(len(u), HEADS, HEAD).double()
+    for head in range(HEADS):
+        of = head // (HEADS // groups)
+        b, c = (
+            complex_pairs(normed(t.unflatten(-1, (groups, STATE))[:, of], w[f"{n}_norm.weight"]) + w[f"{n}_bias"][head])
+            for n, t in (("B", B), ("C", C))
+        )
+        values = x.unflatten(-1, (HEADS, HEAD))[:, head]
+        H = torch.zeros(HEAD, STATE // 2, dtype=torch.complex128)
+        for t in range(len(u)):
+            angle = torch.zeros(STATE // 2).double()
+            angle[:pairs] = math.pi * theta[t].tanh() * delta[t, head]
+            moved = (delta[t, head] * A[t, head]).exp() * torch.polar(torch.ones_like(angle), -angle)
+            if t:
+                H = H + (1 - share[t, head]) * delta[t, head] * torch.outer(values[t - 1], b[t - 1])
+            H = moved * H + share[t, head] * delta[t, head] * torch.outer(values[t], b[t])
+            rows[t, head] = (H * c[t].conj()).real.sum(-1) + w["D"][head] * values[t]
+    if "norm.weight" in w:
+        rows = normed(rows, w["norm.weight"].view(HEADS, HEAD))
+    return (rows.flatten(1) * silu(z)) @ w["out_proj.weight"].T
+
+
+def reference(config: dict[str, Any], weights: dict[str, Tensor], ids: list[int]) -> Tensor:
+    """Logits (length, vocabulary) in float64."""
+    wide = {name: weight.double() for name, weight in weights.items()}
+    x = wide["backbone.embedding.weight"][ids]
+    for layer in range(config["n_layer"]):
+        at = f"backbone.layers.{layer}."
+        w = {name.removeprefix(at + "mixer."): t for name, t in wide.items() if name.startswith(at + "mixer.")}
+        x = x + mixer(normed(x, wide[at + "norm.weight"]), w, config["ssm_cfg"])
+        if config.get("d_intermediate"):
+            h, g = (normed(x, wide[at + "norm2.weight"]) @ wide[at + "mlp.fc1.weight"].T).chunk(2, dim=-1)
+            x = x + (h * silu(g)) @ wide[at + "mlp.fc2.weight"].T
+    return normed(x, wide["backbone.norm_f.weight"]) @ wide["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_references(kind, tmp_path):
+    config = {"d_model": WIDTH, "n_layer": 2, **KINDS[kind]}
+    weights = stored(config)
+    theirs = in_memory(config, weights)
+    shared = ssmscope.load(theirs)
+    assert {id(p) for p in shared.module.parameters()} == {id(p) for p in theirs.parameters()}
+    read = ssmscope.load(written(tmp_path, config, weights), dtype="float64")
+    batch = read.encode(ids=IDS)
+    single = shared.logits(batch)
+    with TrueFloat64():
+        found = read.logits(batch)
+    for row, ids in enumerate(IDS):
+        expected = reference(config, weights, ids)
+        assert relative(found[row, : len(ids)], expected) < 1e-10
+        assert relative(single[row, : len(ids)].double(), expected) < 1e-4
+        with torch.no_grad():
+            own = read.module(torch.tensor([ids])).logits[0]
+        assert relative(own, expected) < 1e-5
+
+
+def test_a_changed_formula_is_seen():
+    config = {"d_model": WIDTH, "n_layer": 2, **KINDS["other"]}
+    weights = stored(config)
+    expected = reference(config, weights, IDS[0])
+    for name, value in (("decay", "softplus"), ("A_floor", 1e-4)):
+        changed = {**config, "ssm_cfg": {**OTHER, name: value}}
+        model = ssmscope.load(in_memory(changed, weights))
+        assert relative(model.logits(model.encode(ids=IDS[:1]))[0].double(), expected) > 1e-3
+
+
+def test_decays_of_the_first_release_are_told_by_its_class(monkeypatch):
+    config = {"d_model": WIDTH, "n_layer": 1, "ssm_cfg": PLAIN}
+    theirs = in_memory(config, stored(config))
+    part = theirs.get_submodule("backbone.layers.0.mixer")
+    part.__class__ = type("Mamba3", (type(part),), {"__module__": __name__})
+    assert ssmscope.load(theirs).config.decay == "softplus"
+    monkeypatch.setitem(globals(), "heavy_tail_activation", None)
+    assert ssmscope.load(theirs).config.decay == "heavy-tail"
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"is_mimo": True}, r"has several inputs and outputs per head \(is_mimo\), which cannot be read"),
+        ({"rope_fraction": 0.25}, "rope_fraction 0.25 of a state of 8: give 0.5 or 1"),
+        ({"headdim": 7}, "head_dim 7 must divide the 48 channels"),
+        ({"ngroups": 4}, "n_groups 4 the heads"),
+        ({"decay": "steep"}, "decay 'steep' is unknown: choose one of heavy-tail, softplus"),
+        ({"A_floor": -1.0}, "A_floor is -1.0; allowed is no negative number"),
+        ({"d_state": 4}, "do not fit its configuration"),
+        ({"layer": "Mamba4"}, "layers 'Mamba4'; Mamba1, Mamba2, Mamba3 can be read"),
+    ],
+)
+def test_what_cannot_be_read_is_named(change, words):
+    config = {"d_model": WIDTH, "n_layer": 2, "ssm_cfg": PLAIN}
+    with pytest.raises(InputError, match=words):
+        ssmscope.load(in_memory({**config, "ssm_cfg": {**PLAIN, **change}}, stored(config)))
+
+
+def test_a_step_writes_what_two_tokens_give():
+    """γ_s of an input is written at once and β_{s+1} with the next one; with λ = 1 there is no second write."""
+    model = Model(random_example("mamba3").double())
+    u = torch.randn(1, 6, model.config.hidden_size, dtype=torch.float64)
+    layer = mamba3.quantities(model.mixers[0], u)
+    now, before = layer.recurrences
+    assert not before.x[:, 0].any() and torch.equal(before.x[:, 1:], now.x[:, :-1])
+    assert torch.equal(before.b[:, 1:], now.b[:, :-1]) and torch.equal(now.log_decay(), before.log_decay())
+    step = now.delta + before.delta / now.log_decay().squeeze(-1).exp()
+    terms = model.mixers[0].terms(u, None)
+    torch.testing.assert_close(step, terms.delta)
+    assert layer.reach == 2 and relative(now.delta, terms.delta) > 0.1
