@@ -290,6 +290,9 @@ class HGRN2Config(GatedConfig):
     model_type = "ssm-hgrn2"
     mixer = HGRN2Mixer
 
+    def __init__(self, num_heads: int = 6, **kwargs):  # transformers 5 gives one of its own to a class without
+        super().__init__(**{**kwargs, "num_heads": num_heads})
+
 
 class GSAConfig(GatedConfig):
     """A GSA, see `GatedConfig`.
