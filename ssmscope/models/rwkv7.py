@@ -390,11 +390,17 @@ class RWKV7Block(nn.Module):
         self.mixer = RWKV7Mixer(config, before)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, first: list[Tensor]) -> Tensor:
-        """`first` has the first block's input, which that puts there."""
+        """`first` has the first block's input, which that puts there.
+
+        Raises:
+            InputError: on several devices.
+        """
         if not self.mixer.before:
             first[:] = [x]
             return self.mixer(x, attention_mask=attention_mask)
-        return self.mixer(torch.cat([first[0].to(x.device), x], dim=-1), attention_mask=attention_mask)
+        if not first or first[0].device != x.device:  # accelerate hands copies of lists to parts on other devices
+            raise InputError("the blocks of an RWKV-7 read the first one's values: load it on one device")
+        return self.mixer(torch.cat([first[0], x], dim=-1), attention_mask=attention_mask)
 
 
 class _RWKV7:
