@@ -25,11 +25,13 @@ from ssmscope.errors import InputError
 from ssmscope.matrices import pooled as cells_of_matrices
 from ssmscope.matrices import rows as rows_of_matrices
 from ssmscope.matrices import whole as matrices
-from ssmscope.matrices.terms import Around
+from ssmscope.matrices.terms import around_of
 from ssmscope.orders import check_one_way, map_in_order, scan_in_order
-from ssmscope.scans import delta, diagonal, scalar, single, wide
-from ssmscope.scans.diagonal import scaled, skipped
-from ssmscope.scans.native import is_plain
+from ssmscope.scans import delta, diagonal, removal, scalar, single, wide
+from ssmscope.scans.diagonal import scaled, with_skip
+
+OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
+"""The terms that have a value for each step, (batch, length, …)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,41 +121,28 @@ class Recurrence:
 
     def between(self, start: int, stop: int | None = None) -> Recurrence:
         """The recurrence restricted to start ≤ t < stop."""
-        cut: dict[str, Any] = {
-            name: value[:, start:stop]
-            for name in ("x", "b", "c", "delta", "log_a", "beta")
-            if (value := getattr(self, name, None)) is not None
-        }
+        cut: dict[str, Any] = self._each(lambda value: value[:, start:stop])
         if (order := self.order) is not None:
             cut["order"] = order[(order >= start) & (order < self.x.shape[1] if stop is None else order < stop)] - start
         return replace(self, **cut)
 
     def at(self, positions: Tensor) -> Recurrence:
         """The terms at these positions alone, one after the other."""
-        names = ("x", "b", "c", "delta", "log_a", "beta")
-        chosen = {n: v[:, positions.to(v.device)] for n in names if (v := getattr(self, n, None)) is not None}
-        return replace(self, **chosen, order=None)
+        return replace(self, **self._each(lambda value: value[:, positions.to(value.device)]), order=None)
 
     def of_heads(self, start: int, stop: int) -> Recurrence:
         """The recurrence restricted to the heads start ≤ h < stop; they read one group, or a group each."""
         heads = self.x.shape[2]
         share, stop = heads // self.b.shape[2], min(stop, heads)
+        first, last = start // share, (stop - 1) // share
         groups = torch.arange(start, stop, device=self.b.device) // share
-        one = start // share == (stop - 1) // share
-        chosen = slice(start // share, start // share + 1) if one else groups
-        cut: dict[str, Any] = {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]}
-        for name in ("x", "delta", "log_a", "beta"):
-            if (value := getattr(self, name, None)) is not None:
-                cut[name] = value[:, :, start:stop]
-        for name in ("A", "D"):
-            if (value := getattr(self, name)) is not None:
-                cut[name] = value[start:stop]
-        return replace(self, **cut)
+        chosen = slice(first, first + 1) if first == last else groups
+        cut = self._each(lambda v: v[:, :, start:stop]) | self._each(lambda v: v[start:stop], ("A", "D"))
+        return replace(self, **cut | {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]})
 
     def of_rows(self, start: int, stop: int) -> Recurrence:
         """The recurrence restricted to the sequences start ≤ i < stop of the batch."""
-        names = ("x", "b", "c", "delta", "log_a", "beta")
-        return replace(self, **{n: v[start:stop] for n in names if (v := getattr(self, n, None)) is not None})
+        return replace(self, **self._each(lambda value: value[start:stop]))
 
     @property
     def step(self) -> Tensor | None:
@@ -162,8 +151,11 @@ class Recurrence:
 
     def to(self, *args, **kwargs) -> Recurrence:
         """The recurrence with every tensor moved or cast, as `Tensor.to`."""
-        names = ("x", "b", "c", "delta", "A", "log_a", "D", "beta")
-        return replace(self, **{n: v.to(*args, **kwargs) for n in names if (v := getattr(self, n, None)) is not None})
+        return replace(self, **self._each(lambda value: value.to(*args, **kwargs), (*OVER_TIME, "A", "D")))
+
+    def _each(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = OVER_TIME) -> dict[str, Any]:
+        """The terms of these names that there are, changed."""
+        return {name: change(value) for name in names if (value := getattr(self, name, None)) is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,18 +168,28 @@ class DeltaRecurrence(Recurrence):
     is exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
     H_t = (I − β_t b_t b_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
 
-    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads). `delta`, `A`
-    and `expected` stay unset.
+    In the generalised rule (RWKV-7, Peng et al. 2025, section 3) what is found under one key, `e`, is taken away along
+    another, `r`, and neither need be the key that is written:
+
+        H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
+
+    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
+    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
 
     Raises:
-        ValueError: when shapes disagree, the write strength is absent, or the decay is not given as `log_a`.
+        ValueError: for shapes that disagree, no `beta`, one of `e` and `r` alone, or a decay not given as `log_a`.
         InputError: from `log_decay`, as the states do not decay one by one.
     """
 
     beta: Tensor | None = None
+    e: Tensor | None = None
+    r: Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        wanted = (*self.x.shape[:3], self.b.shape[-1])
+        if (self.e is None) != (self.r is None) or any(t is not None and t.shape != wanted for t in (self.e, self.r)):
+            raise ValueError(f"a generalised delta rule has both keys, e and r, of shape {wanted}")
         if self.beta is None or self.beta.shape != self.x.shape[:3]:
             raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
         if self.log_a is None or self.delta is not None:
@@ -224,13 +226,18 @@ class DeltaRecurrence(Recurrence):
         heads = self.x.shape[2]
         return delta.by_head(self.b, heads), delta.by_head(self.c, heads)
 
+    def removal(self) -> tuple[Tensor, Tensor]:
+        """`e` and `r` of every head, (batch, length, heads, state)."""
+        b, _ = self.by_head()
+        return (b, b) if self.e is None or self.r is None else (self.e, self.r)
+
     def _exchanged(self, start: int, stop: int | None) -> Tensor:
-        """β_t b_tᵀ Diag(a_t) b_t / state."""
+        """β_t r_tᵀ Diag(a_t) e_t / state."""
         assert self.beta is not None and self.log_a is not None
-        a, squared = self.log_a[:, start:stop].exp(), self.b[:, start:stop].square()
-        if a.shape[-1] == 1:
-            squared = squared.mean(-1, keepdim=True)
-        return self.beta[:, start:stop] * (a * delta.by_head(squared, self.x.shape[2])).mean(-1)
+        own = self.b.square() if self.e is None or self.r is None else self.e * self.r
+        a, along = self.log_a[:, start:stop].exp(), own[:, start:stop]
+        along = along.mean(-1, keepdim=True) if a.shape[-1] == 1 else along
+        return self.beta[:, start:stop] * (a * delta.by_head(along, self.x.shape[2])).mean(-1)
 
 
 class Scan(NamedTuple):
@@ -260,22 +267,22 @@ def scan_reference(recurrence: Recurrence, initial: Float[Tensor, "batch heads w
         H = a[:, t, :, None, :] * H + x[:, t, :, :, None] * b[:, t, :, None, :]
         outputs.append(einsum(H, c[:, t], "batch head width n, batch head n -> batch head width"))
     y = torch.stack(outputs, dim=1) if outputs else x.new_zeros(batch, 0, heads, width)
-    return Scan(_with_skip(recurrence, y), H, a.expand(*a.shape[:3], state).mean((2, 3)))
+    return Scan(with_skip(y, recurrence.x, recurrence.D), H, a.expand(*a.shape[:3], state).mean((2, 3)))
 
 
 def _delta_reference(recurrence: DeltaRecurrence, initial: Tensor | None) -> Scan:
     batch, length, heads, width, state = recurrence.shape
     assert recurrence.beta is not None and recurrence.log_a is not None
-    b, c = recurrence.by_head()
+    (b, c), (e, r) = recurrence.by_head(), recurrence.removal()
     H = initial if initial is not None else b.new_zeros(batch, heads, width, state)
     unit = torch.eye(state, dtype=b.dtype, device=b.device)
     outputs = [recurrence.x[:, :0]]
     for t in range(length):
-        beta, key = recurrence.beta[:, t, :, None, None], b[:, t, :, :, None]
-        transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * key @ key.mT)
+        beta, key, found, along = (term[:, t, ..., None] for term in (recurrence.beta.unsqueeze(-1), b, e, r))
+        transition = recurrence.log_a[:, t, :, :, None].exp() * (unit - beta * found @ along.mT)
         H = H @ transition + beta * recurrence.x[:, t, :, :, None] @ key.mT
         outputs.append((H @ c[:, t, :, :, None]).squeeze(-1).unsqueeze(1))
-    return Scan(_with_skip(recurrence, torch.cat(outputs, dim=1)), H, recurrence.kept().mean(-1))
+    return Scan(with_skip(torch.cat(outputs, dim=1), recurrence.x, recurrence.D), H, recurrence.kept().mean(-1))
 
 
 @scan_in_order
@@ -307,7 +314,11 @@ def scan(
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         terms = (recurrence.log_a, recurrence.beta, recurrence.b, recurrence.c, recurrence.x)
-        y, final = delta.scan(*terms, _start(recurrence, initial))
+        start = _start(recurrence, initial)
+        if recurrence.e is not None and recurrence.r is not None:
+            y, final = removal.scan(*terms, recurrence.e, recurrence.r, start)
+        else:
+            y, final = delta.scan(*terms, start)
         kept = recurrence.kept().detach().mean(-1) if retention else None
     elif recurrence.one_decay_per_head:
         log_a = recurrence.log_decay().squeeze(-1)
@@ -335,7 +346,7 @@ def scan(
             retention=retention,
         )
         return Scan(y, final, kept)
-    return Scan(_with_skip(recurrence, y), final, kept)
+    return Scan(with_skip(y, recurrence.x, recurrence.D), final, kept)
 
 
 def _start(recurrence: Recurrence, initial: Tensor | None) -> Tensor:
@@ -413,7 +424,7 @@ def attention(
         ValueError: when the groups do not divide the heads, a row is outside the sequence, or `left` or `taps` disagree
             with the recurrence.
     """
-    around = _around(recurrence, groups, left, taps)
+    around = around_of(recurrence.x, groups, left, taps)
     if rows is None:
         return matrices.whole(recurrence, groups, absolute, skip, around)
     length = recurrence.shape[1]
@@ -444,25 +455,11 @@ def pooled_attention(
         ValueError: as `attention`, and for cells that are not from 1 to the length.
     """
     check_one_way([recurrence], "a pooled map")
-    around = _around(recurrence, groups, left, taps)
+    around = around_of(recurrence.x, groups, left, taps)
     if not 1 <= cells <= recurrence.shape[1]:
         raise ValueError(f"{cells} cells: give from 1 to the length, {recurrence.shape[1]}")
     with torch.no_grad():
         return cells_of_matrices.pooled(recurrence, cells, groups, skip, around)
-
-
-def _around(recurrence: Recurrence, groups: int, left: Tensor | None, taps: Tensor | None) -> Around:
-    batch, length, heads, width, _ = recurrence.shape
-    if groups < 1 or heads % groups:
-        raise ValueError(f"{groups} groups do not divide {heads} heads")
-    for name, given, leading in (("left", left, (batch, length, heads)), ("taps", taps, (batch, length, heads))):
-        if given is None:
-            continue
-        shape = given.shape if name == "left" else (*given.shape[:2], *given.shape[3:])
-        if tuple(shape[:3]) != leading or shape[3] not in (1, width):
-            raise ValueError(f"{name} {tuple(given.shape)} does not fit x {tuple(recurrence.x.shape)}")
-    left, taps = (None if t is None else t.expand(*t.shape[:-1], width) for t in (left, taps))
-    return Around(left, taps)
 
 
 def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
@@ -491,12 +488,3 @@ def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], p
     parts = [quantity(start, start + step) for start in range(0, length, step)]
     kept = torch.cat(parts, dim=1) if parts else recurrence.x.new_zeros(batch, 0, heads)
     return kept if per_head else kept.mean(-1)
-
-
-def _with_skip(recurrence: Recurrence, y: Tensor) -> Tensor:
-    if recurrence.D is None:
-        return y
-    D = recurrence.D if recurrence.D.ndim == 2 else rearrange(recurrence.D, "head -> head 1")
-    if not torch.is_grad_enabled() and all(is_plain(t, "cpu") for t in (y, recurrence.x, D)):
-        return y.addcmul_(recurrence.x, D)  # memory that was not touched before is slow
-    return skipped(y, recurrence.x, D)

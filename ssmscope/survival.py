@@ -1,10 +1,10 @@
 """What is left in a recurrence's state of what was written at each position: the survival of tokens.
 
 At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), and at T there is R_s = W_s ∏_{s<r≤T} M_r of it, M_r
-the transition: a_r, or a_r (I − β_r b_r b_rᵀ) of the delta rule. The state is H_T = Σ_s R_s, and what is left of the
-state before the first position. W_s has rank one and the transitions act on its key alone, so R_s = x_s k_sᵀ with the
-key b_s as it stands at T: one sweep from the end gives every k_s, and ‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from
-the end, never taken as differences of sums from the beginning.
+the transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r (I − β_r e_r r_rᵀ) of the generalised one. The
+state is H_T = Σ_s R_s, and what is left of the state before the first position. W_s has rank one and the transitions
+act on its key alone, so R_s = x_s k_sᵀ with the key b_s as it stands at T: one sweep from the end gives every k_s, and
+‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from the end, never taken as differences of sums from the beginning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.orders import check_one_way
 from ssmscope.scans import delta as delta_rule
-from ssmscope.scans import native, passes
+from ssmscope.scans import native, passes, removal
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.ssm import DeltaRecurrence, Recurrence
 
@@ -35,10 +35,10 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
     """R_s of every s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and
     `half_lives` are tested against."""
     x, length = recurrence.x, recurrence.x.shape[1]
-    names = ("b", "c", "delta", "log_a", "beta")
-    each = {n: v.repeat_interleave(length, 0) for n in names if (v := getattr(recurrence, n, None)) is not None}
+    each = {n: v.repeat_interleave(length, 0) for n in ssm.OVER_TIME if (v := getattr(recurrence, n, None)) is not None}
     alone = x.unsqueeze(1) * torch.eye(length, dtype=x.dtype)[..., None, None]  # (batch, s, t, heads, width)
-    return ssm.scan_reference(replace(recurrence, x=alone.flatten(0, 1), **each)).state.unflatten(0, (len(x), length))
+    each["x"] = alone.flatten(0, 1)
+    return ssm.scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 
 
 def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
@@ -220,9 +220,9 @@ def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
     if not isinstance(recurrence, DeltaRecurrence):
         return keys * recurrence.log_decay(lag).exp()
     assert recurrence.log_a is not None and recurrence.beta is not None
-    b, beta = recurrence.by_head()[0][:, lag:], recurrence.beta[:, lag:, :, None]
+    (e, r), beta = (t[:, lag:] for t in recurrence.removal()), recurrence.beta[:, lag:, :, None]
     keys = recurrence.log_a[:, lag:].exp() * keys
-    return keys - beta * (keys * b).sum(-1, keepdim=True) * b
+    return keys - beta * (keys * e).sum(-1, keepdim=True) * r
 
 
 def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
@@ -341,7 +341,11 @@ def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     """k_s of blocks of positions, the last first, (batch, block, heads, state)."""
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b)
+        if recurrence.e is not None and recurrence.r is not None:
+            keys = (recurrence.b, recurrence.e, recurrence.r)
+            yield from removal.keys_left(recurrence.log_a, recurrence.beta, *keys)
+        else:
+            yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b)
         return
     floor = smallest_exponent(recurrence.x.dtype)
     for part, exponents in _exponents_left(recurrence):

@@ -110,3 +110,22 @@ def diagonals(r: Terms, around: Around) -> list[Tensor]:
             each = each * around.taps[:, : length - i, i]
         found.append(each.mean(-1))
     return found
+
+
+def around_of(x: Tensor, groups: int, left: Tensor | None, taps: Tensor | None) -> Around:
+    """`left` and `taps` of a recurrence with the input `x` (batch, length, heads, width), whose heads go in `groups`.
+
+    Raises:
+        ValueError: the groups do not divide the heads, or a shape does not fit.
+    """
+    batch, length, heads, width = x.shape
+    if groups < 1 or heads % groups:
+        raise ValueError(f"{groups} groups do not divide {heads} heads")
+    for name, given, leading in (("left", left, (batch, length, heads)), ("taps", taps, (batch, length, heads))):
+        if given is None:
+            continue
+        shape = given.shape if name == "left" else (*given.shape[:2], *given.shape[3:])
+        if tuple(shape[:3]) != leading or shape[3] not in (1, width):
+            raise ValueError(f"{name} {tuple(given.shape)} does not fit x {tuple(x.shape)}")
+    left, taps = (None if t is None else t.expand(*t.shape[:-1], width) for t in (left, taps))
+    return Around(left, taps)

@@ -34,7 +34,7 @@ class BlocksInTurn:
     config: PretrainedConfig
     embeddings: nn.Module
     layers: nn.ModuleList
-    norm_f: nn.RMSNorm
+    norm_f: Any
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings

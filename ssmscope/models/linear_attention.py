@@ -13,15 +13,18 @@ Of RetNet's three normalisations of scores (its section 2.2) the first is the �
 o_t by a number, which the norm of the head undoes.
 
 The backbone is Mamba's: x + mixer(RMSNorm(x)) per layer, a norm, a head that may be tied to the embedding. Both papers
-add a feed-forward block to each layer; `intermediate_size=0` leaves it out, which is Mamba's backbone itself.
+add a feed-forward block to each layer; `intermediate_size=0` leaves it out, which is Mamba's backbone itself. Layers in
+`attention` have softmax attention in place of the mixer, as flash-linear-attention's hybrids.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
@@ -32,6 +35,7 @@ from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.models.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
+from ssmscope.models.rotary_attention import RotaryAttention, unread
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -39,6 +43,8 @@ from ssmscope.trace import LayerState, LayerTrace
 
 HEAD_NORMS = ("layer", "rms")
 """How a head's output is normalised: as in the papers, or by its root mean square, with one weight for all heads."""
+ATTENDING: dict[str, Any] = dict(num_kv_heads=None, qkv_bias=False, window_size=None, rope_theta=10000.0)
+"""The options of layers of softmax attention beside their `num_heads`, with defaults."""
 
 
 class LinearAttentionConfig(PretrainedConfig):
@@ -48,6 +54,40 @@ class LinearAttentionConfig(PretrainedConfig):
     mixer: ClassVar[type[nn.Module]]
     swiglu: ClassVar[bool] = True
     head_norm = "layer"
+    shared: ClassVar[tuple[str, ...]] = ("key_size", "value_size")
+    """The sizes that the heads share."""
+    attention: Sequence[Mapping[str, Any]] = ()
+    """Layers of softmax attention in place of the mixer's: their options for some `layers`, see `ATTENDING`."""
+
+    def _set_attention(self, given: Any) -> None:
+        width, taken = self.hidden_size, set[int]()
+        if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+            raise InputError(f"attention {given!r:.60} must be a list of options, each of some layers")
+        for each in given:
+            unknown = sorted(each.keys() - {"layers", "num_heads", *ATTENDING})
+            if unknown or not {"layers", "num_heads"} <= each.keys():
+                known = ", ".join(("layers", "num_heads", *ATTENDING))
+                raise InputError(f"attention has {unknown[0] if unknown else 'no layers or num_heads'}; give {known}")
+            options, layers = {**ATTENDING, **each}, each["layers"]
+            few = isinstance(layers, list) and len({*layers} - taken) == len(layers)
+            if not few or any(type(at) is not int or not 0 <= at < self.num_hidden_layers for at in layers):
+                last = self.num_hidden_layers - 1
+                raise InputError(f"attention has the layers {layers!r:.60}: give a list, each once, from 0 to {last}")
+            taken |= {*layers}
+            heads, key_heads = (options[name] or options["num_heads"] for name in ("num_heads", "num_kv_heads"))
+            sizes = (heads, key_heads, options["window_size"] or 1)
+            if any(type(size) is not int or size < 1 for size in sizes) or width % (2 * heads) or heads % key_heads:
+                raise InputError(
+                    f"attention has {heads!r:.60} heads, {key_heads!r:.60} of keys and a window of "
+                    f"{options['window_size']!r:.60}: give numbers that share the width, {width}, in pairs"
+                )
+            if heads != given[0]["num_heads"]:
+                raise InputError("attention has layers of several num_heads: give one for all")
+            theta = options["rope_theta"]
+            if type(options["qkv_bias"]) is not bool or type(theta) not in (int, float) or not 0 < theta < math.inf:
+                raise InputError("attention has qkv_bias, true or false, and rope_theta, a positive number")
+        if given:
+            self.attention, self.num_attention_heads = given, given[0]["num_heads"]
 
     def _set_beside_defaults(self, **fields: Any) -> None:
         """Set what is not the class's default: a configuration's fingerprint is of its own fields alone."""
@@ -66,9 +106,10 @@ class LinearAttentionConfig(PretrainedConfig):
             raise InputError(f"head_norm {head_norm!r} is unknown: choose one of {', '.join(HEAD_NORMS)}")
         self._set_beside_defaults(head_norm=head_norm)
         heads = fields["num_heads"]
-        for name in ("key_size", "value_size"):
+        for name in self.shared:
             if fields[name] % heads:
                 raise InputError(f"{name} {fields[name]} cannot be shared by {heads} heads: give a multiple of {heads}")
+        self._set_attention(kwargs.pop("attention", []))
         kwargs.setdefault("pad_token_id", 0)
         kwargs.setdefault("bos_token_id", 0)
         kwargs.setdefault("eos_token_id", 0)
@@ -89,6 +130,7 @@ class GLAConfig(LinearAttentionConfig):
             8; 0 leaves them out.
         layer_norm_epsilon: of every norm.
         head_norm: "layer", or "rms" (`HEAD_NORMS`).
+        attention: layers of softmax attention, a list of options (`ATTENDING`), each with `num_heads` and its `layers`.
         initializer_range: the standard deviation of embeddings at first.
 
     Raises:
@@ -267,19 +309,47 @@ class FeedForward(nn.Module):
         return self.down(gelu(self.up(x)) if self.gate is None else silu(self.gate(x)) * self.up(x))
 
 
+def _attention(config: Any, number: int) -> RotaryAttention | None:
+    """A layer's softmax attention; None where it has none."""
+    found = next((each for each in getattr(config, "attention", ()) if number in each["layers"]), None)
+    if found is None:
+        return None
+    options = {**ATTENDING, **found}
+    own: dict[str, Any] = {
+        "num_heads": options["num_heads"],
+        "num_heads_kv": options["num_kv_heads"],
+        "qkv_proj_bias": options["qkv_bias"],
+        "out_proj_bias": False,
+        "rotary_emb_dim": config.hidden_size // options["num_heads"],
+        "rotary_emb_base": options["rope_theta"],
+    }
+    return RotaryAttention(config, number, own, options["window_size"])
+
+
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed-forward(norm(x)) where there is one."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, number: int) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_epsilon
         self.norm = nn.RMSNorm(width, eps)
-        self.mixer = config.mixer(config)
+        self.mixer = _attention(config, number) or config.mixer(config)
         self.mlp_norm = nn.RMSNorm(width, eps) if config.intermediate_size else None
         self.mlp = FeedForward(config) if config.intermediate_size else None
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        x = x + self.mixer(self.norm(x), attention_mask=attention_mask)
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        hidden: Mapping[int | None, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden` is `unread` for each window of attention."""
+        if isinstance(self.mixer, RotaryAttention):
+            assert hidden is not None and position_ids is not None
+            x = x + self.mixer(self.norm(x), hidden[self.mixer.sliding_window], position_ids, None)[0]
+        else:
+            x = x + self.mixer(self.norm(x), attention_mask=attention_mask)
         return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
 
 
@@ -288,6 +358,7 @@ class _LinearAttentionPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     _no_split_modules = ["Block"]
     _is_stateful = True
+    _supports_sdpa = True
 
     def _init_weights(self, module: nn.Module) -> None:
         """Linear maps that keep the size of what they read; unit norms; a decay of 2^{−1/τ} for GLA."""
@@ -309,9 +380,26 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm_f = nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.layers = nn.ModuleList(self.blocks(config))
+        self.norm_f = self.norm(config)
         self.post_init()
+
+    def blocks(self, config: Any) -> list[nn.Module]:
+        """A new model's blocks, the first first."""
+        return [Block(config, number) for number in range(config.num_hidden_layers)]
+
+    def norm(self, config: Any) -> nn.Module:
+        """What stands before the head."""
+        return nn.RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+
+    def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
+        attention = getattr(self.config, "attention", ())
+        if not attention:
+            return (attention_mask,)
+        mask, steps = as_mask(attention_mask), torch.arange(x.shape[1], device=x.device)
+        windows = {options.get("window_size") for options in attention}
+        hidden = {window: unread(x, mask, window) for window in windows}
+        return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids
 
 
 class GLAModel(LinearAttentionModel):
@@ -362,6 +450,7 @@ AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...
 def examples() -> dict[str, nn.Module]:
     """Small random language models of this family, by name; seeded by the caller."""
     small: dict[str, Any] = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_heads=3)
+    attention = dict(layers=[1], num_heads=2, num_kv_heads=1, qkv_bias=True, window_size=8)
     return {
         "gla": GLAForCausalLM(GLAConfig(**small, tau=4.0, gate_rank=4)),
         "gla-as-mamba": GLAForCausalLM(
@@ -369,6 +458,7 @@ def examples() -> dict[str, nn.Module]:
                 **small, key_size=18, value_size=36, intermediate_size=0, tie_word_embeddings=False, head_norm="rms"
             )
         ),
+        "gla-hybrid": GLAForCausalLM(GLAConfig(**{**small, "num_hidden_layers": 3}, attention=[attention])),
         "retnet": RetNetForCausalLM(RetNetConfig(**small)),
         "retnet-unrotated": RetNetForCausalLM(RetNetConfig(**small, rotary=False, intermediate_size=0)),
     }

@@ -105,9 +105,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     tail = state.conv if state is not None else None
     x = entering(mixer, hide_padding(mixer.ln1(_entering(mixer, u)), mask))
     taps = taps_read(mixer, x, 2)
-    before = _before(x, tail, taps)
+    before = token_before(x, tail, taps)
     k, v, z = (
-        project(_mixed(x, before, mix))
+        project(mixed_with_before(x, before, mix))
         for project, mix in (
             (attention.key, attention.time_mix_key),
             (attention.value, attention.time_mix_value),
@@ -150,9 +150,9 @@ def without(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...], part: 
 def _channel_mixing(mixer: nn.Module, layer: LayerTrace, x: Tensor) -> Tensor:
     mixing = mixer.feed_forward
     shown = hide_padding(mixer.ln2(x), layer.mask)
-    before = _before(shown, layer.extras.get("channel_tail"), layer.taps)
-    k = torch.relu(mixing.key(_mixed(shown, before, mixing.time_mix_key))).square()
-    r = torch.sigmoid(mixing.receptance(_mixed(shown, before, mixing.time_mix_receptance)))
+    before = token_before(shown, layer.extras.get("channel_tail"), layer.taps)
+    k = torch.relu(mixing.key(mixed_with_before(shown, before, mixing.time_mix_key))).square()
+    r = torch.sigmoid(mixing.receptance(mixed_with_before(shown, before, mixing.time_mix_receptance)))
     return r * mixing.value(k) * _undone(mixer)
 
 
@@ -192,13 +192,14 @@ def _beside(
     mixing: relu(k)² is k [relu(k)]."""
     mixing, tail = mixer.feed_forward, layer.extras.get("channel_tail")
     u = at_least_float32(layer.u)
-    first, second = _frozen_norm(mixer, "pre_ln", u) if mixer.layer_id == 0 else None, _frozen_norm(mixer, "ln2", x)
+    first = frozen_layer_norm(mixer, "pre_ln", u) if mixer.layer_id == 0 else None
+    second = frozen_layer_norm(mixer, "ln2", x)
     key, value, receptance = (projection(mixing, name) for name in ("key", "value", "receptance"))
     undone = _undone(mixer)
 
     def shifted(x: Tensor, mix: Tensor, biased: bool) -> Tensor:
         shown = hide_padding(second(x, biased), layer.mask)
-        return _mixed(shown, _before(shown, tail if biased else None, layer.taps), mix.to(shown))
+        return mixed_with_before(shown, token_before(shown, tail if biased else None, layer.taps), mix.to(shown))
 
     k = torch.relu(key(shifted(x, mixing.time_mix_key, True), True))
     r = torch.sigmoid(receptance(shifted(x, mixing.time_mix_receptance, True), True))
@@ -221,7 +222,7 @@ def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Ten
     attention = mixer.attention
     norms, x = [], at_least_float32(layer.u)
     for name in (["pre_ln"] if mixer.layer_id == 0 else []) + ["ln1"]:
-        norms.append(_frozen_norm(mixer, name, x))
+        norms.append(frozen_layer_norm(mixer, name, x))
         x = norms[-1](x, True)
     value = projection(attention, "value")
 
@@ -229,21 +230,21 @@ def _values(mixer: nn.Module, layer: LayerTrace) -> Callable[[Tensor, bool], Ten
         for norm in norms:
             v = norm(v, biased)
         v = hide_padding(v, layer.mask)
-        before = _before(v, layer.conv_tail if biased else None, layer.taps)
-        return value(_mixed(v, before, attention.time_mix_value.to(v)), biased)
+        before = token_before(v, layer.conv_tail if biased else None, layer.taps)
+        return value(mixed_with_before(v, before, attention.time_mix_value.to(v)), biased)
 
     return enter
 
 
-def _frozen_norm(mixer: nn.Module, name: str, x: Tensor) -> Callable[[Tensor, bool], Tensor]:
+def frozen_layer_norm(part: nn.Module, name: str, x: Tensor) -> Callable[[Tensor, bool], Tensor]:
     """A layer norm of a block as a linear map with its factor frozen at `x`, biased or not."""
-    weight, bias, eps = norm_terms(getattr(mixer, name), nn.LayerNorm, f"{name} of RWKV's layer {mixer.layer_id}")
-    assert weight is not None and bias is not None and eps is not None
+    weight, bias, eps = norm_terms(getattr(part, name), nn.LayerNorm, f"{name} of a {type(part).__name__}")
+    assert weight is not None and eps is not None
     scale = rms_factor(x - x.mean(-1, keepdim=True), eps) * weight.to(x)
 
     def scaled(v: Tensor, biased: bool) -> Tensor:
         v = (v - v.mean(-1, keepdim=True)) * scale
-        return v + bias.to(v) if biased else v
+        return v + bias.to(v) if biased and bias is not None else v
 
     return scaled
 
@@ -269,14 +270,15 @@ def _entering(mixer: nn.Module, u: Tensor) -> Tensor:
     return mixer.pre_ln(u) if mixer.layer_id == 0 else u
 
 
-def _before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
+def token_before(x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
     """The input one token earlier, 0 where `taps` (batch, length, 2) bool leaves it out."""
     first = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
     before = torch.cat([first, x[:, :-1]], dim=1)
     return before if taps is None else before * taps[..., 1:]
 
 
-def _mixed(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
+def mixed_with_before(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
+    """The token shift: `mix` (width,) of each input, the rest of that of the token before."""
     return x * mix + before * (1 - mix)
 
 

@@ -18,9 +18,20 @@ from ssmscope.scans.exponents import smallest_exponent
 CHUNK = 16  # steps whose decays and states are held at once
 
 
+def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
+    """y_t + D x_t, of (batch, length, heads, width) and `D` (heads,) or (heads, width), in y's place where it can be."""
+    if D is None:
+        return y
+    if D.ndim == 1:
+        D = rearrange(D, "head -> head 1")
+    if not torch.is_grad_enabled() and all(native.is_plain(t, "cpu") for t in (y, x, D)):
+        return y.addcmul_(x, D)  # memory that was not touched before is slow
+    return skipped(y, x, D)
+
+
 @piece
 def skipped(y: Tensor, x: Tensor, D: Tensor) -> Tensor:
-    """y_t + D x_t, of (batch, length, heads, width) and `D` (heads, width or 1)."""
+    """`with_skip` for `D` (heads, width or 1), as a tensor of its own."""
     return torch.addcmul(y, x, D)
 
 

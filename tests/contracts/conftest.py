@@ -10,8 +10,9 @@ from loud import loud
 from ssmscope.model import Model
 
 OTHERS = frozenset(
-    "baleen-e-mamba2 deltanet diff-mamba-hybrid diff-s6 falcon-mamba falcon_h1 gfssm-mamba granitemoehybrid "
-    "groupmamba-mamba2 lfm2 lfm2_moe lfm3 mamba3 minimax recurrent_gemma retnet zamba zamba2".split()
+    "baleen-e-mamba2 deltanet diff-mamba-hybrid diff-s6 falcon-mamba falcon_h1 gfssm-mamba gla-hybrid granitemoehybrid "
+    "groupmamba-mamba2 gsa hgrn hgrn2 lfm2 lfm2_moe lfm3 mamba3 minimax "
+    "recurrent_gemma retnet rwkv7 zamba zamba2".split()
 )
 """They are read as one of `examples.FEW` is: like the variants, each is tried on a third of the contracts, and each
 contract on a third of them; with SSMSCOPE_EXHAUSTIVE=all on all."""

@@ -58,9 +58,14 @@ def mean_decay(r: ssm.Recurrence) -> torch.Tensor:
     """The mean eigenvalue of the transition, (batch, length), of each matrix as a whole where it is one."""
     if not isinstance(r, ssm.DeltaRecurrence):
         return r.log_decay().exp().mean((2, 3))
-    b = r.by_head()[0].unsqueeze(-1)
-    transition = r.log_a.exp().unsqueeze(-1) * (torch.eye(b.shape[-2]) - r.beta[..., None, None] * b @ b.mT)
-    return torch.linalg.eigvalsh(transition).mean((2, 3))
+    e, along = (t.unsqueeze(-1) for t in r.removal())
+    transition = r.log_a.exp().unsqueeze(-1) * (torch.eye(e.shape[-2]) - r.beta[..., None, None] * e @ along.mT)
+    return torch.linalg.eigvals(transition).real.mean((2, 3))
+
+
+def exchanging(r: ssm.DeltaRecurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
+    """Another share exchanged; along another key where those that are removed are of their own."""
+    return replace(r, beta=change(r.beta)) if r.r is None else replace(r, r=change(r.r))
 
 
 MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
@@ -71,7 +76,7 @@ MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
     "drop the step from the write": lambda r: decayed(replace(r, delta=None), lambda log_a: log_a),
     "drop D": lambda r: replace(r, D=None),
     "swap B and C": lambda r: replace(r, b=r.c, c=r.b),
-    "shift what is exchanged by a step": lambda r: replace(r, beta=r.beta.roll(1, dims=1)),
+    "shift what is exchanged by a step": lambda r: exchanging(r, lambda t: t.roll(1, dims=1)),
     "exchange nothing": lambda r: ssm.Recurrence(x=r.written, b=r.b, c=r.c, log_a=r.log_a),
 }
 

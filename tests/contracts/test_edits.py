@@ -20,7 +20,7 @@ from ssmscope.frozen import Exit, Path
 from ssmscope.intercept import taken_over
 from ssmscope.mixers import reader_of, remembers
 from ssmscope.model import Model
-from ssmscope.models import diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv
+from ssmscope.models import diff_mamba, groupmamba, lfm2, parts, recurrent_gemma, rwkv, rwkv7
 
 NOT = () if int(transformers.__version__.split(".")[0]) >= 5 else ("jamba", "zamba", "recurrent_gemma")
 INTERFACED = [name for name in HYBRIDS if name not in NOT]
@@ -148,12 +148,14 @@ def test_a_cut_convolution_is_one_of_zeros(module, monkeypatch):
         return
     plain, alone = precise(model, batch), precise(model, batch, cut)
     both = precise(model, batch, [cut, cut_edges(sources, targets)])
-    naive, before = convolution_without(sources, targets), rwkv._before
+    naive, before = convolution_without(sources, targets), rwkv.token_before
     for file in (parts, diff_mamba, lfm2, recurrent_gemma):
         monkeypatch.setattr(file, "causal_convolution", naive)
     late = torch.zeros_like(sources)
     late[:, 1:] = sources[:, :-1] & targets[:, 1:]
-    monkeypatch.setattr(rwkv, "_before", lambda x, *_: before(x, None, None).masked_fill(late.unsqueeze(-1), 0))
+    for file in (rwkv, rwkv7):
+        naively = lambda x, *_: before(x, None, None).masked_fill(late.unsqueeze(-1), 0)  # noqa: E731
+        monkeypatch.setattr(file, "token_before", naively)
     keep = ~(targets[:, :, None] & sources[:, None, :])
     for found, expected in (
         (alone, precise(model, batch)),
@@ -180,17 +182,17 @@ def test_maps_of_a_cut_convolution_are_the_layers_own(module):
                 assert relative(made + 1, bare.read(path.entry.values(path.entry.source, False), False) + 1) < 1e-9
 
 
-MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-mamba3"
+MORE_ROADS = "rwkv", "xlstm", "groupmamba", "gfssm", "mamba2attn", "ssm-mamba3", "ssm-gsa"
 """In which a token is read by another road too: in what RWKV and xLSTM divide by, in GroupMamba's attention over
-modules, by GFSSM's filter in the skip of later tokens, by the convolution before mamba2attn's attention, and in what
-Mamba-3's next step writes."""
+modules, by GFSSM's filter in the skip of later tokens, by the convolution before mamba2attn's attention, in what
+Mamba-3's next step writes, and in the keys of GSA's slots."""
 
 
 def held_at(place: int) -> Edit:
     """What a token makes the states forget is a constant."""
 
     def held(r):
-        terms = {name: getattr(r, name, None) for name in ("b", "delta", "log_a", "beta")}
+        terms = {name: getattr(r, name, None) for name in ("b", "delta", "log_a", "beta", "e", "r")}
         at, given = torch.tensor([place]), {name: term for name, term in terms.items() if term is not None}
         return replace(r, **{name: t.index_fill(1, at, -0.1 if name == "log_a" else 0.1) for name, t in given.items()})
 

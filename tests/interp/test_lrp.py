@@ -45,14 +45,12 @@ def values(of: Objective) -> Tensor:
         return of(of.embeddings(), range(len(of)))
 
 
+OTHERS = "gla-hybrid gsa hgrn hgrn2 lfm2 mamba2attn mamba3 minimax recurrent_gemma rwkv7 xlstm".split()
 LATENT = [name for name in ("kimi_linear", "lfm3") if name in EXAMPLES]
 """Of a release of transformers that has it."""
 
 
-@pytest.mark.parametrize(
-    ("name", "half"),
-    in_turns([*FEW, "lfm2", "mamba2attn", "mamba3", "minimax", "recurrent_gemma", "xlstm", *LATENT], [True, False]),
-)
+@pytest.mark.parametrize(("name", "half"), in_turns([*FEW, *OTHERS, *LATENT], [True, False]))
 def test_relevance_is_conserved(name, half):
     with exact(name) as of:
         found, constants, f = lrp(of, half=half), bias_relevance(of, half=half), values(of)

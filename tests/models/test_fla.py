@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from examples import relative
 from loud import loud
-from safetensors.torch import save_file
+from saving import saved
 from torch import Tensor
 from torch.nn.functional import logsigmoid, silu, softplus
 from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -69,11 +68,11 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
-def turned(x: Tensor, t: int) -> Tensor:
-    """Dimension i of a head with i + d/2, by t 10000^(−2i/d)."""
+def turned(x: Tensor, t: int, base: float = 10000.0) -> Tensor:
+    """Dimension i of a head with i + d/2, by t base^(−2i/d)."""
     half, y = len(x) // 2, torch.zeros_like(x)
     for i in range(half):
-        angle = torch.tensor(t * 10000.0 ** (-2 * i / len(x)), dtype=x.dtype)
+        angle = torch.tensor(t * base ** (-2 * i / len(x)), dtype=x.dtype)
         y[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
         y[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
     return y
@@ -118,25 +117,36 @@ def mixed(kind: str, p: dict[str, Tensor], x: Tensor) -> Tensor:
     return o @ p["o_proj.weight"].T
 
 
-def logits(kind: str, weights: dict[str, Tensor]) -> Tensor:
+def attended(p: dict[str, Tensor], x: Tensor, o: dict[str, Any]) -> Tensor:
+    """A layer of softmax attention: heads of keys shared by neighbouring heads of queries, and a window."""
+    size, groups = WIDTH // o["num_heads"], o["num_heads"] // o["num_kv_heads"]
+    q, k, v = ((x @ p[f"{n}_proj.weight"].T + p.get(f"{n}_proj.bias", 0)).view(len(x), -1, size) for n in "qkv")
+    rows = []
+    for t in range(len(x)):
+        heads = []
+        for h in range(o["num_heads"]):
+            seen = [s for s in range(t + 1) if t - s < (o["window_size"] or len(x))]
+            query = turned(q[t, h], t, o["rope_theta"])
+            scores = torch.stack([query @ turned(k[s, h // groups], s, o["rope_theta"]) for s in seen]) * size**-0.5
+            heads.append(scores.softmax(0) @ v[seen, h // groups])
+        rows.append(torch.cat(heads))
+    return torch.stack(rows) @ p["o_proj.weight"].T
+
+
+def logits(kind: str, weights: dict[str, Tensor], attending: list[dict[str, Any]] | None = None) -> Tensor:
     w = {name: tensor.double() for name, tensor in weights.items()}
     x = w["model.embeddings.weight"][IDS]
     for layer in range(LAYERS):
         p = {n.removeprefix(s): t for s in [f"model.layers.{layer}."] for n, t in w.items() if n.startswith(s)}
         own = {name.removeprefix("attn."): tensor for name, tensor in p.items() if name.startswith("attn.")}
-        x = x + mixed(kind, own, normed(x, p["attn_norm.weight"]))
+        options = next((each for each in attending or [] if layer in each["layers"]), None)
+        u = normed(x, p["attn_norm.weight"])
+        x = x + (mixed(kind, own, u) if options is None else attended(own, u, options))
         inner = normed(x, p["mlp_norm.weight"])
         gate, up = (inner @ p[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (silu(gate) * up) @ p["mlp.down_proj.weight"].T
     head = w.get("lm_head.weight", w["model.embeddings.weight"])
     return normed(x, w["model.norm.weight"]) @ head.T
-
-
-def saved(directory, config: dict[str, Any], weights: dict[str, Tensor]):
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    save_file(weights, directory / "model.safetensors")
-    return directory
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -155,9 +165,35 @@ def test_logits_are_those_of_the_definition(kind, tmp_path):
     assert torch.equal(ssmscope.load(saved(tmp_path, config, weights), dtype="float64").logits(batch), found)
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_layers_of_softmax_attention_stand_between_the_others(kind, tmp_path):
+    config, weights = checkpoint(kind)
+    options = dict(layers=[1], num_heads=4, num_kv_heads=2, qkv_bias=True, window_size=3, rope_theta=500.0)
+    kept = {name: each for name, each in weights.items() if not name.startswith("model.layers.1.attn.")}
+    shapes = {"q": WIDTH, "k": WIDTH // 2, "v": WIDTH // 2}
+    for name, size in shapes.items():
+        kept[f"model.layers.1.attn.{name}_proj.weight"] = torch.randn(size, WIDTH)
+        kept[f"model.layers.1.attn.{name}_proj.bias"] = torch.randn(size)
+    kept["model.layers.1.attn.o_proj.weight"] = torch.randn(WIDTH, WIDTH)
+    given = options if kind != "gla" else [options]
+    model = ssmscope.load(saved(tmp_path, {**config, "attn": given}, kept), dtype="float64")
+    batch, expected = model.encode(ids=[IDS, IDS[:3]]), logits(kind, kept, [options])
+    found = model.logits(batch)
+    assert relative(found[0], expected) < 1e-9 and relative(found[1, :3], expected[:3]) < 1e-9
+    assert relative(logits(kind, kept, [{**options, "window_size": None}]), expected) > 1e-3
+    first = model.run(model.encode(ids=[IDS[:5], IDS[:2]]))
+    second = model.run(model.encode(ids=[IDS[5:], IDS[2:5]]), first.states).logits
+    assert relative(second[0], expected[5:]) < 1e-9 and relative(second[1, :3], expected[2:5]) < 1e-9
+    maps = ssmscope.implicit_attention(model, model.encode(ids=IDS))[0].maps
+    assert [each.layer for each in maps] == ["0", "1 attention"]
+
+
 def test_what_our_layers_do_not_have_is_refused(tmp_path):
     for kind, change, words in (
-        ("gated_deltanet", {"attn": {"layers": [1]}}, "attn is .*; allowed is None"),
+        ("gated_deltanet", {"attn": {"layers": [1]}}, "attention has no layers or num_heads"),
+        ("gla", {"attn": "some"}, "attn is 'some'; allowed is options of attention for some layers, or None"),
+        ("gla", {"attn": {"layers": [2], "num_heads": 2}}, "attention has the layers .2.: give a list, .* from 0 to 1"),
+        ("gla", {"attn": {"layers": [1], "num_heads": 5}}, "attention has 5 heads, .* share the width, 24, in pairs"),
         ("gated_deltanet", {"num_v_heads": 6}, "num_v_heads is 6; allowed is None"),
         ("delta_net", {"use_gate": True}, "use_gate is true; allowed is False"),
         ("gla", {"feature_map": "relu"}, "feature_map is 'relu'; allowed is None"),

@@ -152,8 +152,7 @@ def _terms(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
 
 def behind(first: Recurrence, second: Recurrence) -> Recurrence:
     """The terms of one text's beginning before those of several that go on from it."""
-    names = ("x", "b", "c", "delta", "log_a", "beta")
-    terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in names}
+    terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in ssm.OVER_TIME}
     both: dict[str, Any] = {
         name: torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
         for name, (one, other) in terms.items()

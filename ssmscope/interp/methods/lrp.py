@@ -54,18 +54,24 @@ from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
+from ssmscope.models.hgrn import LowerBounds
 from ssmscope.models.linear_attention import Block, FeedForward
-from ssmscope.models.mamba2attn import Mamba2AttnAttention, Mamba2AttnBlock, softmax_attention
+from ssmscope.models.mamba2attn import Mamba2AttnBlock
 from ssmscope.models.parts import at_least_float32, rms_factor
+from ssmscope.models.rotary_attention import RotaryAttention, softmax_attention
+from ssmscope.models.rwkv7 import RWKV7Block
 
 TOLERANCE = 1e-4  # of `Scores.delta`
 MOST = 2**33
 """Bytes that a backward pass keeps before blocks are run again instead."""
 
 RMS_NORMS = (MambaRMSNorm, Mamba2RMSNorm, FalconMambaRMSNorm, nn.RMSNorm)
-BLOCKS = (MambaBlock, Mamba2Block, FalconMambaBlock, GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock)
-LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential)
-"""What is linear, or only adds and passes on what its parts give."""
+BLOCKS = (
+    *(MambaBlock, Mamba2Block, FalconMambaBlock),
+    *(GroupMambaBlock, GroupMamba2Block, Block, Mamba2AttnBlock, RWKV7Block),
+)
+LINEAR = (*BLOCKS, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential, LowerBounds)
+"""What is linear, only adds and passes on what its parts give, or is passed by nothing."""
 MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mamba", "mamba2", "falcon_mamba", "rwkv")))
 """Where the models are defined whose own forward passes are known to add nothing."""
 
@@ -222,7 +228,7 @@ def through_feed_forward(block: FeedForward, x: Tensor, half: bool) -> Tensor:
 
 
 def through_attention(
-    part: Mamba2AttnAttention,
+    part: RotaryAttention,
     one: Tensor,
     below: Callable[..., Any],
     x: Tensor,
@@ -260,7 +266,7 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     found = mixers(module)
     if any(parameter.is_meta for parameter in module.parameters()):
         raise InputError("lrp needs every weight of a layer at hand, and some are offloaded: load the model whole")
-    attention = [part for part in module.modules() if isinstance(part, Mamba2AttnAttention)]
+    attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
     read = {id(part) for part in (*found, *attention, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
     rules = _rules(module, read | {id(part) for part, handler in others if not runs_its_parts(handler)}, one, half)

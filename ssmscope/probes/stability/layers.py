@@ -127,12 +127,13 @@ def step_gains(recurrence: ssm.Recurrence, counted: Tensor, stepping: Tensor) ->
     exponent exactly, as determinants multiply.
 
     Raises:
-        InputError: for a delta rule with a decay per state, whose transition is not symmetric.
+        InputError: for a delta rule with a decay per state or with keys of its own that are removed, whose transition
+            is not symmetric.
     """
     steps = counted.sum(1).double().unsqueeze(-1)
     if isinstance(recurrence, ssm.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
-        if recurrence.log_a.shape[-1] > 1:
+        if recurrence.log_a.shape[-1] > 1 or recurrence.e is not None:
             raise Unanswerable("the largest gain of a step is not known of a delta rule with a decay per state")
         b, _ = recurrence.by_head()
         log_a, state = recurrence.log_a.squeeze(-1).double(), b.shape[-1]
