@@ -242,7 +242,7 @@ class VimModel(BlocksInTurn, PreTrainedModel):
         width = config.hidden_size
         self.embeddings = nn.Embedding(config.vocab_size, width)
         self.position = nn.Parameter(torch.zeros(1, config.positions, width)) if config.positions else None
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, number) for number in range(config.num_hidden_layers))
         self.norm_f = nn.RMSNorm(width, config.layer_norm_epsilon)
         self.post_init()
 

@@ -19,7 +19,7 @@ CHUNK = 16  # steps whose decays and states are held at once
 
 
 def with_skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
-    """y_t + D x_t, of (batch, length, heads, width) and `D` (heads,) or (heads, width), in y's place where it can be."""
+    """y_t + D x_t, of (batch, length, heads, width) and `D` (heads,) or (heads, width); in y itself where it can be."""
     if D is None:
         return y
     if D.ndim == 1:
