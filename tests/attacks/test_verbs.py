@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import ssmscope
-from ssmscope.evaluation import Evaluator
+from ssmscope.evaluation import evaluator
+from ssmscope.evaluation.store import Store
 from ssmscope.tasks.text import load_text
 
 needs_textattack = pytest.mark.skipif(
@@ -67,19 +68,15 @@ def test_the_answer_is_what_python_gives(verb, analyze, reviews, tmp_path):
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
     line = (verb, MODEL, "--data", reviews, *VERBS[verb], "--out", tmp_path / "out")
-    asked: list[int] = []
-    last = 1 if verb == "overflow" else 2  # the former asks once
-    real = Evaluator.scores
+    monkeypatch.setattr(evaluator, "BATCHES", 0.05)  # else a few texts are kept at once
+    real = Store.add
 
-    def killed(evaluator, texts):
-        asked.append(len(texts))
-        found = real(evaluator, texts)
-        if len(asked) == last:
-            raise KeyboardInterrupt
-        return found
+    def killed(*args):
+        real(*args)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "scores", killed)
+        patch.setattr(Store, "add", killed)
         assert analyze(*line).code == 130
     assert (tmp_path / "out" / ANSWERS).exists() and not (tmp_path / "out" / f"{verb}.json").exists()
     assert analyze(*line).code == 0

@@ -580,10 +580,10 @@ class TestHeatmap:
         four = self.result(first, nothing, first, first)
         assert said(four) == (
             "survival, layer 3: text 0: “so-so” 50 %, “film” 10 %; text 1: nothing stands out; text 2: “so-so” 50 %, "
-            "“film” 10 %; 1 more texts"
+            "“film” 10 %; 1 more text"
         )
         images = self.result(dataclasses.replace(first, pixels=np.zeros((2, 2, 1), np.float32)))
-        assert said(images) == "survival of 1 images, layer 3"
+        assert said(images) == "survival of 1 image, layer 3"
 
     def test_table(self) -> None:
         first = self.text([0.05, 0.1, 0.3, 0.2, 0.3], (2, 3, 1))
@@ -600,7 +600,8 @@ class TestHeatmap:
 
 class TestAttention:
     def text(self, *distances: float) -> Any:
-        return SimpleNamespace(maps=[SimpleNamespace(readouts=SimpleNamespace(distance=one)) for one in distances])
+        maps = [SimpleNamespace(readouts=SimpleNamespace(distance=one)) for one in distances]
+        return SimpleNamespace(maps=maps, ahead=False)
 
     def test_verdict(self) -> None:
         def result(*texts: Any) -> Stand:

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from ssmscope.models.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.scans import scalar
+from ssmscope.scans.building import SWITCH
 from ssmscope.scans.compiling import compiled_pieces, compiling, piece
 from ssmscope.tasks.babi import QuestionData, QuestionTokens, question_tokens, questions
 from ssmscope.tasks.language import word_tokenizer
@@ -372,6 +373,7 @@ class TestCompiled:
 
     @pytest.mark.parametrize("fault", ["no gradient", "nan", "larger"])
     def test_a_wrong_piece_is_not_used(self, fit, monkeypatch, fault) -> None:
+        monkeypatch.setenv(SWITCH, "0")  # else the scan is one C kernel, in no pieces
         right, called = inspect.unwrap(scalar._segment), []
         faults = {"no gradient": Tensor.detach, "nan": lambda y: y * math.nan, "larger": lambda y: y + 0.1}
 

@@ -192,7 +192,7 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
             of = f"most above their own average over {self.contrast}" if self.contrast else f"highest {self.score}"
             return f"{of}: {self.said(text)} ({self.layers_name})"
         shown = "; ".join(f"text {number}: {self.said(text, 2)}" for number, text in enumerate(self.texts[:3]))
-        rest = f"; {len(self) - 3:,} more texts" if len(self) > 3 else ""
+        rest = f"; {counted(len(self) - 3, 'more text')}" if len(self) > 3 else ""
         return f"{self.score}, {self.layers_name}: {shown}{rest}"
 
     def _half_life(self, text: ScoredText) -> str:
