@@ -61,7 +61,7 @@ def _rows(axes: Axes, result: PromptAttack, row: float, panel: float) -> None:
         for at, (clean, found) in enumerate(zip(result.clean, one.prompts)):
             place = top + (at + 0.5) * row
             places.append(place)
-            labels.append(str(at + 1) if number > 1 else "")
+            labels.append(str(at) if number > 1 else "")
             _pair(axes, place, clean, found.accuracy, index == at == 0)
         middle = top + number * row / 2
         beside = axes.get_yaxis_transform()
@@ -127,9 +127,8 @@ def html_prompts(result: PromptAttack) -> str:
     parts = Markup("").join(
         Markup("<li><b>{}</b>: {}</li>").format(one.name, "; ".join(one.ran)) for one in result.attacks
     )
-    folded = "<details><summary>{}</summary><{tag}>{}</{tag}></details>"
-    templates = Markup(folded).format("Templates", items, tag="ol")
-    return shown + templates + Markup(folded).format("What ran", parts, tag="ul")
+    templates = Markup('<details><summary>Templates</summary><ol start="0">{}</ol></details>').format(items)
+    return shown + templates + Markup("<details><summary>What ran</summary><ul>{}</ul></details>").format(parts)
 
 
 def by_template(result: PromptAttack) -> str:
