@@ -496,7 +496,7 @@ class TestResult:
             result.curve("other")
 
     def test_terminal(self, result):
-        shown, apart = str(result), Cell(result.differences[0].layers[2].needle)
+        shown, apart = str(result), Cell(result.differences[0].layers[2].needle, digits=None)
         for part in (
             "Needle probability, contexts of 40 words",
             "difference",

@@ -59,10 +59,11 @@ def blocks(result: NeedleSNR) -> Iterator[Block]:
 
 def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifference]) -> Table:
     layers = len(curves[0].layers) - 1
+    digits = 3 if any(layer.needle.value >= 0.01 for one in curves for layer in one.layers) else None
     rows = []
     for layer in (*evenly_apart(layers, LAYERS), layers):
         needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
-        rows.append((("model" if layer == layers else str(layer),), tuple(map(Cell, needles))))
+        rows.append((("model" if layer == layers else str(layer),), tuple(Cell(one, digits=digits) for one in needles)))
     columns = (*(shorten(visible(curve.model), NAME) for curve in curves), *("difference" for _ in apart))
     return Table(("layer",), columns, tuple(rows), title=title)
 
