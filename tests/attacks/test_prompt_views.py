@@ -212,7 +212,7 @@ class TestFigure:
         assert {(found.accuracy.low, found.accuracy.high) for one in result.attacks for found in one.prompts} <= set(
             bars
         )
-        assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "2", "3"] * 2
+        assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1", "2"] * 2
         texts = [text.get_text() for text in axes.texts]
         assert "stresstest" in texts and any(re.fullmatch(r"drop \d+\.\d % \[−?\d+\.\d, \d+\.\d\]", t) for t in texts)
 
