@@ -42,6 +42,10 @@ class BlocksInTurn:
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings = value
 
+    def placed(self, x: Tensor) -> Tensor:
+        """What the first block reads of the embeddings (batch, length, width)."""
+        return x
+
     def beside(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> tuple[Any, ...]:
         """What every block reads beside the stream."""
         return (attention_mask,)
@@ -63,7 +67,7 @@ class BlocksInTurn:
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self.placed(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds)
         beside = self.beside(x, attention_mask, position_ids)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

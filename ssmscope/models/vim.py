@@ -15,7 +15,6 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from ssmscope.affine import depthwise
 from ssmscope.errors import InputError
@@ -255,33 +254,19 @@ class VimModel(BlocksInTurn, PreTrainedModel):
             for dt_proj in (module.dt_proj, module.dt_proj_b):
                 nn.init.uniform_(dt_proj.bias, -5.0, -2.0)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
-        """As `BlocksInTurn`, with the positions' vectors added.
+    def placed(self, x: Tensor) -> Tensor:
+        """The embeddings with the positions' vectors added.
 
         Raises:
             InputError: for another number of tokens than there are positions.
         """
-        if input_ids is not None and inputs_embeds is None:
-            input_ids, inputs_embeds = None, self.embeddings(input_ids)
-        if self.position is not None and inputs_embeds is not None:
-            if inputs_embeds.shape[1] != self.config.positions:
-                raise InputError(
-                    f"{inputs_embeds.shape[1]} tokens were given; the model reads {self.config.positions}, the class "
-                    "token among them"
-                )
-            inputs_embeds = inputs_embeds + self.position
-        return super().forward(
-            input_ids, attention_mask, inputs_embeds, position_ids, use_cache, output_hidden_states, return_dict
-        )
+        if self.position is None:
+            return x
+        if x.shape[1] != self.config.positions:
+            raise InputError(
+                f"{x.shape[1]} tokens were given; the model reads {self.config.positions}, the class token among them"
+            )
+        return x + self.position
 
 
 AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
