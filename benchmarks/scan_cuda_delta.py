@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from scan_cuda_mamba2 import error, milliseconds, plain
+from scan_cuda_mamba2 import error, milliseconds, plain, weights_like
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm, survival
@@ -45,7 +45,7 @@ def recurrence(shape: str) -> ssm.DeltaRecurrence:
 def ours(r: ssm.DeltaRecurrence, what: str) -> Work:
     if what == "forward + backward":
         leaves = {name: getattr(r, name).detach().requires_grad_() for name in NAMES}
-        whole, weights = replace(r, **leaves), _weights(r.x)
+        whole, weights = replace(r, **leaves), weights_like(r.x)
         return lambda: [*torch.autograd.grad(ssm.scan(whole).y, [*leaves.values()], weights)]
     with_left = what == "survival"
     return torch.no_grad()(lambda: [survival.left_norms(r) if with_left else ssm.scan(r).y])
@@ -55,17 +55,13 @@ def theirs(scan: Callable, r: ssm.DeltaRecurrence, what: str) -> Work:
     backward, dtype = what == "forward + backward", torch.bfloat16
     terms = {"x": r.x.to(dtype), "b": r.b.to(dtype), "c": r.c.to(dtype), "log_a": r.log_a, "beta": r.beta.to(dtype)}
     leaves = {name: t.detach().clone().requires_grad_(backward) for name, t in terms.items()}
-    weights = _weights(r.x).to(dtype)
+    weights = weights_like(r.x).to(dtype)
 
     def run() -> list[torch.Tensor]:
         y, _ = scan(leaves["c"], leaves["b"], leaves["x"], leaves["log_a"].squeeze(-1), leaves["beta"], scale=1.0)
         return [*torch.autograd.grad(y, [*leaves.values()], weights)] if backward else [y]
 
     return run
-
-
-def _weights(x: torch.Tensor) -> torch.Tensor:
-    return torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device)
 
 
 def table(shape: str, peer: Callable | None, bandwidth: float) -> None:

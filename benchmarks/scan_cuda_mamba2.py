@@ -94,14 +94,14 @@ def ours(r: ssm.Recurrence, backward: bool) -> Callable[[], list[torch.Tensor]]:
 
         return forward
     leaves = {name: getattr(r, name).detach().requires_grad_() for name in NAMES}
-    whole, weights = replace(r, **leaves), _weights(r.x)
+    whole, weights = replace(r, **leaves), weights_like(r.x)
     return lambda: [*torch.autograd.grad(ssm.scan(whole).y, [*leaves.values()], weights)]
 
 
 def theirs(scan: Callable, r: ssm.Recurrence, backward: bool, dtype: torch.dtype) -> Callable[[], list[torch.Tensor]]:
     assert r.delta is not None and r.A is not None
     r = of_type(r, dtype)
-    A, weights = r.A.squeeze(-1), _weights(r.x)
+    A, weights = r.A.squeeze(-1), weights_like(r.x)
     leaves = {name: getattr(r, name).detach().clone().requires_grad_(backward) for name in NAMES}
 
     def run() -> list[torch.Tensor]:
@@ -111,7 +111,7 @@ def theirs(scan: Callable, r: ssm.Recurrence, backward: bool, dtype: torch.dtype
     return run
 
 
-def _weights(x: torch.Tensor) -> torch.Tensor:
+def weights_like(x: torch.Tensor) -> torch.Tensor:
     return torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device).to(x.dtype)
 
 
