@@ -13,6 +13,7 @@ from ssmscope.attention_layers import AttentionState
 from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import Pieces, Rows
+from ssmscope.mixers import looks_ahead
 from ssmscope.model import Model, Run
 from ssmscope.states import States, gathered, joined, size
 from ssmscope.trace import LayerState
@@ -131,11 +132,16 @@ def run_batch(
     *,
     keep: bool = False,
 ) -> Run:
-    """The logits at each row's last token, (rows, …), and with `keep` the states after it."""
+    """The logits at each row's last token, (rows, …), and with `keep` the states after it.
+
+    Padding is hidden from the layers where states are kept, or read what comes after a token: else nothing that is read
+    is behind it.
+    """
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
+    real = batch.mask if keep or looks_ahead(model.module) else torch.ones_like(batch.mask)
     after: list[LayerState] = []
-    with torch.no_grad(), model.running(mask=batch.mask, states=states, keep=after if keep else None):
+    with torch.no_grad(), model.running(mask=real, states=states, keep=after if keep else None):
         logits = model.forward(batch, last_only=True)
     return Run(logits, tuple(after))
 
