@@ -16,9 +16,9 @@ from torch import Tensor
 from ssmscope import __version__
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.evaluation.forking import Rows, as_bytes, forked, whole
+from ssmscope.evaluation.forking import Rows, as_bytes, whole
 from ssmscope.evaluation.generating import Speaker
-from ssmscope.evaluation.running import Read, continues, run_pieces, states_together, tokens_together
+from ssmscope.evaluation.running import Read, continues, planned, run_pieces, states_together, tokens_together
 from ssmscope.evaluation.scoring import Paths, log_probabilities, table
 from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.template import Template
@@ -283,7 +283,7 @@ class Evaluator:
         run_pieces(
             self.model,
             rows,
-            forked(rows) if self._forks else whole(rows),
+            planned(self.model, rows, self._tokens_at_once) if self._forks else whole(rows),
             read,
             tokens_at_once=self._tokens_at_once,
             states_at_once=self._states_at_once,

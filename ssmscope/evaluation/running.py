@@ -12,7 +12,7 @@ from torch import Tensor
 from ssmscope.attention_layers import AttentionState
 from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
-from ssmscope.evaluation.forking import Pieces, Rows
+from ssmscope.evaluation.forking import CONTINUING, Pieces, Rows, ways_to_fork, whole
 from ssmscope.mixers import looks_ahead
 from ssmscope.model import Model, Run
 from ssmscope.states import States, gathered, joined, size
@@ -60,6 +60,32 @@ def states_together(model: Model, size: int) -> int:
     return max(1, torch.cuda.get_device_properties(model.device).total_memory // 16 // max(1, size))
 
 
+def planned(model: Model, rows: Rows, tokens_at_once: int) -> Pieces:
+    """Sorted, distinct rows with shared beginnings run once, in the way that costs the model's device least: by the
+    tokens that are run, padding included, and by what every batch costs."""
+    batch = padding_together(model)
+
+    def cost(pieces: Pieces) -> int:
+        lengths = pieces.stop - pieces.start
+        total = CONTINUING * int((pieces.above >= 0).sum())
+        for group in groups(pieces):
+            own = lengths[group].tolist()
+            parts = by_length(own, tokens_at_once, padding=batch)
+            total += sum(batch + len(part) * own[part[-1]] for part in parts)
+        return total
+
+    return min((*ways_to_fork(rows), whole(rows)), key=cost)
+
+
+def groups(pieces: Pieces) -> list[Int[np.ndarray, " chosen"]]:
+    """The pieces that run together, by length: those that others continue from, level after level, then the other
+    beginnings of rows, and the others."""
+    ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
+    kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
+    levels = [ascending[kept & (level == number)] for number in range(int(level[kept].max(initial=-1)) + 1)]
+    return [*levels, ascending[~kept & first], ascending[~kept & ~first]]
+
+
 def run_pieces(
     model: Model,
     rows: Rows,
@@ -101,21 +127,19 @@ def run_pieces(
             ended.append(after)
         return joined(ended)
 
-    ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
-    kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
+    *levels, first, others = groups(pieces)
     left: list[States] = []
     held = 0
-    for number in range(int(level[kept].max(initial=-1)) + 1):
-        chosen = ascending[kept & (level == number)]
+    for chosen in levels:
         left.append(run(chosen, left[-1] if left else (), True))
         places[chosen] = np.arange(len(chosen))
-    for number in range(len(left)):
-        places[pieces.kept & (pieces.level == number)] += held
-        held += int((kept & (level == number)).sum())
+    for chosen in levels:
+        places[chosen] += held
+        held += len(chosen)
     everything = joined(left)
     left.clear()
-    run(ascending[~kept & first], (), states)
-    run(ascending[~kept & ~first], everything, states)
+    run(first, (), states)
+    run(others, everything, states)
 
 
 def _rows_together(model: Model, states_at_once: int | None) -> int:
@@ -134,8 +158,8 @@ def run_batch(
 ) -> Run:
     """The logits at each row's last token, (rows, …), and with `keep` the states after it.
 
-    Padding is hidden from the layers where states are kept, or read what comes after a token: else nothing that is read
-    is behind it.
+    The layers know of padding where states are kept, and where they read what comes after a token. Elsewhere padding
+    changes nothing that is read: it stands behind it.
     """
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
