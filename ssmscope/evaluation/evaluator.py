@@ -280,15 +280,9 @@ class Evaluator:
         return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _through(self, rows: Rows, read: Read, *, states: bool = False) -> None:
-        run_pieces(
-            self.model,
-            rows,
-            planned(self.model, rows, self._tokens_at_once) if self._forks else whole(rows),
-            read,
-            tokens_at_once=self._tokens_at_once,
-            states_at_once=self._states_at_once,
-            states=states,
-        )
+        most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}
+        pieces = planned(self.model, rows, **most) if self._forks else whole(rows)
+        run_pieces(self.model, rows, pieces, read, **most, states=states)
 
 
 def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: bool) -> None:

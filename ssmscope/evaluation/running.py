@@ -24,9 +24,10 @@ TOKENS_AT_ONCE = 512, 2048
 """The fewest and the most tokens of a batch there."""
 ON_A_GPU = 32
 """How many times as many run together there."""
-PADDING = 24, 2**24
-"""How many tokens of padding a batch there has at most, since to read the weights for one more batch takes as long, and
-what is added to them: so many weights over those of a layer, as long as it takes to start a layer's operations."""
+PADDING = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
+"""How many tokens of padding a batch has at most, since to read the weights for one more batch takes as long, and what
+is added to them: so many weights over those of a layer, as long as it takes to start a layer's operations. On a GPU
+that is half a millisecond, in which an H200 multiplies a token by some 2³⁶ weights."""
 LOGITS_AT_ONCE = 2**26
 """How many numbers the logits of a batch have: 256 MiB of float32."""
 STATES_AT_ONCE = 2**29
@@ -49,8 +50,8 @@ def tokens_together(model: Model) -> int:
 def padding_together(model: Model) -> int:
     """How much padding costs the model's device no more than one more batch."""
     weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
-    tokens = PADDING[0] + PADDING[1] * len(model.mixers) // max(1, weights)
-    return tokens * (1 if model.device.type == "cpu" else ON_A_GPU)
+    reading, starting = PADDING["cpu" if model.device.type == "cpu" else "cuda"]
+    return reading + starting * len(model.mixers) // max(1, weights)
 
 
 def states_together(model: Model, size: int) -> int:
@@ -60,17 +61,18 @@ def states_together(model: Model, size: int) -> int:
     return max(1, torch.cuda.get_device_properties(model.device).total_memory // 16 // max(1, size))
 
 
-def planned(model: Model, rows: Rows, tokens_at_once: int) -> Pieces:
+def planned(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
     """Sorted, distinct rows with shared beginnings run once, in the way that costs the model's device least: by the
-    tokens that are run, padding included, and by what every batch costs."""
-    batch = padding_together(model)
+    tokens that are run, padding included, and by what every batch costs. For the numbers see `run_pieces`."""
+    batch, held = padding_together(model), _rows_together(model, states_at_once)
 
     def cost(pieces: Pieces) -> int:
         lengths = pieces.stop - pieces.start
         total = CONTINUING * int((pieces.above >= 0).sum())
-        for group in groups(pieces):
+        together = groups(pieces)
+        for group in together:
             own = lengths[group].tolist()
-            parts = by_length(own, tokens_at_once, padding=batch)
+            parts = by_length(own, tokens_at_once, most=None if group is together[-2] else held, padding=batch)
             total += sum(batch + len(part) * own[part[-1]] for part in parts)
         return total
 

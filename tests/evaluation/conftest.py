@@ -11,7 +11,7 @@ from ssmscope.evaluation.forking import forked
 @pytest.fixture(autouse=True)
 def forks_wherever_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of models for which a batch more costs nothing beside its tokens: of small ones it costs most."""
-    monkeypatch.setattr(evaluator, "planned", lambda model, rows, tokens_at_once: forked(rows))
+    monkeypatch.setattr(evaluator, "planned", lambda model, rows, **most: forked(rows))
 
 
 @pytest.fixture

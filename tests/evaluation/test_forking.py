@@ -79,13 +79,14 @@ def test_a_fork_costs_a_batch(monkeypatch):
     shared = list(range(300, 340))
     rows = rows_of(*[[*shared, end] for end in range(6)], [*shared, *P, 1], [*shared, *P, 2])
 
-    def tokens(batch: int) -> int:
+    def tokens(batch: int, held: int = 100) -> int:
         monkeypatch.setattr(running, "padding_together", lambda model: batch)
-        return running.planned(SimpleNamespace(), rows, 10_000).tokens
+        model = SimpleNamespace(labels=("no", "yes"))
+        return running.planned(model, rows, tokens_at_once=10_000, states_at_once=held).tokens
 
     assert tokens(0) == forked(rows).tokens == 40 + 6 + 10 + 2
     assert tokens(100) == forked(rows, fewer=4).tokens == 40 + 6 + 2 * 11
-    assert tokens(1000) == whole(rows).tokens == 6 * 41 + 2 * 51
+    assert tokens(1000) == tokens(100, held=1) == whole(rows).tokens == 6 * 41 + 2 * 51
 
 
 @pytest.mark.parametrize("apart, saved", [(1, 0), (3, 10), (8, 256)])
