@@ -45,7 +45,7 @@ def few_chunks(monkeypatch):
 def cut(monkeypatch, chunks: int, processors: int = 0) -> None:
     monkeypatch.setattr(fused, "_chunks", lambda warps, tiles, backward, processors: min(chunks, tiles))
     monkeypatch.setattr(fused, "_processors", lambda device: processors)
-    fused._plan.cache_clear()
+    fused._planned.cache_clear()
 
 
 SHAPES = [  # batch, length, heads, groups, state
@@ -118,8 +118,8 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     grads = gradients(whole, terms.values())
     for chunks, processors in ((1, 0), (5, 10**6)):
         cut(monkeypatch, chunks, processors)
-        assert fused._plan_of(terms["x"], terms["b"], True).chunks == chunks
-        assert fused._plan_of(terms["x"], terms["b"], True).cd == (1 if processors else 4)
+        plan, _ = fused._work(terms["x"], terms["b"], "run_backward", False)
+        assert plan.chunks == chunks and plan.cd == (1 if processors else 4)
         parts = run(terms, retention=True)
         for a, b in zip((*whole, *grads), (*parts, *gradients(parts, terms.values()))):
             near(b, a.double(), 2e-6)
@@ -154,6 +154,20 @@ def test_one_output_alone():
             near(a, b.double())
 
 
+@needs_kernels
+@pytest.mark.parametrize("length", [0, 20])
+def test_no_initial_state_is_zero(length):
+    """Neither read nor given a gradient."""
+    terms = draw(2, length, 6, 1, 5)
+    terms["initial"].zero_()
+    for absent in ({**terms, "initial": None}, leaves_of({n: t for n, t in terms.items() if n != "initial"})):
+        given = {**absent, "initial": terms["initial"]}
+        out, exact = (run({"initial": None, **t}, retention=True) for t in (absent, given))
+        assert all(map(torch.equal, out, exact))
+    leaves = [terms[n] for n in NAMES if n != "initial"]
+    assert all(map(torch.equal, gradients(out, leaves), gradients(exact, leaves)))
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("processors", [1, 10, 132])
 def test_every_step_of_every_channel_has_one_program(processors, backward, monkeypatch):
@@ -173,7 +187,6 @@ def test_every_step_of_every_channel_has_one_program(processors, backward, monke
 
 def test_single_texts_are_cut_along_their_length_and_many_are_not(monkeypatch):
     monkeypatch.undo()
-    fused._plan.cache_clear()
     for backward in (False, True):
         assert fused._plan(1, 8192, 5120, 1, 16, backward, 132).chunks > 4
         assert fused._plan(64, 256, 1536, 1, 16, backward, 132).chunks == 1

@@ -45,7 +45,7 @@ def scan(
     x: Tensor,
     b: Tensor,
     c: Tensor,
-    initial: Tensor,
+    initial: Tensor | None,
     delta: Tensor | None,
     A: Tensor | None,
     log_a: Tensor | None,
@@ -71,6 +71,8 @@ def scan(
 
 
 def _without_skip(x, b, c, initial, delta, A, log_a, *, expected: bool, retention: bool):
+    if initial is None:
+        initial = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
     if log_a is None and delta is not None and A is not None:
         if native.applicable(x, b, c, initial, delta, A):
             return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)

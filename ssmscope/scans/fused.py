@@ -9,6 +9,7 @@ before every `TILE`-th step; the backward pass recomputes what lies between. Wit
 from __future__ import annotations
 
 import functools
+import os
 import struct
 from itertools import accumulate
 from pathlib import Path
@@ -18,43 +19,44 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.launching import on
-from ssmscope.scans.nvrtc import Program
+from ssmscope.scans.building import SWITCH
+from ssmscope.scans.nvrtc import Launch, Launches, Program
 
 TILE = 16  # steps between states that are kept, as in fused.cu
 SUB = 4  # steps whose states the gradient holds in registers, as in fused.cu
 MOST = 512  # states of a channel; with more, torch is as fast
 LEAST = 4  # tiles of a chunk
 _TERMS = struct.Struct("=41q8i")  # `Terms` of fused.cu
+NOTHING = (0,) * 9  # addresses that the forward pass does not need
 
 
-def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor) -> bool:
+def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: Tensor, A: Tensor) -> bool:
     """Whether `scan` takes these terms: width 1, a decay per state, float32, on one GPU."""
     state = b.shape[3]
-    if x.device.type != "cuda" or x.shape[3] != 1 or A.shape[-1] != state or not 1 <= state <= MOST:
+    if not x.is_cuda or x.shape[3] != 1 or A.shape[-1] != state or torch.compiler.is_compiling():
         return False
-    terms = (x, b, c, initial, delta, A)
-    plain = all(t.device == x.device and native.is_plain(t, "cuda") for t in terms)
-    return plain and not torch.compiler.is_compiling() and available(x.device) and _fits(state, x.device)
+    device, terms = x.device, (x, b, c, delta, A) if initial is None else (x, b, c, initial, delta, A)
+    plain = all(t.device == device and native.is_plain(t, "cuda") for t in terms)
+    return plain and os.environ.get(SWITCH) != "0" and _takes(state, device)
 
 
-def adds_skip(D: Tensor | None, *terms: Tensor) -> bool:
-    """Whether `scan` of these terms adds D x_t too: float32, and no gradients are asked for."""
-    if D is None or D.device != terms[0].device or not native.is_plain(D, D.device.type):
+def adds_skip(D: Tensor | None, *terms: Tensor | None) -> bool:
+    """Whether `scan` of these terms, x first, adds D x_t too: float32, and no gradients are asked for."""
+    if D is None or terms[0] is None or D.device != terms[0].device or not native.is_plain(D, D.device.type):
         return False
     return not differentiated(D, *terms)
 
 
-def differentiated(*terms: Tensor) -> bool:
+def differentiated(*terms: Tensor | None) -> bool:
     """Whether gradients are asked for."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in terms)
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)
 
 
 def scan(
     x: Tensor,
     b: Tensor,
     c: Tensor,
-    initial: Tensor,
+    initial: Tensor | None,
     delta: Tensor,
     A: Tensor,
     D: Tensor | None = None,
@@ -62,7 +64,7 @@ def scan(
     expected: bool,
     retention: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As `diagonal.scan`, where `applicable`; the same numbers in every run on the same kind of GPU. with
+    """As `diagonal.scan`, where `applicable`; the same numbers in every run on the same kind of GPU. With
     `D` only where `adds_skip`.
 
     A decay below the smallest normal float32 is 0.
@@ -110,22 +112,6 @@ class _Plan(NamedTuple):
     def programs(self) -> int:
         return self.batch * self.chunks * self.groups * self.blocks
 
-    def launch(self, entry: str, terms: bytes, expected: bool, device: torch.device) -> None:
-        kernels.launch(*_launched(self, entry, expected), terms, device)
-
-
-@functools.lru_cache(256)
-def _launched(plan: _Plan, entry: str, expected: bool) -> tuple[tuple[str, ...], int, int, int]:
-    """What `Program.launch` takes first."""
-    defines = f"ENTRY={entry}", f"CD={plan.cd}", f"SN={plan.sn}", f"LN={plan.ln}", f"WARPS={plan.warps}"
-    shared = _shared(entry == "run_backward", plan.cd, plan.sn, plan.ln, plan.warps)
-    blocks = plan.programs
-    if entry == "run_sums":
-        numbers = (plan.heads + 2 * plan.batch * plan.length * plan.groups) * plan.state
-        shared, blocks = 0, -(-numbers // (32 * plan.warps))
-    room = (8 if entry == "run_backward" else 16) // plan.warps
-    return (*defines, f"EXPECTED={expected:d}", f"BLOCKS={room}"), blocks, 32 * plan.warps, shared
-
 
 def _shared(backward: bool, cd: int, sn: int, ln: int, warps: int) -> int:
     """Bytes of shared memory of a block."""
@@ -144,13 +130,41 @@ def _lanes(state: int) -> tuple[int, int, int, int]:
 
 
 @functools.cache
-def _fits(state: int, device: torch.device) -> bool:
-    """Whether a block of the backward pass has room on this GPU."""
+def _takes(state: int, device: torch.device) -> bool:
+    """Whether channels of so many states are scanned on this GPU: a block of the backward pass has room there."""
+    if not 1 <= state <= MOST or not available(device):
+        return False
     properties = torch.cuda.get_device_properties(device)
     return _shared(True, *_lanes(state)) <= getattr(properties, "shared_memory_per_block_optin", 48 * 2**10)
 
 
+def _work(x: Tensor, b: Tensor, entry: str, expected: bool) -> tuple[_Plan, Launches]:
+    """How these terms are cut, and the kernels of a pass: `entry`, and what comes before and after it."""
+    return _planned(*x.shape[:3], *b.shape[2:], entry, expected, x.device)
+
+
 @functools.lru_cache(256)
+def _planned(
+    batch: int, length: int, heads: int, groups: int, state: int, entry: str, expected: bool, device: torch.device
+) -> tuple[_Plan, Launches]:
+    backward = entry == "run_backward"
+    plan = _plan(batch, length, heads, groups, state, backward, _processors(device))
+    entries = [f"run_ends<{str(backward).lower()}>"] if plan.chunks > 1 else []
+    entries += [entry, "run_sums"] if backward else [entry]
+    return plan, Launches(*(_launch(plan, one, expected) for one in entries))
+
+
+def _launch(plan: _Plan, entry: str, expected: bool) -> Launch:
+    defines = f"ENTRY={entry}", f"CD={plan.cd}", f"SN={plan.sn}", f"LN={plan.ln}", f"WARPS={plan.warps}"
+    shared = _shared(entry == "run_backward", plan.cd, plan.sn, plan.ln, plan.warps)
+    blocks = plan.programs
+    if entry == "run_sums":
+        numbers = (plan.heads + 2 * plan.batch * plan.length * plan.groups) * plan.state
+        shared, blocks = 0, -(-numbers // (32 * plan.warps))
+    room = (8 if entry == "run_backward" else 16) // plan.warps
+    return Launch((*defines, f"EXPECTED={expected:d}", f"BLOCKS={room}"), blocks, 32 * plan.warps, shared)
+
+
 def _plan(batch: int, length: int, heads: int, groups: int, state: int, backward: bool, processors: int) -> _Plan:
     """Chunks where there are too few warps without; fewer channels a lane where chunks would get too short."""
     share, tiles = heads // groups, max(1, -(-length // TILE))
@@ -184,10 +198,6 @@ def _chunks(warps: int, tiles: int, backward: bool, processors: int) -> int:
     return min(range(1, min(most, 8 * processors) + 1), key=cost)
 
 
-def _plan_of(x: Tensor, b: Tensor, backward: bool) -> _Plan:
-    return _plan(*x.shape[:3], *b.shape[2:], backward, _processors(x.device))
-
-
 @functools.cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -203,6 +213,10 @@ def _terms(plan: _Plan, x: Tensor, delta: Tensor, ybar: Tensor, b: Tensor, c: Te
     )
 
 
+def _at(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
 def _between(plan: _Plan) -> int:
     """How many numbers tell what chunks add to states, or how states decay in them."""
     return plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
@@ -210,24 +224,24 @@ def _between(plan: _Plan) -> int:
 
 def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
-    plan = _plan_of(x, b, False)
-    initial, A, D = initial.contiguous(), A.contiguous(), None if D is None else D.contiguous()
-    y, final = x.new_empty(x.shape), x.new_empty(initial.shape)
+    plan, kernels_of_it = _work(x, b, f"run_forward<{keep + 2 * retention}>", expected)
+    A = A.contiguous()
+    initial, D = None if initial is None else initial.contiguous(), None if D is None else D.contiguous()
+    y, final = x.new_empty(x.shape), x.new_empty(plan.batch, plan.heads, 1, plan.state)
     starts = x.new_empty(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
     kept = x.new_empty(plan.rows, plan.batch, plan.length) if retention else None
     if plan.programs and plan.length:
-        ends = x.new_empty(2 * _between(plan))
-        places = [A.data_ptr(), 0 if D is None else D.data_ptr(), initial.data_ptr(), 0, y.data_ptr(), final.data_ptr()]
-        places += [0 if kept is None else kept.data_ptr(), 0 if starts is None else starts.data_ptr()]
-        places += [ends.data_ptr(), ends.data_ptr() + 2 * ends.numel()]  # of 4 bytes each
-        terms = _terms(plan, x, delta, x, b, c, *places, *[0] * 9)
-        with on(x):
-            if plan.chunks > 1:
-                plan.launch("run_ends<false>", terms, expected, x.device)
-            plan.launch(f"run_forward<{keep + 2 * retention}>", terms, expected, x.device)
+        between = _between(plan)
+        ends = x.new_empty(2 * between) if between else None
+        at = 0 if ends is None else ends.data_ptr()
+        written = (_at(t) for t in (A, D, initial, None, y, final, kept, starts))
+        terms = _terms(plan, x, delta, x, b, c, *written, at, at + 4 * between, *NOTHING)
+        kernels.launch(kernels_of_it, terms, x.device)
+    elif initial is None:
+        final.zero_()
     else:
         final.copy_(initial)
-    return y, final, kept.sum(0) / A.numel() if kept is not None else None, starts
+    return y, final, kept.sum(0) if kept is not None else None, starts
 
 
 class _Scan(torch.autograd.Function):
@@ -245,28 +259,25 @@ class _Scan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y, grad_final, _):
         x, b, c, delta, A, starts = ctx.saved_tensors
-        plan = _plan_of(x, b, True)
+        plan, kernels_of_it = _work(x, b, "run_backward", ctx.expected)
         A = A.contiguous()
         grad_x, grad_b, grad_c, grad_delta, grad_A = (x.new_empty(t.shape) for t in (x, b, c, delta, A))
         if not plan.programs or not plan.length:
             zeros = (g.zero_() for g in (grad_x, grad_b, grad_c))
-            return *zeros, grad_final, grad_delta.zero_(), grad_A.zero_(), None, None
+            grad_initial = grad_final if ctx.needs_input_grad[3] else None
+            return *zeros, grad_initial, grad_delta.zero_(), grad_A.zero_(), None, None
         grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
         grad_final = None if grad_final is None else grad_final.contiguous()
-        grad_initial = x.new_empty(plan.batch, plan.heads, 1, plan.state)
-        parts = plan.chunks * plan.batch * A.numel(), plan.blocks * b.numel(), plan.blocks * c.numel()
-        sizes = _between(plan), _between(plan), *parts
+        grad_initial = x.new_empty(plan.batch, plan.heads, 1, plan.state) if ctx.needs_input_grad[3] else None
+        between = _between(plan)
+        sizes = between, between, plan.chunks * plan.batch * A.numel(), plan.blocks * b.numel(), plan.blocks * c.numel()
         scratch = x.new_empty(sum(sizes))  # one tensor: making six took longer than a short scan
         ends, decays, *sums = accumulate((scratch.data_ptr(), *(4 * size for size in sizes[:-1])))
-        places = [A.data_ptr(), 0, 0, 0 if grad_final is None else grad_final.data_ptr(), 0, 0, 0, starts.data_ptr()]
-        places += [ends, decays, grad_x.data_ptr(), grad_delta.data_ptr(), *sums]
-        places += [t.data_ptr() for t in (grad_initial, grad_A, grad_b, grad_c)]
-        terms = _terms(plan, x, delta, grad_y, b, c, *places)
-        with on(x):
-            if plan.chunks > 1:
-                plan.launch("run_ends<true>", terms, ctx.expected, x.device)
-            plan.launch("run_backward", terms, ctx.expected, x.device)
-            plan.launch("run_sums", terms, ctx.expected, x.device)
+        written = _at(A), 0, 0, _at(grad_final), 0, 0, 0, _at(starts), ends, decays, _at(grad_x), _at(grad_delta)
+        terms = _terms(
+            plan, x, delta, grad_y, b, c, *written, *sums, _at(grad_initial), _at(grad_A), _at(grad_b), _at(grad_c)
+        )
+        kernels.launch(kernels_of_it, terms, x.device)
         return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
 
 

@@ -17,6 +17,7 @@ from ssmscope.scans.building import SWITCH, address
 
 __all__ = ["SWITCH", "applicable", "available", "is_plain", "scan", "why_not"]
 SOURCE = Path(__file__).with_name("native.c")
+PLAIN = (Tensor, torch.nn.Parameter)
 SMALL = 2**15  # decays; fewer are not worth waking threads for
 
 
@@ -31,10 +32,11 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
 def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether the tensor is what such a device's memory says: of these types, no subclass, no lazy negation, no
     forward-mode tangent, no batch or other level of torch.func."""
-    plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == device and t.layout == torch.strided
-    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t):
+    there = t.is_cuda if device == "cuda" else t.device.type == device  # a device's name takes long to read
+    plain = type(t) in PLAIN and there and t.layout == torch.strided
+    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t) or t.dtype not in dtypes or t.is_neg():
         return False
-    return t.dtype in dtypes and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+    return forward_ad._current_level < 0 or forward_ad.unpack_dual(t).tangent is None
 
 
 def scan(
