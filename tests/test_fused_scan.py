@@ -118,7 +118,7 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     grads = gradients(whole, terms.values())
     for chunks, processors in ((1, 0), (5, 10**6)):
         cut(monkeypatch, chunks, processors)
-        plan, _ = fused._work(terms["x"], terms["b"], "run_backward", False)
+        plan = fused._pass(terms["x"], terms["b"], "run_backward", False).plan
         assert plan.chunks == chunks and plan.cd == (1 if processors else 4)
         parts = run(terms, retention=True)
         for a, b in zip((*whole, *grads), (*parts, *gradients(parts, terms.values()))):
@@ -152,6 +152,16 @@ def test_one_output_alone():
         slow = torch.autograd.grad(definition(terms)[i].sum(), inputs, materialize_grads=True)
         for a, b in zip(ours, slow):
             near(a, b.double())
+
+
+@needs_kernels
+def test_gradients_of_gradients_are_refused():
+    terms = leaves_of(draw(1, 20, 6, 1, 5))
+    (grad,) = torch.autograd.grad(run(terms)[0].sum(), terms["x"], create_graph=True)
+    (alone,) = torch.autograd.grad(run(terms)[0].sum(), terms["x"])
+    assert torch.equal(grad, alone)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
 
 
 @needs_kernels
@@ -244,4 +254,5 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
 
 def test_the_structure_of_the_terms_is_the_source_s():
     """38 addresses and strides, three more of sums, and 8 sizes."""
-    assert fused._TERMS.size == 41 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
+    size = 41 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
+    assert fused._PLACES.size + fused._SIZES.size == size

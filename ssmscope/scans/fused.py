@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +25,10 @@ TILE = 16  # steps between states that are kept, as in fused.cu
 SUB = 4  # steps whose states the gradient holds in registers, as in fused.cu
 MOST = 512  # states of a channel; with more, torch is as fast
 LEAST = 4  # tiles of a chunk
-_TERMS = struct.Struct("=41q8i")  # `Terms` of fused.cu
+# `Terms` of fused.cu: addresses and strides, and sizes
+_PLACES, _SIZES = struct.Struct("=41q"), struct.Struct("=8i")
 NOTHING = (0,) * 9  # addresses that the forward pass does not need
+FORWARD = tuple(f"run_forward<{what}>" for what in range(4))  # 1 to keep states, 2 to sum decays, 3 for both
 
 
 def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: Tensor, A: Tensor) -> bool:
@@ -35,21 +36,26 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: T
     state = b.shape[3]
     if not x.is_cuda or x.shape[3] != 1 or A.shape[-1] != state or torch.compiler.is_compiling():
         return False
-    device, terms = x.device, (x, b, c, delta, A) if initial is None else (x, b, c, initial, delta, A)
-    plain = all(t.device == device and native.is_plain(t, "cuda") for t in terms)
-    return plain and os.environ.get(SWITCH) != "0" and _takes(state, device)
+    terms = (x, b, c, delta, A) if initial is None else (x, b, c, delta, A, initial)
+    device = x.device
+    for t in terms:
+        if t.device != device or not native.is_dense(t):
+            return False
+    return os.environ.get(SWITCH) != "0" and _takes(state, device)
 
 
-def adds_skip(D: Tensor | None, *terms: Tensor | None) -> bool:
-    """Whether `scan` of these terms, x first, adds D x_t too: float32, and no gradients are asked for."""
-    if D is None or terms[0] is None or D.device != terms[0].device or not native.is_plain(D, D.device.type):
-        return False
-    return not differentiated(D, *terms)
+def adds_skip(D: Tensor, x: Tensor, *terms: Tensor | None) -> bool:
+    """Whether `scan` of these terms adds D x_t too: float32, and no gradients are asked for."""
+    return D.device == x.device and native.is_dense(D) and not differentiated(D, x, *terms)
 
 
 def differentiated(*terms: Tensor | None) -> bool:
     """Whether gradients are asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)
+    if torch.is_grad_enabled():
+        for t in terms:
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 def scan(
@@ -71,8 +77,7 @@ def scan(
     """
     terms = (x, b, c, initial, delta, A)
     if differentiated(*terms):
-        y, final, kept = _Scan.apply(*terms, expected, retention)
-        return y, final, kept if retention else None
+        return _record(*terms, expected, retention)
     y, final, kept, _ = _forward(*terms, D, expected, retention, keep=False)
     return y, final, kept
 
@@ -138,20 +143,33 @@ def _takes(state: int, device: torch.device) -> bool:
     return _shared(True, *_lanes(state)) <= getattr(properties, "shared_memory_per_block_optin", 48 * 2**10)
 
 
-def _work(x: Tensor, b: Tensor, entry: str, expected: bool) -> tuple[_Plan, Launches]:
-    """How these terms are cut, and the kernels of a pass: `entry`, and what comes before and after it."""
-    return _planned(*x.shape[:3], *b.shape[2:], entry, expected, x.device)
+class _Pass(NamedTuple):
+    """One pass over terms of some sizes: how it is cut, its kernels, whether they have anything to do, and how many
+    numbers tell what chunks add to states, or how states decay in them."""
+
+    plan: _Plan
+    launches: Launches
+    runs: bool
+    between: int
+    sizes: bytes
+
+
+def _pass(x: Tensor, b: Tensor, entry: str, expected: bool) -> _Pass:
+    """Of the kernel `entry`, and of what comes before and after it."""
+    return _planned(x.shape, b.shape, entry, expected, x.device)
 
 
 @functools.lru_cache(256)
-def _planned(
-    batch: int, length: int, heads: int, groups: int, state: int, entry: str, expected: bool, device: torch.device
-) -> tuple[_Plan, Launches]:
+def _planned(shape: torch.Size, narrow: torch.Size, entry: str, expected: bool, device: torch.device) -> _Pass:
     backward = entry == "run_backward"
+    (batch, length, heads, _), (_, _, groups, state) = shape, narrow
     plan = _plan(batch, length, heads, groups, state, backward, _processors(device))
     entries = [f"run_ends<{str(backward).lower()}>"] if plan.chunks > 1 else []
     entries += [entry, "run_sums"] if backward else [entry]
-    return plan, Launches(*(_launch(plan, one, expected) for one in entries))
+    launches = Launches(*(_launch(plan, one, expected) for one in entries))
+    between = plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
+    sizes = _SIZES.pack(*plan[:5], plan.blocks, plan.chunks, plan.tiles)
+    return _Pass(plan, launches, plan.programs > 0 < plan.length, between, sizes)
 
 
 def _launch(plan: _Plan, entry: str, expected: bool) -> Launch:
@@ -203,40 +221,31 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _terms(plan: _Plan, x: Tensor, delta: Tensor, ybar: Tensor, b: Tensor, c: Tensor, *places: int) -> bytes:
+def _terms(sizes: bytes, x: Tensor, delta: Tensor, ybar: Tensor, b: Tensor, c: Tensor, *places: int) -> bytes:
     """`Terms` of fused.cu; what a kernel does not touch may be 0."""
-    return _TERMS.pack(
-        *(x.data_ptr(), *x.stride()[:3], delta.data_ptr(), *delta.stride(), ybar.data_ptr(), *ybar.stride()[:3]),
-        *(b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()),
-        *places,
-        *(plan.batch, plan.length, plan.heads, plan.groups, plan.state, plan.blocks, plan.chunks, plan.tiles),
-    )
+    views = (x.data_ptr(), *x.stride()[:3], delta.data_ptr(), *delta.stride(), ybar.data_ptr(), *ybar.stride()[:3])
+    return _PLACES.pack(*views, b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride(), *places) + sizes
 
 
 def _at(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _between(plan: _Plan) -> int:
-    """How many numbers tell what chunks add to states, or how states decay in them."""
-    return plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
-
-
 def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
-    plan, kernels_of_it = _work(x, b, f"run_forward<{keep + 2 * retention}>", expected)
+    plan, launches, runs, between, sizes = _pass(x, b, FORWARD[keep + 2 * retention], expected)
     A = A.contiguous()
     initial, D = None if initial is None else initial.contiguous(), None if D is None else D.contiguous()
-    y, final = x.new_empty(x.shape), x.new_empty(plan.batch, plan.heads, 1, plan.state)
-    starts = x.new_empty(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
-    kept = x.new_empty(plan.rows, plan.batch, plan.length) if retention else None
-    if plan.programs and plan.length:
-        between = _between(plan)
-        ends = x.new_empty(2 * between) if between else None
-        at = 0 if ends is None else ends.data_ptr()
-        written = (_at(t) for t in (A, D, initial, None, y, final, kept, starts))
-        terms = _terms(plan, x, delta, x, b, c, *written, at, at + 4 * between, *NOTHING)
-        kernels.launch(kernels_of_it, terms, x.device)
+    new = x.new_empty  # sizes one by one, as a torch.Size takes twice as long
+    y, final = new(*x.shape), new(plan.batch, plan.heads, 1, plan.state)
+    starts = new(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
+    kept = new(plan.rows, plan.batch, plan.length) if retention else None
+    if runs:
+        ends = new(2 * between) if between else None
+        decays = 0 if ends is None else ends.data_ptr() + 4 * between  # bytes
+        written = y.data_ptr(), final.data_ptr(), _at(kept), _at(starts), _at(ends), decays
+        places = (A.data_ptr(), _at(D), _at(initial), 0, *written, *NOTHING)
+        kernels.launch(launches, _terms(sizes, x, delta, x, b, c, *places), x.device)
     elif initial is None:
         final.zero_()
     else:
@@ -256,29 +265,41 @@ class _Scan(torch.autograd.Function):
         return y, final, kept
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y, grad_final, _):
-        x, b, c, delta, A, starts = ctx.saved_tensors
-        plan, kernels_of_it = _work(x, b, "run_backward", ctx.expected)
-        A = A.contiguous()
-        grad_x, grad_b, grad_c, grad_delta, grad_A = (x.new_empty(t.shape) for t in (x, b, c, delta, A))
-        if not plan.programs or not plan.length:
-            zeros = (g.zero_() for g in (grad_x, grad_b, grad_c))
-            grad_initial = grad_final if ctx.needs_input_grad[3] else None
-            return *zeros, grad_initial, grad_delta.zero_(), grad_A.zero_(), None, None
-        grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
-        grad_final = None if grad_final is None else grad_final.contiguous()
-        grad_initial = x.new_empty(plan.batch, plan.heads, 1, plan.state) if ctx.needs_input_grad[3] else None
-        between = _between(plan)
-        sizes = between, between, plan.chunks * plan.batch * A.numel(), plan.blocks * b.numel(), plan.blocks * c.numel()
-        scratch = x.new_empty(sum(sizes))  # one tensor: making six took longer than a short scan
-        ends, decays, *sums = accumulate((scratch.data_ptr(), *(4 * size for size in sizes[:-1])))
-        written = _at(A), 0, 0, _at(grad_final), 0, 0, 0, _at(starts), ends, decays, _at(grad_x), _at(grad_delta)
-        terms = _terms(
-            plan, x, delta, grad_y, b, c, *written, *sums, _at(grad_initial), _at(grad_A), _at(grad_b), _at(grad_c)
-        )
-        kernels.launch(kernels_of_it, terms, x.device)
-        return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
+        return (_refused if torch.is_grad_enabled() else _backward)(ctx, grad_y, grad_final)
+
+
+# `apply` as it is without functorch, of which `applicable` takes no tensors
+_record = super(torch.autograd.Function, _Scan).apply
+
+
+def _backward(ctx, grad_y, grad_final):
+    x, b, c, delta, A, starts = ctx.saved_tensors
+    plan, launches, runs, between, sizes = _pass(x, b, "run_backward", ctx.expected)
+    new, A = x.new_empty, A.contiguous()
+    grad_x, grad_delta, grad_A = new(*x.shape), new(*delta.shape), new(*A.shape)
+    grad_b, grad_c = new(*b.shape), new(*c.shape)
+    asked = ctx.needs_input_grad[3]
+    if not runs:
+        zeros = (g.zero_() for g in (grad_x, grad_b, grad_c))
+        return *zeros, grad_final if asked else None, grad_delta.zero_(), grad_A.zero_(), None, None
+    grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
+    grad_final = None if grad_final is None else grad_final.contiguous()
+    grad_initial = new(plan.batch, plan.heads, 1, plan.state) if asked else None
+    of_A, of_b = plan.chunks * plan.batch * A.numel(), plan.blocks * b.numel()
+    scratch = new(2 * between + of_A + 2 * of_b)  # one tensor: making six took longer than a short scan
+    ends = scratch.data_ptr()
+    decays = ends + 4 * between  # bytes
+    A_parts = decays + 4 * between
+    b_parts = A_parts + 4 * of_A
+    given = A.data_ptr(), 0, 0, _at(grad_final), 0, 0, 0, starts.data_ptr(), ends, decays
+    parts = grad_x.data_ptr(), grad_delta.data_ptr(), A_parts, b_parts, b_parts + 4 * of_b
+    sums = _at(grad_initial), grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr()
+    kernels.launch(launches, _terms(sizes, x, delta, grad_y, b, c, *given, *parts, *sums), x.device)
+    return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
+
+
+_refused = torch.autograd.function.once_differentiable(_backward)  # what it gives cannot be differentiated again
 
 
 def _attempt(one: Tensor) -> None:

@@ -32,9 +32,13 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
 def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether the tensor is what such a device's memory says: of these types, no subclass, no lazy negation, no
     forward-mode tangent, no batch or other level of torch.func."""
-    there = t.is_cuda if device == "cuda" else t.device.type == device  # a device's name takes long to read
-    plain = type(t) in PLAIN and there and t.layout == torch.strided
-    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t) or t.dtype not in dtypes or t.is_neg():
+    return t.device.type == device and is_dense(t, dtypes)
+
+
+def is_dense(t: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """`is_plain` on its device, whichever that is."""
+    plain = type(t) in PLAIN and t.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    if not plain or t.dtype not in dtypes or t.is_neg():
         return False
     return forward_ad._current_level < 0 or forward_ad.unpack_dual(t).tangent is None
 

@@ -81,7 +81,7 @@ class Program(Kernels):
         Raises:
             RuntimeError: a kernel cannot be compiled, or not launched.
         """
-        if torch.cuda.current_device() != device.index:
+        if torch._C._cuda_getDevice() != device.index:
             with torch.cuda.device(device):
                 return self.launch(work, terms, device)
         driver, context, kernels = self._ready(work, device.index)
@@ -94,12 +94,15 @@ class Program(Kernels):
                 code = driver.cuLaunchKernel(*kernel, stream, given, None)
             _driven(code)
 
-    def _prepare(self, work: Launches, index: int) -> tuple[ctypes.CDLL, ctypes.c_void_p, list[tuple[Any, ...]]]:
+    def _prepare(self, work: Launches, index: int) -> tuple[ctypes.CDLL, ctypes.c_void_p | None, list[tuple[Any, ...]]]:
         """The driver, the context, and what `cuLaunchKernel` takes first."""
         _, driver = self.loaded()
-        found = [self._function(launch.defines, launch.shared, index) for launch in work.launches]
-        sizes = [(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared) for launch in work.launches]
-        return driver, found[0][1], [(function, *size) for (function, _), size in zip(found, sizes)]
+        kernels, context = [], None
+        for launch in work.launches:
+            function, context = self._function(launch.defines, launch.shared, index)
+            sizes = (launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared)
+            kernels.append((ctypes.c_void_p(function), *map(ctypes.c_uint, sizes)))  # converted once
+        return driver, context, kernels
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
         """The kernel on a GPU, which must be the current one, and the context that it is in."""
