@@ -78,7 +78,7 @@ def scan(
     terms = (x, b, c, initial, delta, A)
     if differentiated(*terms):
         return _record(*terms, expected, retention)
-    y, final, kept, _ = _forward(*terms, D, expected, retention, keep=False)
+    y, final, kept, _ = _forward(_pass(x, b, FORWARD[2 * retention], expected), *terms, D, retention, keep=False)
     return y, final, kept
 
 
@@ -144,14 +144,15 @@ def _takes(state: int, device: torch.device) -> bool:
 
 
 class _Pass(NamedTuple):
-    """One pass over terms of some sizes: how it is cut, its kernels, whether they have anything to do, and how many
-    numbers tell what chunks add to states, or how states decay in them."""
+    """One pass over terms of some sizes: how it is cut, its kernels, whether they have anything to do, how many numbers
+    tell what chunks add to states, or how states decay in them, and the pass that goes back over the states kept."""
 
     plan: _Plan
     launches: Launches
     runs: bool
     between: int
     sizes: bytes
+    back: _Pass | None
 
 
 def _pass(x: Tensor, b: Tensor, entry: str, expected: bool) -> _Pass:
@@ -169,7 +170,8 @@ def _planned(shape: torch.Size, narrow: torch.Size, entry: str, expected: bool, 
     launches = Launches(*(_launch(plan, one, expected) for one in entries))
     between = plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
     sizes = _SIZES.pack(*plan[:5], plan.blocks, plan.chunks, plan.tiles)
-    return _Pass(plan, launches, plan.programs > 0 < plan.length, between, sizes)
+    back = _planned(shape, narrow, "run_backward", expected, device) if entry in FORWARD[1::2] else None
+    return _Pass(plan, launches, plan.programs > 0 < plan.length, between, sizes, back)
 
 
 def _launch(plan: _Plan, entry: str, expected: bool) -> Launch:
@@ -231,9 +233,9 @@ def _at(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool):
+def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
-    plan, launches, runs, between, sizes = _pass(x, b, FORWARD[keep + 2 * retention], expected)
+    plan, launches, runs, between, sizes, _ = run
     A = A.contiguous()
     initial, D = None if initial is None else initial.contiguous(), None if D is None else D.contiguous()
     new = x.new_empty  # sizes one by one, as a torch.Size takes twice as long
@@ -256,9 +258,10 @@ def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, kee
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, b, c, initial, delta, A, expected, retention):
-        y, final, kept, starts = _forward(x, b, c, initial, delta, A, None, expected, retention, keep=True)
+        run = _pass(x, b, FORWARD[1 + 2 * retention], expected)
+        y, final, kept, starts = _forward(run, x, b, c, initial, delta, A, None, retention, keep=True)
         ctx.save_for_backward(x, b, c, delta, A, starts)
-        ctx.expected = expected
+        ctx.back = run.back
         ctx.set_materialize_grads(False)
         if kept is not None:
             ctx.mark_non_differentiable(kept)
@@ -275,7 +278,7 @@ _record = super(torch.autograd.Function, _Scan).apply
 
 def _backward(ctx, grad_y, grad_final):
     x, b, c, delta, A, starts = ctx.saved_tensors
-    plan, launches, runs, between, sizes = _pass(x, b, "run_backward", ctx.expected)
+    plan, launches, runs, between, sizes, _ = ctx.back
     new, A = x.new_empty, A.contiguous()
     grad_x, grad_delta, grad_A = new(*x.shape), new(*delta.shape), new(*A.shape)
     grad_b, grad_c = new(*b.shape), new(*c.shape)
@@ -304,7 +307,8 @@ _refused = torch.autograd.function.once_differentiable(_backward)  # what it giv
 
 def _attempt(one: Tensor) -> None:
     states = one.expand(1, 1, 1, 16)  # as many as Mamba has
-    _forward(one, states, states, states, one[..., 0], -states[0, 0], None, False, False, keep=False)
+    terms = one, states, states, states, one[..., 0], -states[0, 0], None
+    _forward(_pass(one, states, FORWARD[0], False), *terms, False, keep=False)
 
 
 kernels = Program(Path(__file__).with_name("fused.cu"), "the CUDA scan", _attempt)
