@@ -38,15 +38,12 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: T
         return False
     terms = (x, b, c, delta, A) if initial is None else (x, b, c, delta, A, initial)
     device = x.device
-    for t in terms:
-        if t.device != device or not native.is_dense(t):
-            return False
-    return os.environ.get(SWITCH) != "0" and _takes(state, device)
+    return native.are_plain(terms, device) and os.environ.get(SWITCH) != "0" and _takes(state, device)
 
 
 def adds_skip(D: Tensor, x: Tensor, *terms: Tensor | None) -> bool:
     """Whether `scan` of these terms adds D x_t too: float32, and no gradients are asked for."""
-    return D.device == x.device and native.is_dense(D) and not differentiated(D, x, *terms)
+    return native.are_plain((D,), x.device) and not differentiated(D, x, *terms)
 
 
 def differentiated(*terms: Tensor | None) -> bool:

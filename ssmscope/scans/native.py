@@ -32,15 +32,21 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
 def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether the tensor is what such a device's memory says: of these types, no subclass, no lazy negation, no
     forward-mode tangent, no batch or other level of torch.func."""
-    return t.device.type == device and is_dense(t, dtypes)
+    return t.device.type == device and are_plain((t,), t.device, dtypes)
 
 
-def is_dense(t: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
-    """`is_plain` on its device, whichever that is."""
-    plain = type(t) in PLAIN and t.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-    if not plain or t.dtype not in dtypes or t.is_neg():
-        return False
-    return forward_ad._current_level < 0 or forward_ad.unpack_dual(t).tangent is None
+def are_plain(
+    terms: tuple[Tensor, ...], device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> bool:
+    """Whether all terms are on this device, and `is_plain` there."""
+    wrapped, tangents = torch._C._functorch.is_functorch_wrapped_tensor, forward_ad._current_level >= 0
+    for t in terms:
+        plain = type(t) in PLAIN and t.device == device and t.layout == torch.strided and not wrapped(t)
+        if not plain or t.dtype not in dtypes or t.is_neg():
+            return False
+        if tangents and forward_ad.unpack_dual(t).tangent is not None:
+            return False
+    return True
 
 
 def scan(
