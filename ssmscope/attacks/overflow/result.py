@@ -86,10 +86,11 @@ class StateOverflow(Result, kind="overflow"):
     @property
     def headline(self) -> str:
         model = self.model_name
-        last = [f"{curve.points[-1].accuracy.value:.3f} with it {curve.where}" for curve in self.curves]
+        last = [f"{curve.points[-1].accuracy.value:.3f} {curve.where}" for curve in self.curves]
         return (
-            f"State overflow of {model}: accuracy {self.clean.value:.3f} without filler; of "
-            f"{self.curves[0].points[-1].tokens:,} tokens {' and '.join(last)} the text; chance {self.chance:.3f}"
+            f"State overflow of {model}: accuracy {self.clean.value:.3f} without filler, with "
+            f"{self.curves[0].points[-1].tokens:,} tokens of it {' and '.join(last)} the text; chance "
+            f"{self.chance:.3f}"
         )
 
     def to_frame(self) -> DataFrame:
@@ -137,7 +138,11 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
             "entropy": bare(point.entropy, digits=2),
         }
         lines.append(Line((f"{point.tokens:,}",), cells))
-    note = f"Half of the accuracy above chance is gone: {half_name(curve)}."
+    note = (
+        f"Half of the accuracy above chance is gone: {half_name(curve)}. drop: 1 − accuracy / accuracy without filler; "
+        "log-odds: of the true class, mean; largest class: the most frequent answer and its share; entropy: of the "
+        "answers, in bits."
+    )
     return replace(table(("tokens",), lines), title=f"filler {curve.where} the text", note=note)
 
 
@@ -148,4 +153,4 @@ def half_name(curve: OverflowCurve) -> str:
         return f"never within {longest:,} tokens"
     ends = (curve.half_length.low, curve.half_length.high)
     low, high = (f"{end:,.0f}" if math.isfinite(end) else f"> {longest:,}" for end in ends)
-    return f"at {curve.half_length.value:,.0f} tokens [{low}, {high}]"
+    return f"at {curve.half_length.value:,.0f} tokens" + f" [{low}, {high}]" * curve.half_length.has_interval

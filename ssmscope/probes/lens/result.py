@@ -110,7 +110,6 @@ class LensFit(Result, kind="lens-fit"):
         return f"{self.measured:,} {where} of {rows} that took no part in the fit"
 
     def blocks(self) -> Iterable[Block]:
-
         yield from self.opening()
         lines = [
             Line(
@@ -161,7 +160,7 @@ class Trajectory(Result, kind="trajectory"):
 
     @property
     def headline(self) -> str:
-        return f"Answers by layer of {self.model_name}: {self.lens}"
+        return f"Answers by layer of {self.model_name}: {self.verdict()}"
 
     def to_frame(self) -> DataFrame:
         """A row per text, position and layer.
@@ -214,5 +213,5 @@ class Trajectory(Result, kind="trajectory"):
 
         yield Prose(self.headline, "title")
         yield Prose(f"Layer i reads what enters block i, 0 the embeddings; {self.layers} is the model itself.", "note")
-        yield Picture(self.figure, self.headline, vector=False)
+        yield Picture(self.figure, self.headline, vector=False, folded=True)
         yield Custom(lambda colours: [TerminalView(self)], lambda: fragment(self), STYLE, on_request=True)

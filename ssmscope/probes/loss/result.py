@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.bootstrap import Estimate
-from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.results import Result
 from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Line, Table, folded, shown_names, table, written
+from ssmscope.show.table import Cell, Line, Table, shown_names, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -114,10 +114,8 @@ class TokenLoss(Result, kind="loss"):
         return pd.DataFrame(rows)
 
     def blocks(self) -> Iterable[Block]:
-
         yield from self.opening(f"{self.counted}; {self.unit} a token.", notes=self.notes)
         yield self._table()
-        yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
         """The bins, the mean and the slope in rows, with a column for every model and every difference."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.blocks import Block, Picture, Prose
 from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Table, written
+from ssmscope.show.table import Cell, Table, digits_of, written
 from ssmscope.show.tokens import evenly_apart, shorten, visible
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def blocks(result: NeedleSNR) -> Iterator[Block]:
 
 def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifference]) -> Table:
     layers = len(curves[0].layers) - 1
-    digits = 3 if any(layer.needle.value >= 0.01 for one in curves for layer in one.layers) else None
+    digits = digits_of(layer.needle for one in curves for layer in one.layers)
     rows = []
     for layer in (*evenly_apart(layers, LAYERS), layers):
         needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]
