@@ -81,7 +81,7 @@ def as_share(value: float, absent: str = "not defined") -> str:
 
 def digits_of(shares: Iterable[Estimate]) -> int | None:
     """How many digits behind the point show shares: 3, or None, for significant ones, where all are small."""
-    return 3 if any(found.value >= SMALL for found in shares) else None
+    return 3 if any(abs(found.value) >= SMALL for found in shares) else None
 
 
 def plain(value: float) -> Cell:

@@ -119,6 +119,11 @@ class StateOverflow(Result, kind="overflow"):
 
         yield from self.opening()
         yield from (curve_table(curve, self.classes) for curve in self.curves)
+        yield Prose(
+            "drop: 1 − accuracy / accuracy without filler; log-odds: of the true class, mean; largest class: the most "
+            "frequent answer and its share; entropy: of the answers, in bits.",
+            "note",
+        )
         if self.gaps:
             last = self.curves[0].points[-1].tokens
             yield Prose(f"Accuracy before less after at {last:,} tokens: {written(self.gaps[-1])}.")
@@ -138,11 +143,7 @@ def curve_table(curve: OverflowCurve, classes: Sequence[str]) -> Table:
             "entropy": bare(point.entropy, digits=2),
         }
         lines.append(Line((f"{point.tokens:,}",), cells))
-    note = (
-        f"Half of the accuracy above chance is gone: {half_name(curve)}. drop: 1 − accuracy / accuracy without filler; "
-        "log-odds: of the true class, mean; largest class: the most frequent answer and its share; entropy: of the "
-        "answers, in bits."
-    )
+    note = f"Half of the accuracy above chance is gone: {half_name(curve)}."
     return replace(table(("tokens",), lines), title=f"filler {curve.where} the text", note=note)
 
 

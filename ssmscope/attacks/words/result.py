@@ -166,8 +166,9 @@ class WordAttack(Result, kind="words"):
         count = {status: sum(each.status == status for each in self.examples) for status in (SUCCESS, FAILED, SKIPPED)}
         yield Prose(
             f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): the answer to "
-            f"{count[SUCCESS]:,} changed, to {count[FAILED]:,} not; {count[SKIPPED]:,} skipped, as the answer is wrong "
-            "when clean. 95 % bootstrap intervals over examples."
+            f"{count[SUCCESS]:,} changed, to {count[FAILED]:,} not"
+            + f"; {count[SKIPPED]:,} skipped, as the answer is wrong when clean" * (count[SKIPPED] > 0)
+            + ". 95 % bootstrap intervals over examples."
         )
         yield Prose(f"Ran: {'; '.join(self.ran)}.", "note")
         yield from (Prose(f"Note: {self.recipe} ran without {part}.", "note") for part in self.left_out)

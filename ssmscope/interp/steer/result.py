@@ -77,8 +77,8 @@ class Steering(Result, kind="steer"):
         most = self.strongest
         steered, drawn = (as_share(self.means(row)[most].value) for row in (0, 1))
         told = (
-            f"Steering on {self.model_name}: {self.asked} at {steered} with strength {self.strengths[most]:g} of a "
-            f"direction in {self.where}, {drawn} with random ones"
+            f"Steering on {self.model_name}: probability of {self.asked} {steered} at strength "
+            f"{self.strengths[most]:g} of a direction in {self.where}, {drawn} with random ones".replace(" -", " −")
         )
         return told + (f"; {self.metric} {self.held_out()[most].value:.3f} on other data" if self.has_costs else "")
 

@@ -155,8 +155,10 @@ class Trajectory(Result, kind="trajectory"):
 
     def verdict(self, at: int = 0) -> str:
         settled = np.concatenate([text.settled for text in self.texts])
-        where = f"{len(settled):,} positions" if len(settled) > 1 else "one position"
-        return f"the answer leads from layer {settled.mean():.1f} of {self.layers} on, mean of {where}, {self.lens}"
+        if len(settled) == 1:
+            return f"the answer leads from layer {settled[0]} of {self.layers} on, {self.lens}"
+        where = f"mean of {len(settled):,} positions"
+        return f"the answer leads from layer {settled.mean():.1f} of {self.layers} on, {where}, {self.lens}"
 
     @property
     def headline(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -122,9 +123,13 @@ class TokenLoss(Result, kind="loss"):
         every = (*self.summaries, *self.differences)
         names = (*self.models, *(f"less {other}" for other in self.models[1:]))
         found = [(bin_name(edges), [one.bins[at] for one in every]) for at, edges in enumerate(self.bins)]
-        found += [("all", [one.mean for one in every]), ("per doubling", [one.slope for one in every])]
+        found.append(("all", [one.mean for one in every]))
+        note = "Intervals: 95 %, bootstrap over windows"
+        if not math.isnan(every[0].slope.value):
+            found.append(("per doubling", [one.slope for one in every]))
+            note += "; per doubling: slope on log₂ position after the first 100"
         rows = tuple(((name,), tuple(map(Cell, row))) for name, row in found)
-        note = "Intervals: 95 %, bootstrap over windows; per doubling: slope on log₂ position after the first 100."
+        note += "."
         if self.differences:
             note = f"less: the loss of {self.models[0]} less that of another; below 0 it is the better one. {note}"
         return Table(("positions",), names, rows, note)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.blocks import Block, Picture, Prose
 from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Table, digits_of, written
+from ssmscope.show.table import Cell, Table, digits_of
 from ssmscope.show.tokens import evenly_apart, shorten, visible
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def blocks(result: NeedleSNR) -> Iterator[Block]:
     for one in result.differences:
         if (one.task, one.length) == (result.tasks[0], result.lengths[0]):
             two = f"{one.first} − {one.second}"
-            yield Prose(f"Needle probability, mean over the layers below: {two} {written(one.average)}", "note")
+            mean = Cell(one.average, digits=digits_of([one.average]))
+            yield Prose(f"Needle probability, mean over the layers below: {two} {mean.value} {mean.interval}", "note")
     for note in result.notes:
         yield Prose(f"Note: {note}.", "note")
 
