@@ -174,8 +174,8 @@ def points(
     numbers: bool = True,
     letters: int = NAME,
 ) -> None:
-    """A row per name, of which so many letters are shown: a point with its interval beside zero, and at the right, where
-    there is room, its numbers."""
+    """A row per name, of which so many letters are shown: a point with its interval beside zero, and at the right,
+    where there is room, its numbers."""
     axes.grid(False, axis="y")
     axes.axvline(0, color=SOFT, linewidth=0.8)
     for place, (each, colour) in enumerate(zip(found, colours)):

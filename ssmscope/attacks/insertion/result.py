@@ -149,8 +149,8 @@ class InsertionSweep(Result, kind="insertion"):
         yield from (curve_table(curve, self.clean) for curve in self.shown)
         yield Prose(
             "place: how many of a text's words stand before the phrase; drop: 1 − accuracy / clean accuracy; flipped: "
-            "of the texts that are right when clean, the share whose answer changes; worst of each text: a text counts as "
-            "right if it is right at every place.",
+            "of the texts that are right when clean, the share whose answer changes; worst of each text: a text counts "
+            "as right if it is right at every place.",
             "note",
         )
         if len(self.curves) > SHOWN:
