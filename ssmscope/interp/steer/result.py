@@ -11,14 +11,13 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import counted, number
 from ssmscope.show.table import Cell, Line, Table, as_share, digits_of, table, written
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 SITES = {"residual": "the residual stream before", "state": "the state of"}
 ROWS = ("direction", "random", "difference")

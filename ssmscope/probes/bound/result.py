@@ -20,12 +20,11 @@ from ssmscope.probes.bound.terms import (
     softplus,
 )
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.table import Cell, Line, Table, plain, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)

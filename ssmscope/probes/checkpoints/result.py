@@ -13,14 +13,13 @@ import numpy as np
 from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.numbers import counted, number
 from ssmscope.show.table import Cell, Line, Table, folded, short, table
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 NORMS = ("p", "B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "M_B", "M_C", "M_w", "M_q", "M_A")
 """Of a theorem model, in the table."""
@@ -151,8 +150,6 @@ class StabilityTable(Result, kind="stability-table"):
         return pd.DataFrame(found, columns=["model", "length", "log_capacity"])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
-
         yield from self.opening()
         yield replace(self._table(), brief=TABLE_ROWS)
         yield from map(Prose, self._remarks())

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.table import Cell, Line, Table, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,6 @@ class Benchmarks(Result, kind="evaluate"):
         return pd.DataFrame(rows, columns=names)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
-
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
         version = self.provenance["versions"].get("lm-eval", "")

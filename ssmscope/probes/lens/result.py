@@ -12,14 +12,13 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Custom, Picture, Prose
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,6 @@ class Trajectory(Result, kind="trajectory"):
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.lens.show_page import STYLE, fragment
         from ssmscope.probes.lens.show_terminal import TerminalView
-        from ssmscope.show.blocks import Custom, Picture, Prose
 
         yield Prose(self.headline, "title")
         yield Prose(f"Layer i reads what enters block i, 0 the embeddings; {self.layers} is the model itself.", "note")

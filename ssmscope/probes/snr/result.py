@@ -10,12 +10,11 @@ from ssmscope.bootstrap import with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.table import Cell, Line, Table, as_share, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import portion, tokens
 from ssmscope.show.table import Cell, Line, Table, plain, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
