@@ -20,7 +20,7 @@ def draw(result: Steering) -> Figure:
     order = np.argsort(result.strengths)
     at = [result.strengths[place] for place in order]
     random = len(result.by_direction) - 1
-    mean = f"mean of {counted(random, 'random direction')}" + ", above each of them" * (random > 1)
+    mean = f"mean of {counted(random, 'random direction')}" + "; thin: each" * (random > 1)
     legend = [(handle(0), "direction"), (handle(1, linestyle=DASHED), mean)]
     below = "strength 1 is the difference of means; 95 % bootstrap intervals"
     title = ("Steering on ", result.model_name, f": {result.asked}, by {result.where}")

@@ -75,8 +75,9 @@ class Steering(Result, kind="steer"):
     def headline(self) -> str:
         most = self.strongest
         steered, drawn = (as_share(self.means(row)[most].value) for row in (0, 1))
+        own = as_share(self.means()[self.strengths.index(0)].value) + ", " if 0 in self.strengths else ""
         told = (
-            f"Steering on {self.model_name}: probability of {self.asked} {steered} at strength "
+            f"Steering on {self.model_name}: probability of {self.asked} {own}{steered} at strength "
             f"{self.strengths[most]:g} of a direction in {self.where}, {drawn} with random ones".replace(" -", " −")
         )
         return told + (f"; {self.metric} {self.held_out()[most].value:.3f} on other data" if self.has_costs else "")

@@ -157,7 +157,8 @@ class StabilityTable(Result, kind="stability-table"):
         note = "largest_gain: the largest log-gain of a step on random tokens."
         if any(row.norms is not None for row in self.rows):
             note += " p to M_A: the bias of the step and the norms in the bound, as `bound` lists them."
-        yield replace(folded(self.to_frame()[rest], heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
+        frame = self.to_frame()[rest].assign(model=self.names)
+        yield replace(folded(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
 
     def _table(self) -> Table:
         """A row per checkpoint, with what the columns mean."""
