@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.show.blocks import Block, Picture, Prose, TokenRows
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, table
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
-    from ssmscope.show.blocks import Block, TokenRows
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
@@ -234,7 +234,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.explain import views
-        from ssmscope.show.blocks import Picture, Prose
 
         yield Prose(self.headline, "title")
         yield views.rows(self)
