@@ -304,8 +304,8 @@ def scan(
     chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), and terms may be of 16 bits.
 
     Args:
-        recurrence: the terms, see `Recurrence`; float32 or float64, with one decay per head or by the delta rule on a GPU
-            also 16 bits.
+        recurrence: the terms, see `Recurrence`; float32 or float64, on a GPU with one decay per head or by the delta
+            rule also 16 bits.
         initial: H_0, zero when absent. A run cut in two, the second started from the first's state, is the whole run.
         retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
             scan computes anyway (no gradient flows through it).
