@@ -45,7 +45,8 @@ def ig(
 
     or until the cap is reached. The scores are those of the halves. Half precision rounds f and its gradients, and more
     nodes do not help against that (`_at_rounding`): such pieces are not halved, and a text is left, and said to be,
-    where the others' errors are less than half of theirs; the scores are those with the smallest error.
+    where the others' errors are less than half of theirs, or halving has not lowered its error three times in a row;
+    the scores are those with the smallest error.
 
     Args:
         baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
@@ -134,7 +135,8 @@ class _Halved:
         self.scores = self.halves[0].scores + self.halves[1].scores
         self.errors = (self.whole.scores - self.scores).abs()
         self.missed = sum(half.missed for half in self.halves)
-        self.worst = max(float(self.errors.max()), self.missed)
+        self.typical, self.largest = float(self.errors.square().mean().sqrt()), float(self.errors.max())
+        self.worst = max(self.largest, self.missed)
         self.length = (self.whole.last - self.whole.first) * self.whole.size
 
 
@@ -163,7 +165,7 @@ def _refined(
     half = path.end.dtype in (torch.float16, torch.bfloat16)
     for halved in path.halved(once):
         pieces[halved.whole.text].append(halved)
-    least = {text: (_error(each), each) for text, each in pieces.items()}
+    least, since = {text: (_error(each), each) for text, each in pieces.items()}, [0] * len(once)
     open_texts = list(pieces)
     while True:
         split: list[_Halved] = []
@@ -172,7 +174,8 @@ def _refined(
             if half and worst:
                 settled = _at_rounding(pieces[text], path.noise)
                 others = [piece for piece in pieces[text] if piece not in settled]
-                rounded[text] = not others or (bool(settled) and 2 * _error(others) <= _error(settled))
+                left = not others or (bool(settled) and 2 * _error(others) <= _error(settled))
+                rounded[text] = left or since[text] == THRICE
                 worst = [] if rounded[text] else [piece for piece in worst if piece not in settled] or others
             worst = worst[: (cap - used[text]) // (4 * steps)]
             if not worst:
@@ -189,6 +192,7 @@ def _refined(
             pieces[halved.whole.text].append(halved)
         for text in open_texts:
             error = _error(pieces[text])
+            since[text] = 0 if error < least[text][0] else since[text] + 1
             if error <= least[text][0] or not half:
                 least[text] = error, pieces[text]
     found = []
@@ -198,6 +202,8 @@ def _refined(
     return found, used, rounded
 
 
+THRICE = 3
+"""Halvings in a row after which a text is left whose error they have not lowered."""
 FAR = 4
 """How many times as large as expected what is called rounding may be."""
 
@@ -208,15 +214,15 @@ def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
     The coefficients of an integrand by Legendre polynomials fall with their degree where a quadrature resolves it, but
     not those of rounding. What the highest ones say of it, as a share of the integrand, is about the same everywhere
     on a path; what is not resolved yet is in some places. So it is taken from halves with small ones, and tells how far
-    a whole is to be from its halves. What such pieces miss of f's change is the rounding of f, alike in all of them; a
-    peak between the nodes is in one.
+    a whole is to be from its halves. What such pieces, and those with tokens' errors far below it, miss of f's change
+    is the rounding of f, alike in all of them; a peak between the nodes is in one.
 
     Args:
         noise: `_Path.noise`.
     """
     shares = sorted(half.rough / max(half.size, TINY) for piece in pieces for half in piece.halves)
     expected = FAR * noise * shares[(len(shares) - 1) // 4]
-    found = [each for each in pieces if float(each.errors.square().mean().sqrt()) <= expected * each.length]
+    found = [each for each in pieces if each.typical <= expected * each.length or FAR * each.largest <= each.missed]
     missed = sorted(each.missed for each in found)
     bearable = FAR * missed[(len(missed) - 1) // 2] if len(missed) > 1 else 0.0
     return [each for each in found if each.missed <= bearable]
