@@ -24,11 +24,6 @@ def stacked(module: nn.Module) -> Iterator[nn.Module]:
             yield from part.children() if isinstance(part, nn.ModuleList) else stacked(part)
 
 
-def can_recompute(module: nn.Module) -> bool:
-    """Whether `recomputed` keeps less: not where mixers read other layers' terms."""
-    return not any(getattr(mixer, "before", ()) for mixer in mixers(module))
-
-
 @contextmanager
 def recomputed(module: nn.Module) -> Iterator[None]:
     """Within the context, and in this thread alone, a block's forward pass keeps nothing but its input for the backward
@@ -37,7 +32,8 @@ def recomputed(module: nn.Module) -> Iterator[None]:
     The backward pass belongs within the context, and within all others that change how the model runs. A model whose
     mixers read other layers' terms runs as always.
     """
-    blocks = list(stacked(module)) if can_recompute(module) else []
+    readers = any(getattr(mixer, "before", ()) for mixer in mixers(module))
+    blocks = [] if readers else list(stacked(module))
     with taken_over([(block, partial(_again, taker_of(block))) for block in blocks]):
         yield
 

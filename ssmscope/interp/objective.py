@@ -23,14 +23,12 @@ from ssmscope.interp.meter import Meter
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
 from ssmscope.progress import on_stderr
-from ssmscope.recomputing import can_recompute, recomputed
+from ssmscope.recomputing import recomputed
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep on a CPU: 2 GiB of float32."""
 SHARE = 0.6
 """Of a GPU's free memory, what it may keep there."""
-FILLS = 2**13
-"""Tokens that fill a GPU: where fewer fit with what a backward pass keeps of them, blocks are run again for more."""
 KEPT = 40
 """How many numbers it keeps of each token, as a multiple of layers × width (measured on a Mamba of 24 layers)."""
 
@@ -38,30 +36,18 @@ Target = int | str | Sequence[int]
 """A class, a token, a text of several tokens, or the ids of several tokens."""
 
 
-def room(
-    model: Model,
-    *,
-    gradients: bool = False,
-    every_position: bool = False,
-    layers: int | None = None,
-    again: bool = False,
-) -> int:
+def room(model: Model, *, gradients: bool = False, every_position: bool = False, layers: int | None = None) -> int:
     """How many tokens run together.
 
     Args:
         gradients: whether there will be a backward pass, which keeps what every layer did.
         every_position: whether the logits of every position are asked for.
         layers: through how many layers the gradients go; by default through all.
-        again: whether blocks may be run again in the backward pass.
     """
     most = tokens_at_once(model.device) if gradients else batching.TOKENS_AT_ONCE
     if gradients:
         share = 1.0 if layers is None else layers / model.num_layers
-        memory, kept = memory_for(model), kept_of_each(model) * share
-        fit = int(memory / kept)
-        if again and fit < FILLS and model.device.type == "cuda" and can_recompute(model.module):
-            fit = max(fit, min(FILLS, int(memory / _kept_of_blocks(model))))
-        most = min(most, fit)
+        most = min(most, int(memory_for(model) / (kept_of_each(model) * share)))
     if every_position:
         most = min(most, NUMBERS_AT_ONCE // (4 * model.vocabulary))
     return max(1, most)
@@ -79,12 +65,6 @@ def memory_for(model: Model) -> int:
 def kept_of_each(model: Model) -> float:
     """How many bytes a backward pass keeps of each token: on a GPU what was measured at the last gradient, if any."""
     return model.__dict__.get("_kept_of_each", 4 * KEPT * model.num_layers * model.width)
-
-
-def _kept_of_blocks(model: Model) -> float:
-    """How many bytes a backward pass keeps of each token that runs blocks again: their inputs, in float32 and as they
-    are, and of one block what it did and its gradients."""
-    return 8.0 * model.num_layers * model.width + 3 * kept_of_each(model) / model.num_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,16 +176,15 @@ class Objective:
         `forward_func`, for its attributions and its metrics. What else it is called with is taken no notice of."""
         return _Function(self, text)
 
-    def batches(self, texts: Sequence[int], *, gradients: bool = False, again: bool = False) -> Iterator[list[int]]:
+    def batches(self, texts: Sequence[int], *, gradients: bool = False) -> Iterator[list[int]]:
         """The places of `texts` in batches of runs of alike length that suit the device.
 
         Args:
             texts: which text each run is a copy of.
             gradients: whether there will be a backward pass, which keeps what every layer did.
-            again: it is that of `gradient`, which runs blocks again where not all that they did can be kept.
         """
         sizes = [length + len(ids) - 1 for length, ids in zip(self.lengths, self.targets, strict=True)]
-        most = room(self.model, gradients=gradients, every_position=self.continues, again=again)
+        most = room(self.model, gradients=gradients, every_position=self.continues)
         yield from by_length([sizes[text] for text in texts], most)
 
     def rows(self, chosen: Sequence[int]) -> Objective:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.intercept import watched
 from ssmscope.interp import objective as module
 from ssmscope.interp.baselines import baseline_embeddings
-from ssmscope.interp.objective import FILLS, last_logits, objective, room
+from ssmscope.interp.objective import last_logits, objective
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
 
@@ -293,17 +292,3 @@ def test_the_logit_of_a_model_in_half_precision_is_a_product_in_float32(model, c
     torch.testing.assert_close(value, read[0][0, -1].float() @ row, rtol=1e-5, atol=1e-6)
     own = last_logits(half, found.batch)[0]
     assert value != own[3] - (0 if contrast is None else own[9])
-
-
-def test_a_gpu_is_filled_with_runs_whose_blocks_run_again(monkeypatch):
-    """Of a model so large that few tokens fit with what a backward pass keeps of them; others stay as they are."""
-    large = SimpleNamespace(device=torch.device("cuda"), num_layers=64, width=4096, module=torch.nn.Module())
-    monkeypatch.setattr("ssmscope.interp.objective.memory_for", lambda _: 75 * 10**9)
-    plain, again = (room(large, gradients=True, again=again) for again in (False, True))
-    assert plain == 75 * 10**9 // (160 * 64 * 4096) < 2000 and again == FILLS
-    large._kept_of_each = 75e9 / 10_000
-    assert room(large, gradients=True, again=True) == 10_000
-    large._kept_of_each = 75e9 / 100
-    assert 100 < room(large, gradients=True, again=True) < FILLS
-    large.device = torch.device("cpu")
-    assert room(large, gradients=True, again=True) == 100

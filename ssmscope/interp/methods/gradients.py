@@ -29,7 +29,7 @@ def gradxinput(objective: Objective) -> Scores:
     """
     embeddings = objective.embeddings()
     scores = torch.zeros_like(embeddings[..., 0])
-    for chosen in objective.batches(range(len(objective)), gradients=True, again=True):
+    for chosen in objective.batches(range(len(objective)), gradients=True):
         longest = max(objective.lengths[text] for text in chosen)
         inputs = embeddings[chosen, :longest]
         scores[chosen, :longest] = (objective.gradient(inputs, chosen) * inputs).sum(-1)
@@ -55,7 +55,7 @@ def smoothgrad(objective: Objective, *, samples: int = 25, noise: float = 0.15, 
     spread = [float(embeddings[text, :n].max() - embeddings[text, :n].min()) for text, n in enumerate(lengths)]
     total = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
     runs = [text for text in range(len(objective)) for _ in range(samples)]
-    for part in objective.batches(runs, gradients=True, again=True):  # of one text its copies come in order
+    for part in objective.batches(runs, gradients=True):  # of one text its copies come in order
         texts = [runs[place] for place in part]
         longest = max(lengths[text] for text in texts)
         points = embeddings[texts, :longest]

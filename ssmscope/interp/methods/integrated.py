@@ -137,7 +137,7 @@ class _Halved:
         self.missed = sum(half.missed for half in self.halves)
         self.typical, self.largest = float(self.errors.square().mean().sqrt()), float(self.errors.max())
         self.worst = max(self.largest, self.missed)
-        self.length = (self.whole.last - self.whole.first) * self.whole.size
+        self.scale = (self.whole.last - self.whole.first) * self.whole.size
 
 
 @dataclass(eq=False)
@@ -165,6 +165,7 @@ def _refined(
     half = path.end.dtype in (torch.float16, torch.bfloat16)
     for halved in path.halved(once):
         pieces[halved.whole.text].append(halved)
+    shares = [math.inf] * len(once)
     least, since = {text: (_error(each), each) for text, each in pieces.items()}, [0] * len(once)
     open_texts = list(pieces)
     while True:
@@ -172,7 +173,10 @@ def _refined(
         for text in list(open_texts):
             worst = _worst(pieces[text], tolerance)
             if half and worst:
-                settled = _at_rounding(pieces[text], path.noise)
+                share = _rounding(pieces[text])
+                sure = share <= LIKELY or share > shares[text] / 2
+                settled = _at_rounding(pieces[text], path.noise * share) if sure else []
+                shares[text] = share
                 others = [piece for piece in pieces[text] if piece not in settled]
                 left = not others or (bool(settled) and 2 * _error(others) <= _error(settled))
                 rounded[text] = left or since[text] == THRICE
@@ -208,21 +212,32 @@ FAR = 4
 """How many times as large as expected what is called rounding may be."""
 
 
-def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
-    """The pieces of a text whose errors are what its rounding alone makes them.
+LIKELY = 0.1
+"""Of an integrand, what its rounding may be without further ado. More may be what no quadrature resolves yet, as long
+as halving lowers it."""
+
+
+def _rounding(pieces: list[_Halved]) -> float:
+    """The rounding of a text's integrand, as a share of it.
 
     The coefficients of an integrand by Legendre polynomials fall with their degree where a quadrature resolves it, but
-    not those of rounding. What the highest ones say of it, as a share of the integrand, is about the same everywhere
-    on a path; what is not resolved yet is in some places. So it is taken from halves with small ones, and tells how far
-    a whole is to be from its halves. What such pieces, and those with tokens' errors far below it, miss of f's change
-    is the rounding of f, alike in all of them; a peak between the nodes is in one.
-
-    Args:
-        noise: `_Path.noise`.
+    not those of rounding. What the highest ones say of it is about the same share everywhere on a path; what is not
+    resolved yet is in some places. So it is that of the halves with small ones.
     """
     shares = sorted(half.rough / max(half.size, TINY) for piece in pieces for half in piece.halves)
-    expected = FAR * noise * shares[(len(shares) - 1) // 4]
-    found = [each for each in pieces if each.typical <= expected * each.length or FAR * each.largest <= each.missed]
+    return shares[(len(shares) - 1) // 4]
+
+
+def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
+    """The pieces of a text whose errors are what its rounding alone makes them, a whole as far from its halves as it is
+    to be, or nearer than what they miss of f's change. That is the rounding of f, alike in all such pieces; a peak
+    between the nodes is in one.
+
+    Args:
+        noise: how far a whole is to be from its halves, as a share of the integrand.
+    """
+    expected = FAR * noise
+    found = [each for each in pieces if each.typical <= expected * each.scale or FAR * each.largest <= each.missed]
     missed = sorted(each.missed for each in found)
     bearable = FAR * missed[(len(missed) - 1) // 2] if len(missed) > 1 else 0.0
     return [each for each in found if each.missed <= bearable]
@@ -295,7 +310,7 @@ class _Path:
 
     def _parts(self, texts: list[int]) -> Iterator[list[int]]:
         """Places in batches. At the very first a single run, so that a meter knows early what a gradient takes."""
-        for part in self.objective.batches(texts, gradients=True, again=True):
+        for part in self.objective.batches(texts, gradients=True):
             if not self._timed and len(part) > 1:
                 yield part[:1]
                 part = part[1:]
