@@ -340,3 +340,11 @@ def test_rounding_is_told_from_a_bend(bend, monkeypatch):
     assert found.rounding == ("bfloat16",) and not found.converged.any()
     assert 1e-5 < wrong < found.error[0] < 0.2
     assert (int(found.steps[0]) > 180) if bend else (int(found.steps[0]) <= 84)
+
+
+def test_places_on_a_path_are_not_rounded_to_half_precision():
+    """0.503 in bfloat16 is 0.5: the quadrature would be at other places than its nodes."""
+    start, end = torch.zeros(1, 24, 1).bfloat16(), Rounded.end.bfloat16()
+    path = integrated._Path(Rounded(0.0), start, end, 12)
+    assert torch.equal(path.points([0], [0.503]), (0.503 * end.float()).bfloat16())
+    assert path.points([0], [0.503]).ne(path.points([0], [0.5])).any()

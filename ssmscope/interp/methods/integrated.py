@@ -283,8 +283,9 @@ class _Path:
     def points(self, texts: list[int], places: list[float]) -> Tensor:
         """(runs, longest of them, width)."""
         longest = max(self.objective.lengths[text] for text in texts)
-        alpha = torch.tensor(places).to(self.end).view(-1, 1, 1)
-        return torch.lerp(self.start[texts, :longest], self.end[texts, :longest], alpha)
+        start, end = (t[texts, :longest].to(self.difference) for t in (self.start, self.end))
+        alpha = torch.tensor(places, dtype=torch.float64).to(start.dtype).to(start.device).view(-1, 1, 1)
+        return torch.lerp(start, end, alpha).to(self.end.dtype)  # places in half precision would be others
 
     def integrated(self, pieces: list[_Piece]) -> list[_Piece]:
         """The same with their `scores`: Σ_width (end − start) · the integral of the gradient along each."""
