@@ -199,7 +199,8 @@ def _taken(
             found.attends = bool(look_back(model.module))  # here: a GPU runs meanwhile
         found.visit(index, rows, layer)
 
-    return model.trace(batch, keep_inputs=through, retention=score != "survival", visit=visit), found
+    options: Any = {"keep_inputs": through, "retention": score != "survival", "meanwhile": found.arrived if score == "survival" else None}
+    return model.trace(batch, visit=visit, **options), found
 
 
 def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
