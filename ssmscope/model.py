@@ -18,7 +18,7 @@ from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
-from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
+from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
@@ -347,9 +347,10 @@ class Model:
             logits[places] = last
         assert logits is not None
         numbers, keeps = self.layer_numbers, memory_of(self.module)  # here: a GPU still runs
-        weights = self._versions()
+        coming = versions_to_come(stored_weights(self.module), adapters(self.module))
         if meanwhile is not None:
             meanwhile()
+        weights = coming()
         for each in answered:
             self._checked(each)
 

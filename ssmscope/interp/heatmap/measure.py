@@ -78,16 +78,21 @@ class Layers:
             self._take_heads(index, chosen, layer)
 
     def of(self, trace: Trace) -> np.ndarray:
-        """The scores, (layers, batch, length) float64, NaN at padding; `trace` is of the run whose layers were visited."""
+        """The scores, (layers, batch, length) float64, NaN at padding; the layers of `trace`'s run were visited."""
         if self.score == "survival":
-            scores, padding = self.arrived(), ~self.mask.cpu().numpy()
+            scores, padding = self._arrived(), ~self.mask.cpu().numpy()
             if padding.any():
                 scores[:, padding] = np.nan
             return scores
         retention = _numpy(trace.retention)
         return retention if self.score == "retention" else 1 - retention
 
-    def arrived(self) -> np.ndarray:
+    def meanwhile(self) -> None:
+        """While a GPU runs: write down what it has already."""
+        if self.score == "survival":
+            self._arrived()
+
+    def _arrived(self) -> np.ndarray:
         """Survival, (layers, batch, length) float64, NaN where a layer was not asked for; that of each is written down
         as soon as a GPU has it, which goes on with the next."""
         scores = self._scores = np.full(self.shape, np.nan) if self._scores is None else self._scores
@@ -205,7 +210,7 @@ class Averages:
 def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
     """The scores of a batch, (layers, batch, length); NaN at padding."""
     found = Layers(model.num_layers, batch.mask, score, None)
-    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit))
+    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit, meanwhile=found.meanwhile))
 
 
 def _numpy(t: Tensor) -> np.ndarray:
