@@ -339,8 +339,8 @@ class _Residual:
         own = after is not None and _unseen(after.norm)
         if not own or not passes.applicable(x, added, after.norm.weight) or x.shape[-1] > passes.MOST:
             return x + added
-        total, normed = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
-        self.normed = total, total._version, normed
+        total, following = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
+        self.normed = total, total._version, following
         return total
 
 

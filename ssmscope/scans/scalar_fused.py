@@ -319,7 +319,8 @@ class _Scan(torch.autograd.Function):
                 found = tuple(None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in wanted)
                 for rows, heads, groups in cuts:
                     by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
-                    at = (by_head, by_group, by_group, by_head, state, by_head, heads, by_head, state, by_head)
+                    at: tuple[Any, ...] = (by_head, by_group, by_group, by_head, state, by_head, heads)
+                    at += (by_head, state, by_head)
                     some = tuple(None if t is None else t[place] for t, place in zip(whole, at, strict=True))
                     parts = _gradients(some, ctx.precision)
                     for total, place, part in zip(found, (*at[:3], *at[4:7]), parts, strict=True):
@@ -368,15 +369,9 @@ def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, .
         SKIP=D is not None,
     )
     grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
-    grad_delta = None if delta is None else plan.by_step(grad_delta)
-    return (
-        plan.by_step(through),
-        grad_b,
-        grad_c,
-        grad_initial,
-        grad_delta,
-        None if grad_D is None else grad_D.sum((0, 1, 3)),
-    )
+    of_delta = None if delta is None else plan.by_step(grad_delta)
+    of_D = None if grad_D is None else grad_D.sum((0, 1, 3))
+    return plan.by_step(through), grad_b, grad_c, grad_initial, of_delta, of_D
 
 
 kernels = Kernels(
