@@ -162,9 +162,8 @@ class _Rows:
     def look(self, batch: Batch, index: int, row: int, scores: np.ndarray) -> None:
         """Look at a layer's shares of a text, (length,)."""
         if row not in self._words:
-            tokens, words = batch.tokens[row], batch.words[row]
-            named = words_of(tuple(tokens), tuple(words), punctuation=self.punctuation)
-            self._words[row] = np.array([word is not None for word in words]), named
+            named = words_of(tuple(batch.tokens[row]), tuple(batch.words[row]), punctuation=self.punctuation)
+            self._words[row] = np.array([word is not None for word in batch.words[row]]), named
         words, named = self._words[row]
         noise = self.flat(scores[: len(words)], words)
         self.early[index, row] = noise, self.standing(scores[: len(words)], noise, named)
