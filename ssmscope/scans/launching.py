@@ -117,11 +117,14 @@ class Bound:
         Args:
             grid: how many.
             terms: tensors on the current GPU, and then numbers.
+
+        Raises:
+            TypeError: a tensor after a number.
         """
         if not self.direct or _watched():
             self.kernel[grid](*terms, **self.constants)
             return
-        self.tensors = self.tensors or sum(isinstance(t, Tensor) for t in terms)
+        self.tensors = self.tensors or _leading(terms)
         device, tensors, numbers = torch.cuda.current_device(), terms[: self.tensors], terms[self.tensors :]
         places = [t.data_ptr() for t in tensors]
         key = (device, numbers, *[t.dtype for t in tensors])
@@ -138,7 +141,6 @@ class Bound:
         run(*grid, *ONCE[len(grid)], stream, function, metadata, None, None, None, *places, *numbers, *constants)
 
     def _keep(self, key: tuple[Hashable, ...], compiled: Any, terms: tuple[Any, ...]) -> None:
-        assert all(isinstance(t, Tensor) for t in terms[: self.tensors]), "tensors come first"
         if len(self.compiled) >= KINDS:
             self.compiled.clear()
         constants = tuple(self.constants[name] for name in self.kernel.arg_names[len(terms) :])
@@ -149,6 +151,14 @@ class Bound:
 def bound(kernel: Any, **constants: Hashable) -> Bound:
     """A kernel with these constants."""
     return Bound(kernel, constants)
+
+
+def _leading(terms: tuple[Any, ...]) -> int:
+    """How many tensors there are, all of them before the numbers."""
+    count = sum(isinstance(t, Tensor) for t in terms)
+    if not all(isinstance(t, Tensor) for t in terms[:count]):
+        raise TypeError("tensors come before numbers in a kernel's terms")
+    return count
 
 
 def _is_direct(kernel: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Kernels, bound, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 32  # of a convolution that a program takes
@@ -62,7 +62,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, wide: Tensor | No
     y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight, 2 * CHANNELS)
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
-        kernels.loaded().convolve[grid](*terms, x.shape[1], *x.stride()[:2], **sizes, BOTH=wide is not None)
+        bound(kernels.loaded().convolve, **sizes, BOTH=wide is not None)(grid, *terms, x.shape[1], *x.stride()[:2])
     return y
 
 
@@ -79,8 +79,8 @@ def gated(y: Tensor, z: Tensor) -> Tensor:
     batch, length, channels = z.shape
     out, width = z.new_empty(z.shape), min(_power(channels, 16), 1024)
     with on(z):
-        kernels.loaded().gate[(batch, length, -(-channels // width))](
-            *(y, z, out, length, *y.stride()[:2], *z.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().gate, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), y, z, out, length, *y.stride()[:2], *z.stride()[:2]
         )
     return out
 
@@ -91,8 +91,8 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> T
     out, width = z.new_empty(z.shape), _power(size, 16)
     sizes = {"CHANNELS": channels, "SIZE": size, "WIDTH": width, "num_warps": 8 if width > 2048 else 4}
     with on(z):
-        kernels.loaded().norm[(batch, length, channels // size)](
-            *(y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]), **sizes
+        bound(kernels.loaded().norm, **sizes)(
+            (batch, length, channels // size), y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]
         )
     return out
 
@@ -102,8 +102,8 @@ def softplus(x: Tensor) -> Tensor:
     batch, length, channels = x.shape
     out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
     with on(x):
-        kernels.loaded().softplus[(batch, length, -(-channels // width))](
-            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().softplus, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
         )
     return out
 
@@ -113,8 +113,8 @@ def widened(x: Tensor) -> Tensor:
     batch, length, channels = x.shape
     out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
     with on(x):
-        kernels.loaded().widen[(batch, length, -(-channels // width))](
-            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().widen, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
         )
     return out
 
@@ -125,11 +125,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     out = x.new_empty(x.shape, dtype=x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype))
     flat, width = x.reshape(-1, channels), _power(channels, 16)
     rows = max(1, 2048 // width)
+    sizes = {"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None}
     with on(x):
-        kernels.loaded().rms_norm[(-(-len(flat) // rows),)](
-            *(flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)),
-            **{"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None},
-            num_warps=8 if width > 4096 else 4,
+        bound(kernels.loaded().rms_norm, **sizes, num_warps=8 if width > 4096 else 4)(
+            (-(-len(flat) // rows),), flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)
         )
     return out
 
@@ -140,8 +139,8 @@ def lengths(x: Tensor) -> Tensor:
     out, padded = x.new_empty(batch, length, heads, dtype=torch.float32), _power(width, 16)
     rows = max(1, 4096 // padded)
     with on(x):
-        kernels.loaded().lengths[(-(-out.numel() // rows),)](
-            *(x, out, out.numel(), heads, length, *x.stride()[:3]), WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4
+        bound(kernels.loaded().lengths, WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4)(
+            (-(-out.numel() // rows),), x, out, out.numel(), heads, length, *x.stride()[:3]
         )
     return out
 
@@ -161,10 +160,10 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
     sizes = {"N": state, "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT, "EACH": each, "num_warps": 4}
     with on(x):
-        kernels.loaded().left[(batch, chunks, programs)](
+        bound(kernels.loaded().left, **sizes)(
+            (batch, chunks, programs),
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
-            **sizes,
         )
     return out if each else out.sum(0)
 

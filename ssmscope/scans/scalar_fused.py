@@ -73,7 +73,10 @@ def scan(
     log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
-    return _Scan.apply(log_a, b, c, x, initial, delta, torch.get_float32_matmul_precision())
+    terms, precision = (log_a, b, c, x, initial, delta), torch.get_float32_matmul_precision()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
+        return _Scan.apply(*terms, precision)
+    return _forward(log_a, *map(_columns, (b, c, x)), initial, delta, precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,17 +297,24 @@ def _columns(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 and t.stride(1) < FARTHEST else t.contiguous()
 
 
+def _forward(
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None, precision: str
+) -> tuple[Tensor, Tensor]:
+    """The outputs and the last state of terms in `_columns`."""
+    plan = _plan(x, b, delta, precision)
+    with on(x):
+        y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
+    return y, final.to(x.dtype if initial is None else initial.dtype)
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_a, b, c, x, initial, delta, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        plan = _plan(x, b, delta, precision)
         b, c, x = map(_columns, (b, c, x))
-        with on(x):
-            y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
         ctx.save_for_backward(log_a, b, c, x, initial, delta)
         ctx.precision = precision
-        return y, final.to(x.dtype if initial is None else initial.dtype)
+        return _forward(log_a, b, c, x, initial, delta, precision)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
