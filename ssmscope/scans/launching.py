@@ -24,7 +24,7 @@ from ssmscope.scans.building import SWITCH
 
 DIRECT = ("3.4", "3.5", "3.6", "3.7", "3.8", "3.9")
 """Versions of triton whose compiled kernels are launched as `Bound` does."""
-KINDS = 4096  # of terms that a kernel is launched with: more are forgotten
+KINDS = 1024  # of terms that a kernel is launched with: more are forgotten
 ONCE = {1: (1, 1), 2: (1,), 3: ()}  # programs along the axes that a grid does not name
 
 
@@ -121,10 +121,10 @@ class Bound:
         Raises:
             TypeError: a tensor after a number.
         """
+        self.tensors = self.tensors or _leading(terms)
         if not self.direct or _watched():
             self.kernel[grid](*terms, **self.constants)
             return
-        self.tensors = self.tensors or _leading(terms)
         device, tensors, numbers = torch.cuda.current_device(), terms[: self.tensors], terms[self.tensors :]
         places = [t.data_ptr() for t in tensors]
         key = (device, numbers, *[t.dtype for t in tensors])

@@ -185,10 +185,10 @@ class _Plan:
         return b_parts, c_parts, units, products
 
     def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The outputs and the last state."""
+        """The outputs in x's type and the last state in that of the first."""
         y = x.new_empty(x.shape)
         b_parts, c_parts, units, inner = self.in_parts(S, b, c, inner=True)
-        last = S.new_empty((self.batch, self.heads, self.width, self.state))
+        last = (x if first is None else first).new_empty((self.batch, self.heads, self.width, self.state))
         self._walk(S, x, b_parts, units, first, last, y, c_parts, inner)
         return y, last
 
@@ -303,8 +303,7 @@ def _forward(
     """The outputs and the last state of terms in `_columns`."""
     plan = _plan(x, b, delta, precision)
     with on(x):
-        y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
-    return y, final.to(x.dtype if initial is None else initial.dtype)
+        return plan.read(plan.sums(log_a, delta), x, b, c, initial)
 
 
 class _Scan(torch.autograd.Function):
