@@ -105,7 +105,7 @@ class Bound:
     watched by hooks, or not those of a known triton on CUDA, all launches are triton's own.
     """
 
-    def __init__(self, kernel: Any, constants: dict[str, Hashable]) -> None:
+    def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
         self.kernel, self.constants = kernel, constants
         self.compiled: dict[tuple[Hashable, ...], tuple[Any, ...]] = {}
         self.direct = _is_direct(kernel)

@@ -13,6 +13,7 @@ gradients have the type of x and of their terms. Without the kernels (`launching
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,10 +74,11 @@ def scan(
     log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
-    terms, precision = (log_a, b, c, x, initial, delta), torch.get_float32_matmul_precision()
+    precision = torch.get_float32_matmul_precision()
+    terms = (log_a, _columns(b), _columns(c), _columns(x), initial, delta)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         return _Scan.apply(*terms, precision)
-    return _forward(log_a, *map(_columns, (b, c, x)), initial, delta, precision)
+    return _forward(*terms, precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +312,6 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_a, b, c, x, initial, delta, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        b, c, x = map(_columns, (b, c, x))
         ctx.save_for_backward(log_a, b, c, x, initial, delta)
         ctx.precision = precision
         return _forward(log_a, b, c, x, initial, delta, precision)
@@ -337,26 +338,27 @@ def _in_cuts(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...
     all_rows, all_heads = plan.cuts(terms[3].nbytes)
     if len(all_rows) == len(all_heads) == 1:
         return _gradients(terms, precision)
+    of_group = None if plan.groups == 1 else 2  # along which gradients stand side by side; heads share b and c: a sum
+    along = (2, of_group, of_group, 1, 2)
     by_rows = []
     for rows in all_rows:
-        found: list[tuple[Tensor | None, ...]] = []
+        found: list[list[Any]] = [[] for _ in along]
         for heads, groups in all_heads:
             by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
             at = (by_head, by_group, by_group, by_head, state, by_head, by_head, state, by_head)
             some = tuple(None if t is None else t[place] for t, place in zip(terms, at, strict=True))
-            of_log_a, of_b, of_c, *others = _gradients(some, precision)
-            if plan.groups == 1 and found:  # the heads share b and c
-                of_b, of_c = found[0][1].add_(of_b), found[0][2].add_(of_c)
-            found.append((of_log_a, of_b, of_c, *others))
-        of_log_a, of_b, of_c, of_initial, of_delta = zip(*found, strict=True)
-        shared = (of_b[:1], of_c[:1]) if plan.groups == 1 else (of_b, of_c)
-        of_each = zip((of_log_a, *shared, of_initial, of_delta), (2, 2, 2, 1, 2), strict=True)
-        by_rows.append([_joined(parts, dim) for parts, dim in of_each])
+            for parts, one, dim in zip(found, _gradients(some, precision), along, strict=True):
+                if dim is None and parts:
+                    parts[0].add_(one)
+                else:
+                    parts.append(one)
+        by_rows.append([_joined(parts, dim) for parts, dim in zip(found, along, strict=True)])
     return tuple(_joined(parts, 0) for parts in zip(*by_rows, strict=True))
 
 
-def _joined(parts: tuple[Tensor | None, ...], dim: int) -> Tensor | None:
-    return parts[0] if parts[0] is None or len(parts) == 1 else torch.cat(parts, dim)
+def _joined(parts: Sequence[Any], dim: int | None) -> Tensor | None:
+    """One tensor of these, or none of Nones."""
+    return parts[0] if parts[0] is None or len(parts) == 1 else torch.cat(tuple(parts), dim or 0)
 
 
 def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
