@@ -201,6 +201,7 @@ def fast_scan(
         for part in parts
         if type(part).__name__ in passes.NORMS and part.weight.device.type == "cuda" and taker_of(part) is None
     ]
+    blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
@@ -210,7 +211,7 @@ def fast_scan(
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over([*handlers, *norms]))
+        around.enter_context(taken_over([*handlers, *norms, *blocks]))
         yield
 
 
@@ -305,6 +306,49 @@ def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     if compiling() and args[0].shape[-1] <= fused_parts.MOST and fused_parts.applicable(*terms):
         return fused_parts.rms_norm(*terms, float(norm.variance_epsilon))
     return below(*args)
+
+
+BLOCKS = ("MambaBlock", "FalconMambaBlock", "Mamba2Block")
+"""The libraries' blocks that add mixer(norm(x)) to x."""
+
+
+class _Residual:
+    """The blocks of one run, in order: what a block adds and the norm of the next one are found in one pass, where
+    there is a kernel and nobody sees the norm."""
+
+    def __init__(self) -> None:
+        self.normed: tuple[Tensor, int, Tensor] | None = None  # of a block's output, as it was then
+
+    @classmethod
+    def handlers(cls, parts: Sequence[nn.Module]) -> list[tuple[nn.Module, Callable[..., Any]]]:
+        """Of all blocks but the last."""
+        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and p.norm.weight.is_cuda]
+        run = cls()
+        return [(block, partial(run.block, block, after)) for block, after in zip(blocks, [*blocks[1:], None])]
+
+    def block(self, block: Any, after: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+        """The output of a block, which another one comes after."""
+        known = len(args) == 1 and set(kwargs) <= {"cache_params", "cache_position", "attention_mask"}
+        if not known or not is_own(block, below) or not passes.applicable(args[0]):
+            return below(*args, **kwargs)
+        (x,), norm = args, block.norm
+        normed, self.normed = self.normed, None
+        ready = normed is not None and normed[0] is x and normed[1] == x._version and _unseen(norm)
+        added = block.mixer(normed[2] if ready and normed else norm(x.to(norm.weight.dtype)), **kwargs)
+        x = x.float() if block.residual_in_fp32 and x.dtype != torch.float32 else x
+        own = after is not None and _unseen(after.norm)
+        if not own or not passes.applicable(x, added, after.norm.weight) or x.shape[-1] > passes.MOST:
+            return x + added
+        total, normed = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
+        self.normed = total, total._version, normed
+        return total
+
+
+def _unseen(norm: Any) -> bool:
+    """Whether a norm is run by `_normed` alone, and no hook sees it."""
+    taker = taker_of(norm)
+    plain = isinstance(taker, partial) and taker.func is _normed and is_own(norm, norm.forward)
+    return plain and not norm._forward_hooks and not norm._forward_pre_hooks
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:

@@ -324,10 +324,11 @@ def scan(
         log_a = recurrence.log_decay().squeeze(-1)
         if state == 1 and recurrence.b.shape[2] == heads and length:
             H = single.scan(log_a, recurrence.written * recurrence.b, _start(recurrence, initial).squeeze(-1))
-            y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
+            y, final = with_skip(H * recurrence.c, recurrence.x, recurrence.D), H[:, -1].unsqueeze(-1)
         else:
-            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta)
-        kept = log_a.detach().exp().mean(-1) if retention else None
+            terms = (log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta, recurrence.D)
+            y, final = scalar.scan(*terms)
+        return Scan(y, final, log_a.detach().exp().mean(-1) if retention else None)
     elif width > 1:
         log_a = recurrence.log_decay()
         y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, _start(recurrence, initial))

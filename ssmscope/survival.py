@@ -76,12 +76,14 @@ def _left_sums(recurrence: Recurrence) -> Float[Tensor, "batch length one"]:
 
 
 def _on_gpu(recurrence: Recurrence, *, each: bool) -> Tensor | None:
-    """`passes.left` of Mamba-1's case on a GPU; None elsewhere."""
+    """`passes.left` of Mamba-1's case and `passes.left_of_heads` of Mamba-2's on a GPU; None elsewhere."""
     r, timed = recurrence, _timed(recurrence)
-    if timed is None or r.one_decay_per_head or r.shape[3] != 1 or r.shape[4] > passes.NARROW:
+    if timed is None or any(t.dtype != torch.float32 for t in (r.x, *timed, r.b)):
         return None
-    terms = (*timed, r.b)
-    if any(t.dtype != torch.float32 for t in (r.x, *terms)) or not passes.applicable(*terms):
+    if r.one_decay_per_head:
+        fits = r.shape[3] <= passes.WIDE and passes.applicable(r.x, *timed, r.b)
+        return passes.left_of_heads(r.x, *timed, r.b, each=each) if fits else None
+    if r.shape[3] != 1 or r.shape[4] > passes.NARROW or not passes.applicable(*timed, r.b):
         return None
     return passes.left(r.x, *timed, r.b, each=each)
 

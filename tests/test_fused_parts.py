@@ -86,3 +86,17 @@ def test_only_plain_tensors_on_a_gpu_are_taken() -> None:
     if DEVICE == "cuda" and scalar_fused.why_not() is None:
         assert fused_parts.applicable(draw(2, 3, 4))
         assert not fused_parts.applicable(draw(2, 3, 4).double()) and not fused_parts.applicable(draw(2, 3, 4).mT)
+
+
+@needs_kernels
+@pytest.mark.parametrize("answers", [1, 70, 300])
+def test_the_cross_entropy_and_its_gradient(answers: int) -> None:
+    logits = 8 * draw(9, answers + 3)[:, 2 : 2 + answers]
+    targets = (torch.arange(9) * 7 % answers).to(DEVICE)
+    targets[[2, 5]] = -100
+    logits.requires_grad_()
+    ours = fused_parts.cross_entropy(logits, targets, -100)
+    exact = torch.nn.functional.cross_entropy(logits.double(), targets, ignore_index=-100)
+    assert (ours - exact).abs() <= 2e-6 * max(float(exact), 1)
+    mine, its = (torch.autograd.grad(3 * loss, logits)[0] for loss in (ours, exact))
+    assert (mine - its).abs().max() <= 2e-6

@@ -143,6 +143,34 @@ def test_what_is_left(length, groups, strength):
     near(passes.left(r.x, r.delta, r.A, r.b, each=False), exact.sum(2), 1e-5)
 
 
+@needs_kernels
+@pytest.mark.parametrize("length", [1, 2 * passes.KEYS + 7])
+@pytest.mark.parametrize("strength", [0.01, 300.0])
+def test_what_is_left_of_heads(length, strength):
+    r = Recurrence(
+        x=drawn(2, length, 6, 5),
+        b=drawn(2, length, 2, 7, seed=1),
+        c=drawn(2, length, 2, 7, seed=2),
+        delta=drawn(2, length, 6, seed=3).abs(),
+        A=-strength * drawn(6, 1, seed=4).abs(),
+    )
+    exact = survival.left_norms(r.to(torch.float64))
+    near(passes.left_of_heads(r.x, r.delta, r.A, r.b, each=True), exact, 1e-5)
+    near(passes.left_of_heads(r.x, r.delta, r.A, r.b, each=False), exact.sum(2), 1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kinds", [(torch.float32,) * 2, (torch.float32, torch.bfloat16), (torch.bfloat16,) * 2])
+def test_a_sum_and_its_norm(kinds):
+    """Rounded where a library's block rounds: the sum, then what its norm reads; the interpreter cuts digits off."""
+    kind, added = kinds
+    x, f, weight = drawn(2, 5, 40).to(kind), drawn(2, 5, 43, seed=1)[..., 2:42].to(added), drawn(40, seed=2).to(added)
+    total, normed = passes.add_and_rms_norm(x, f, weight, 1e-5)
+    assert total.dtype == (x + f).dtype and normed.dtype == added
+    near(total, (x + f).double(), 1e-6 if total.dtype == torch.float32 else 2**-7)
+    near(normed, passes.rms_norm((x + f).to(added), weight, 1e-5).double(), 1e-6 if added == torch.float32 else 2**-6)
+
+
 def weights(device: str) -> dict[str, Tensor]:
     ROW = fingerprint.ROW
     made = {f"{size}": drawn(size, seed=size).to(device) for size in (1, 5, ROW, 3 * ROW + 1, 5 * ROW)}

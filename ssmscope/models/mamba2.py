@@ -20,6 +20,7 @@ from ssmscope.models.parts import (
     constant,
     convolution,
     convolved_entry,
+    evenly_projected,
     gated_norm,
     gated_norm_weight,
     hide_padding,
@@ -40,7 +41,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
-    return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
+    return terms(mixer, u, evenly_projected(mixer.in_proj, u), mixer.time_step_limit, mask, state)
 
 
 def terms(
@@ -51,10 +52,11 @@ def terms(
     mask: Tensor | None,
     state: LayerState | None,
 ) -> LayerTrace:
-    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, with Δ from limits[0] to
-    limits[1]."""
+    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, and what may stand behind, with
+    Δ from limits[0] to limits[1]."""
     mask = as_mask(mask)
-    z, conv_input, step = projected.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
+    sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
+    z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)

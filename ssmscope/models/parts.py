@@ -23,6 +23,7 @@ from ssmscope.affine import (
 )
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
+from ssmscope.intercept import is_own
 from ssmscope.mixers import as_constant, reader_of
 from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling, piece
@@ -86,6 +87,22 @@ def causal_convolution(
         padded = pad(x, before) if tail is None else torch.cat([tail.to(x.dtype), x], dim=1)
         y = _fused_convolution(padded, weight) if compiling() else _Convolution.apply(padded, weight)
     return y if bias is None else y + bias.to(x.dtype)
+
+
+def evenly_projected(linear: nn.Module, u: Tensor) -> Tensor:
+    """A linear layer's output; where pieces are compiled on a GPU with zeros behind, so that each row begins at a
+    multiple of 64 bytes: products of other sizes, and kernels that read their rows, take twice as long."""
+    odd = compiling() and u.is_cuda and type(linear) is nn.Linear and linear.weight.shape[0] % EVEN
+    seen = odd and (linear._forward_hooks or linear._forward_pre_hooks or not is_own(linear, linear.forward))
+    if not odd or seen:
+        return linear(u)
+    missing = -linear.weight.shape[0] % EVEN
+    weight, bias = as_constant(linear.weight), None if linear.bias is None else as_constant(linear.bias)
+    return nn.functional.linear(u, pad(weight, (0, 0, 0, missing)), None if bias is None else pad(bias, (0, missing)))
+
+
+EVEN = 16
+"""Numbers of a row that is `evenly_projected`: a multiple of so many."""
 
 
 def activated_convolution(

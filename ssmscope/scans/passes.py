@@ -22,6 +22,7 @@ KEYS = 128  # positions whose keys a program decays
 STEPS_LEFT, CHANNELS_LEFT = 16, 64  # that it does at a time
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
+WIDE = 256  # of a head, at most
 NORMS = (
     *("MambaRMSNorm", "FalconMambaRMSNorm", "Mamba2RMSNorm", "BambaRMSNorm", "GraniteMoeHybridRMSNorm"),
     *("JambaRMSNorm", "FalconH1RMSNorm"),
@@ -133,6 +134,22 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return out
 
 
+def add_and_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added of (…, channels), and `rms_norm` of that in the weight's type, in one pass."""
+    channels = x.shape[-1]
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
+    out = x.new_empty(x.shape, dtype=weight.dtype)
+    flat, also, width = x.reshape(-1, channels), added.reshape(-1, channels), _power(channels, 16)
+    rows = max(1, 2048 // width)
+    sizes = {"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "num_warps": 8 if width > 4096 else 4}
+    with on(x):
+        bound(kernels.loaded().add_and_norm, **sizes)(
+            (-(-len(flat) // rows),),
+            *(flat, also, weight, total, out, len(flat), eps, flat.stride(0), also.stride(0)),
+        )
+    return total, out
+
+
 def lengths(x: Tensor) -> Tensor:
     """The lengths (batch, length, heads) of vectors (batch, length, heads, width), in float32."""
     batch, length, heads, width = x.shape
@@ -149,11 +166,7 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
     length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; Δ and A float32."""
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
-    chunks = -(-length // KEYS)
-    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
-    totals = padded.unflatten(1, (chunks, KEYS)).sum(2).double()
-    after = delta.new_zeros(totals.shape)
-    after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
+    after = _after(delta)
     share = channels // groups
     block = min(CHANNELS_LEFT, _power(share))
     programs = groups * -(-share // block)
@@ -161,11 +174,41 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     sizes = {"N": state, "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT, "EACH": each, "num_warps": 4}
     with on(x):
         bound(kernels.loaded().left, **sizes)(
-            (batch, chunks, programs),
+            (batch, after.shape[1], programs),
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
         )
     return out if each else out.sum(0)
+
+
+def left_of_heads(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tensor:
+    """As `left`, of heads of any width with one decay each, A (heads, 1)."""
+    batch, length, heads, width = x.shape
+    after = _after(delta)
+    out = delta.new_empty((batch, length, heads) if each else (heads, batch, length))
+    sizes = {"P": width, "WIDTH": _power(width), "STEPS": KEYS, "EACH": each, "num_warps": 4}
+    with on(x):
+        bound(kernels.loaded().left_of_heads, **sizes)(
+            (batch, after.shape[1], heads),
+            *(x, delta, A.squeeze(-1) / math.log(2), lengths(b), after, out, length, heads, b.shape[2]),
+            *(*x.stride()[:3], *delta.stride()),
+        )
+    return out if each else out.sum(0)
+
+
+def _after(delta: Tensor) -> Tensor:
+    """The sums of Δ (batch, length, channels) behind each `KEYS` positions, (batch, chunks, channels)."""
+    batch, length, channels = delta.shape
+    chunks = -(-length // KEYS)
+    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
+    totals = padded.unflatten(1, (chunks, KEYS)).sum(2)
+    after, many = totals.new_empty(totals.shape), _power(chunks)
+    block = max(1, min(_power(channels), 4096 // many))
+    with on(delta):
+        bound(kernels.loaded().later_sums, CHUNKS=many, BLOCK=block, num_warps=4)(
+            (batch, -(-channels // block)), totals, after, chunks, channels
+        )
+    return after
 
 
 def _power(size: int, least: int = 1) -> int:

@@ -120,6 +120,27 @@ def rms_norm(
 
 
 @triton.jit
+def add_and_norm(
+    x, added, weight, total, out, rows, eps, x_row, added_row,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """total = x + added, and out = `rms_norm` of it rounded to the weight's type, of rows (rows, channels)."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    real = (r < rows)[:, None] & (c < CHANNELS)[None, :]
+    value = tl.load(x + r[:, None] * x_row + c[None, :], mask=real, other=0.0).to(tl.float32)
+    value += tl.load(added + r[:, None] * added_row + c[None, :], mask=real, other=0.0).to(tl.float32)
+    value = value.to(total.dtype.element_ty)
+    at = r[:, None] * CHANNELS + c[None, :]
+    tl.store(total + at, value, mask=real)
+    value = value.to(out.dtype.element_ty).to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / CHANNELS + eps)[:, None]
+    value = value.to(out.dtype.element_ty).to(tl.float32)
+    value = value * tl.load(weight + c, mask=c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
 def lengths(
     x, out, rows, heads, length, x_row, x_step, x_head, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr
 ):
@@ -151,7 +172,7 @@ def left(
     own = block * BLOCK + tl.arange(0, BLOCK)
     valid = own < share
     d, within = group * share + own, tl.arange(0, STEPS)
-    carried = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0).to(tl.float32)
+    carried = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0)
     for i in range(TILES):
         t = (chunk * TILES + TILES - 1 - i) * STEPS + within
         real = (t < length)[:, None] & valid[None, :]
@@ -174,6 +195,49 @@ def left(
             program = tl.program_id(2).to(tl.int64) * tl.num_programs(0) + row
             tl.store(out + program * length + t, tl.sum(tl.where(real, found, 0.0), axis=1), mask=t < length)
         carried += tl.sum(step, axis=0)
+
+
+@triton.jit
+def later_sums(totals, after, chunks, channels, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """after = what stands behind each chunk in `totals` (batch, chunks, channels), summed in float64."""
+    row = tl.program_id(0).to(tl.int64)
+    k, d = tl.arange(0, CHUNKS), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = (row * chunks + k[:, None]) * channels + d[None, :]
+    behind = (k + 1 < chunks)[:, None] & (d < channels)[None, :]
+    found = tl.load(totals + at + channels, mask=behind, other=0.0).to(tl.float64)
+    found = tl.cumsum(found, axis=0, reverse=True)
+    tl.store(after + at, found.to(tl.float32), mask=(k < chunks)[:, None] & (d < channels)[None, :])
+
+
+@triton.jit
+def left_of_heads(
+    x, delta, rates, keys, after, out, length, heads, groups,
+    x_row, x_step, x_head, delta_row, delta_step, delta_head,
+    P: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """‖R_s‖ of STEPS positions of a head: ‖x_s‖ |Δ_s| exp(A S_s) ‖b_s‖, S_s the Δ after s. `rates` (heads,) is
+    A / log 2, `keys` (batch, length, groups) are ‖b_s‖; `after` (batch, chunks, heads) are the Δ after the chunk.
+
+    With EACH `out` is (batch, length, heads), else (heads, batch, length).
+    """
+    row, chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    within, p = tl.arange(0, STEPS), tl.arange(0, WIDTH)
+    t = chunk * STEPS + within
+    real = t < length
+    at = delta + row * delta_row + t * delta_step + head * delta_head
+    step = tl.load(at, mask=real, other=0.0)
+    behind = (within + 1 < STEPS) & (t + 1 < length)
+    S = tl.cumsum(tl.load(at + delta_step, mask=behind, other=0.0), axis=0, reverse=True)
+    S += tl.load(after + (row * tl.num_programs(1) + chunk) * heads + head)
+    place = x + row * x_row + t[:, None] * x_step + head * x_head + p[None, :]
+    value = tl.load(place, mask=real[:, None] & (p < P)[None, :], other=0.0).to(tl.float32)
+    group = head // (heads // groups)
+    found = tl.sqrt(tl.sum(value * value, axis=1)) * tl.abs(step) * tl.exp2(tl.load(rates + head) * S)
+    found = found * tl.load(keys + (row * length + t) * groups + group, mask=real, other=0.0)
+    if EACH:
+        tl.store(out + (row * length + t) * heads + head, found, mask=real)
+    else:
+        tl.store(out + (head * tl.num_programs(0) + row) * length + t, found, mask=real)
 
 
 INTERPRETED = not isinstance(convolve, triton.JITFunction)

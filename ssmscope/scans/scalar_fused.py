@@ -13,7 +13,6 @@ gradients have the type of x and of their terms. Without the kernels (`launching
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,22 +59,34 @@ PRECISIONS = {
 
 
 def applicable(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> bool:
     """Whether `scan` takes these terms: of 32 or 16 bits, on one GPU, with states of a size that fits."""
     if x.device.type != "cuda" or not x.numel() or not 1 <= b.shape[3] <= MOST:
         return False
-    terms = [t for t in (log_a, b, c, x, initial, delta) if t is not None]
+    terms = [t for t in (log_a, b, c, x, initial, delta, D) if t is not None]
     plain = all(t.device == x.device and native.is_plain(t, "cuda", DTYPES) for t in terms)
     return plain and not torch.compiler.is_compiling() and available(x.device)
 
 
 def scan(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
+    """As `scalar.scan`, where `applicable`, D (heads,); the same numbers in every run on the same kind of GPU."""
     precision = torch.get_float32_matmul_precision()
-    terms = (log_a, _columns(b), _columns(c), _columns(x), initial, delta)
+    terms = (log_a, *map(_columns, (b, c, x)), initial, delta, None if D is None else D.contiguous())
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         return _Scan.apply(*terms, precision)
     return _forward(*terms, precision)
@@ -186,12 +197,14 @@ class _Plan:
         )
         return b_parts, c_parts, units, products
 
-    def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(
+        self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None, D: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The outputs in x's type and the last state in that of the first."""
         y = x.new_empty(x.shape)
         b_parts, c_parts, units, inner = self.in_parts(S, b, c, inner=True)
         last = (x if first is None else first).new_empty((self.batch, self.heads, self.width, self.state))
-        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner)
+        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner, D)
         return y, last
 
     def states(
@@ -231,6 +244,7 @@ class _Plan:
         out: Tensor,
         c: Tensor | None = None,
         inner: Tensor | None = None,
+        D: Tensor | None = None,
         *,
         kept_units: tuple[Tensor | None, Tensor | None] = (None, None),
         before: Tensor | None = None,
@@ -245,14 +259,14 @@ class _Plan:
             ends = S.new_empty((segments - 1, self.batch, self.heads, self.parts, 2))
         terms = (
             *(S, left, right, units, right if c is None else c, S if inner is None else inner),
-            *(S if first is None else first.contiguous(), finals, ends, out),
+            *(S if D is None else D, S if first is None else first.contiguous(), finals, ends, out),
             *(S if t is None else t for t in (*kept_units, before, met, last)),
             *(self.batch, *self.shape, span, segments, *left.stride()[:3]),
         )
         flags = {"REVERSE": before is not None, "FIRST": first is not None, "LAST": last is not None}
         for step in (1, 2) if segments > 1 else (0,):
             programs = walks * (segments - (step == 1))
-            self.kernel("carry", how, **flags, READ=c is not None, PASS=step)((programs,), *terms)
+            self.kernel("carry", how, **flags, READ=c is not None, SKIP=D is not None, PASS=step)((programs,), *terms)
 
     def _segments(self, states: int) -> tuple[int, int, int]:
         """Programs of a walk that has so many states each, chunks of a segment and their number."""
@@ -300,36 +314,43 @@ def _columns(t: Tensor) -> Tensor:
 
 
 def _forward(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None, precision: str
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None,
+    D: Tensor | None,
+    precision: str,
 ) -> tuple[Tensor, Tensor]:
     """The outputs and the last state of terms in `_columns`."""
     plan = _plan(x, b, delta, precision)
     with on(x):
-        return plan.read(plan.sums(log_a, delta), x, b, c, initial)
+        return plan.read(plan.sums(log_a, delta), x, b, c, initial, D)
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, log_a, b, c, x, initial, delta, precision) -> tuple[Tensor, Tensor]:
+    def forward(ctx, log_a, b, c, x, initial, delta, D, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(log_a, b, c, x, initial, delta)
+        ctx.save_for_backward(log_a, b, c, x, initial, delta, D)
         ctx.precision = precision
-        return _forward(log_a, b, c, x, initial, delta, precision)
+        return _forward(log_a, b, c, x, initial, delta, D, precision)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        log_a, b, c, x, initial, delta = ctx.saved_tensors
+        log_a, b, c, x, initial, delta, D = ctx.saved_tensors
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_x = x.new_empty(x.shape)
-        whole = (log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x)
+        whole = (log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x)
         with on(x):
             found = _in_cuts(whole, ctx.precision)
-        of_log_a, of_b, of_c, of_initial, of_delta = (
+        of_log_a, of_b, of_c, of_initial, of_delta, of_D = (
             None if g is None or t is None else g.to(t.dtype)
-            for g, t in zip(found, (log_a, b, c, initial, delta), strict=True)
+            for g, t in zip(found, (log_a, b, c, initial, delta, D), strict=True)
         )
-        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, None
+        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, of_D, None
 
 
 def _in_cuts(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
@@ -338,33 +359,45 @@ def _in_cuts(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...
     all_rows, all_heads = plan.cuts(terms[3].nbytes)
     if len(all_rows) == len(all_heads) == 1:
         return _gradients(terms, precision)
-    of_group = None if plan.groups == 1 else 2  # along which gradients stand side by side; heads share b and c: a sum
-    along = (2, of_group, of_group, 1, 2)
-    by_rows = []
+    of_group = None if plan.groups == 1 else 2  # heads share b and c: theirs are added; others stand side by side
+    along, rows_along = (2, of_group, of_group, 1, 2, 0), (0, 0, 0, 0, 0, None)
+    of_all = _Parts(rows_along)
     for rows in all_rows:
-        found: list[list[Any]] = [[] for _ in along]
+        of_rows = _Parts(along)
         for heads, groups in all_heads:
             by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
-            at = (by_head, by_group, by_group, by_head, state, by_head, by_head, state, by_head)
+            at = (by_head, by_group, by_group, by_head, state, by_head, heads, by_head, state, by_head)
             some = tuple(None if t is None else t[place] for t, place in zip(terms, at, strict=True))
-            for parts, one, dim in zip(found, _gradients(some, precision), along, strict=True):
-                if dim is None and parts:
-                    parts[0].add_(one)
-                else:
-                    parts.append(one)
-        by_rows.append([_joined(parts, dim) for parts, dim in zip(found, along, strict=True)])
-    return tuple(_joined(parts, 0) for parts in zip(*by_rows, strict=True))
+            of_rows.add(_gradients(some, precision))
+        of_all.add(of_rows.joined())
+    return of_all.joined()
 
 
-def _joined(parts: Sequence[Any], dim: int | None) -> Tensor | None:
-    """One tensor of these, or none of Nones."""
-    return parts[0] if parts[0] is None or len(parts) == 1 else torch.cat(tuple(parts), dim or 0)
+class _Parts:
+    """Tensors that come in parts, side by side along a dimension each, or to be added where that is None."""
+
+    def __init__(self, along: tuple[int | None, ...]) -> None:
+        self.along = along
+        self.parts: tuple[list[Tensor], ...] = tuple([] for _ in along)
+
+    def add(self, parts: tuple[Tensor | None, ...]) -> None:
+        for held, part, dim in zip(self.parts, parts, self.along, strict=True):
+            if part is not None and dim is None and held:
+                held[0].add_(part)
+            elif part is not None:
+                held.append(part)
+
+    def joined(self) -> tuple[Tensor | None, ...]:
+        return tuple(
+            None if not held else held[0] if dim is None or len(held) == 1 else torch.cat(held, dim)
+            for held, dim in zip(self.parts, self.along, strict=True)
+        )
 
 
 def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
-    """Those of log_a, b, c, initial and delta, of b, c and initial in float32; that of x is written to the last of the
-    terms: these, ȳ, the gradient of the last state, and room for x's."""
-    log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x = terms
+    """Those of log_a, b, c, initial, delta and D, of b, c, initial and D in float32; that of x is written to the last
+    of the terms: these, ȳ, the gradient of the last state, and room for x's."""
+    log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x = terms
     plan = _plan(x, b, delta, precision)
     S = plan.sums(log_a, delta)
     b_parts, c_parts, units, _ = plan.in_parts(S, b, c, inner=False)
@@ -372,6 +405,7 @@ def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, .
     was_read, through = (S.new_empty(x_units.shape) for _ in range(2))
     grad_delta = through if delta is None else S.new_empty(x_units.shape)
     grad_b, grad_c = (S.new_empty((plan.blocks, *b.shape)) for _ in range(2))
+    grad_D = S if D is None else S.new_empty(plan.by_head)
     shape, programs = (plan.batch, *plan.shape, plan.blocks), (plan.programs,)
     plan.kernel("back_states", "states", REVERSE=False)(
         programs,
@@ -384,15 +418,16 @@ def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, .
         programs,
         *(S, x, b_parts, units, states, adjoint_units, x_units, was_read, grad_b, *shape, *x.stride()[:3]),
     )
-    plan.kernel("back", "back", N_BLOCKS=met.shape[-1])(
+    plan.kernel("back", "back", N_BLOCKS=met.shape[-1], SKIP=D is not None)(
         programs,
         *(S, x, b_parts, c_parts, grad_y, units, states, adjoint_units, x_units, y_units),
-        *(was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape),
+        *(was_read, met, S if D is None else D, through, grad_delta, grad_x, grad_b, grad_c, grad_D, *shape),
         *(*x.stride()[:3], *grad_y.stride()[:3], *grad_x.stride()[:3]),
     )
     grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
     of_delta = None if delta is None else plan.by_step(grad_delta, delta.dtype)
-    return plan.by_step(through, log_a.dtype), grad_b, grad_c, grad_initial, of_delta
+    of_D = None if D is None else grad_D.sum((0, 1, 3))
+    return plan.by_step(through, log_a.dtype), grad_b, grad_c, grad_initial, of_delta, of_D
 
 
 kernels = Kernels(

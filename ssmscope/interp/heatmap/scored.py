@@ -199,7 +199,8 @@ def _taken(
             found.attends = bool(look_back(model.module))  # here: a GPU runs meanwhile
         found.visit(index, rows, layer)
 
-    return model.trace(batch, keep_inputs=through, retention=score != "survival", visit=visit), found
+    asked: Any = {"keep_inputs": through, "retention": score != "survival"}
+    return model.trace(batch, visit=visit, meanwhile=found.meanwhile, **asked), found
 
 
 def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:
