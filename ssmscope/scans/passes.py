@@ -171,9 +171,9 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     block = min(CHANNELS_LEFT, _power(share))
     programs = groups * -(-share // block)
     out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
-    sizes = {"N": state, "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT, "EACH": each, "num_warps": 4}
+    sizes = {"N": state, "STATES": _power(state), "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT}
     with on(x):
-        bound(kernels.loaded().left, **sizes)(
+        bound(kernels.loaded().left, **sizes, EACH=each, num_warps=4)(
             (batch, after.shape[1], programs),
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),

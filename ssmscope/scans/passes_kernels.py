@@ -7,6 +7,9 @@ floating type, arithmetic is in float32; channels lie side by side, strides are 
 import triton
 import triton.language as tl
 
+NOTHING: tl.constexpr = tl.constexpr(-151.0)
+"""2 to the power of this, or of less, is 0."""
+
 
 @triton.jit
 def pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS: tl.constexpr):
@@ -157,11 +160,13 @@ def lengths(
 def left(
     x, delta, rates, b, after, out, length, channels, groups,
     x_row, x_step, x_channel, delta_row, delta_step, delta_channel, b_row, b_step, b_group, b_state,
-    N: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, TILES: tl.constexpr, EACH: tl.constexpr,
+    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, TILES: tl.constexpr,
+    EACH: tl.constexpr,
 ):  # fmt: skip
     """‖R_s‖ of BLOCK channels of one group at TILES times STEPS positions, the last first: |x_s Δ_s| times the length
     of the key b_s ⊙ exp(A S_s), S_s the Δ after s. `rates` (states, channels) is A / log 2 twice, for the square of the
-    exponential; `after` (batch, chunks, channels) are those Δ after the chunk.
+    exponential; `after` (batch, chunks, channels) are those Δ after the chunk. The last states of which nothing is left
+    are not looked at.
 
     With EACH `out` is (batch, length, channels), else (blocks of channels, batch, length), their sums.
     """
@@ -173,6 +178,11 @@ def left(
     valid = own < share
     d, within = group * share + own, tl.arange(0, STEPS)
     carried = tl.load(after + (row * tl.num_programs(1) + chunk) * channels + d, mask=valid, other=0.0)
+    every = tl.arange(0, STATES)
+    known = (every < N)[:, None] & valid[None, :]
+    of_every = tl.load(rates + every[:, None] * channels + d[None, :], mask=known, other=0.0)
+    gone = (of_every * carried[None, :] < NOTHING) | ~known  # of every step of the chunk; what is NaN is not gone
+    alive = tl.max(tl.where(gone, 0, every[:, None] + 1))
     for i in range(TILES):
         t = (chunk * TILES + TILES - 1 - i) * STEPS + within
         real = (t < length)[:, None] & valid[None, :]
@@ -182,7 +192,7 @@ def left(
         S = tl.cumsum(tl.load(at + delta_step, mask=behind, other=0.0), axis=0, reverse=True) + carried[None, :]
         square = tl.zeros((STEPS, BLOCK), tl.float32)
         keys = b + row * b_row + t * b_step + group * b_group
-        for n in range(N):
+        for n in range(alive):
             rate = tl.load(rates + n * channels + d, mask=valid, other=0.0)
             key = tl.load(keys + n * b_state, mask=t < length, other=0.0).to(tl.float32)
             square += tl.exp2(rate[None, :] * S) * (key * key)[:, None]

@@ -86,7 +86,8 @@ def scan(
 ) -> tuple[Tensor, Tensor]:
     """As `scalar.scan`, where `applicable`, D (heads,); the same numbers in every run on the same kind of GPU."""
     precision = torch.get_float32_matmul_precision()
-    terms = (log_a, *map(_columns, (b, c, x)), initial, delta, None if D is None else D.contiguous())
+    b, c, x = map(_columns, (b, c, x))
+    terms = (log_a, b, c, x, initial, delta, None if D is None else D.contiguous())
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         return _Scan.apply(*terms, precision)
     return _forward(*terms, precision)
