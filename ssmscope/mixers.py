@@ -199,7 +199,7 @@ def fast_scan(
     norms = [
         (part, partial(_normed, part))
         for part in parts
-        if type(part).__name__ in passes.NORMS and part.weight.device.type == "cuda" and taker_of(part) is None
+        if type(part).__name__ in passes.NORMS and _on_gpu(part.weight) and taker_of(part) is None
     ]
     blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
@@ -213,6 +213,10 @@ def fast_scan(
                 around.enter_context(reader.reading(module))
         around.enter_context(taken_over([*handlers, *norms, *blocks]))
         yield
+
+
+def _on_gpu(t: Tensor) -> bool:
+    return t.device.type == "cuda"
 
 
 CACHES = ("cache_params", "past_key_values", "state")
@@ -322,7 +326,7 @@ class _Residual:
     @classmethod
     def handlers(cls, parts: Sequence[nn.Module]) -> list[tuple[nn.Module, Callable[..., Any]]]:
         """Of all blocks but the last."""
-        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and p.norm.weight.is_cuda]
+        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and _on_gpu(p.norm.weight)]
         run = cls()
         return [(block, partial(run.block, block, after)) for block, after in zip(blocks, [*blocks[1:], None])]
 
@@ -339,8 +343,8 @@ class _Residual:
         own = after is not None and _unseen(after.norm)
         if not own or not passes.applicable(x, added, after.norm.weight) or x.shape[-1] > passes.MOST:
             return x + added
-        total, normed = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
-        self.normed = total, total._version, normed
+        total, following = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
+        self.normed = total, total._version, following
         return total
 
 

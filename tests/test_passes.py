@@ -66,6 +66,7 @@ def test_convolution(length, channels, taps):
     near(passes.silu_convolution(x, weight, None), silu(exact - bias.double()))
     narrow, wide = passes.silu_convolution_and_wide(x.bfloat16(), weight, bias)
     assert torch.equal(narrow.float(), wide) and wide.dtype == torch.float32
+    assert torch.equal(passes.silu_convolution(x.bfloat16(), weight, bias, wide=True), wide)
     near(wide, silu(exact), 2**-6)
 
 
@@ -87,6 +88,14 @@ def test_softplus(channels):
     ours, exact = passes.softplus(x), x.double().exp().log1p().where(x < 30, x.double())
     assert ((ours - exact).abs() <= 1e-6 * x.abs().clamp(min=1) * exact + 1e-37).all()
     assert passes.softplus(x.bfloat16()).dtype == torch.float32
+
+
+@needs_kernels
+@pytest.mark.parametrize(("inner", "channels"), [(3, 5), (80, 140)])
+def test_projections_and_their_softplus(inner, channels):
+    x, weight, bias = (drawn(*shape).bfloat16() for shape in ((2, 70, inner), (channels, inner), (channels,)))
+    v = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    near(passes.projected_softplus(x, weight, bias), torch.nn.functional.softplus(v, threshold=1e3), 1e-5)
 
 
 @needs_kernels

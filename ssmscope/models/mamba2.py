@@ -14,12 +14,12 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
-    activated_convolution,
     as_mask,
     at_least_float32,
     constant,
     convolution,
     convolved_entry,
+    convolved_wide,
     evenly_projected,
     gated_norm,
     gated_norm_weight,
@@ -60,8 +60,7 @@ def terms(
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
-    xBC = at_least_float32(hide_padding(xBC, mask))
+    xBC = convolved_wide(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps, mask)
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))

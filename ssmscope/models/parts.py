@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -141,8 +142,7 @@ def convolved_and_wide(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`activated_convolution` with zeros at padding, and the same in at least float32; both in one pass on a GPU."""
-    narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
-    if narrow and tail is None and taps is None and mask is None and passes.applicable(x, weight, bias):
+    if _in_one_pass(x, weight, bias, act, tail, taps, mask):
         return passes.silu_convolution_and_wide(x, weight[:, 0], bias)
     found = hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask)
     return found, at_least_float32(found)
@@ -270,6 +270,43 @@ def convolution(mixer: nn.Module, x: Float[Tensor, "batch length channels"]) -> 
     _check_weight_is_all(mixer, "conv1d")
     taps = mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size
     return depthwise(mixer.conv1d, x.shape[-1], taps, _named(mixer, "conv1d"))
+
+
+def convolved_wide(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    act: Callable[[Tensor], Tensor],
+    tail: Tensor | None = None,
+    taps: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """`activated_convolution` with zeros at padding in at least float32, in one pass on a GPU."""
+    if _in_one_pass(x, weight, bias, act, tail, taps, mask):
+        return passes.silu_convolution(x, weight[:, 0], bias, wide=True)
+    return at_least_float32(hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask))
+
+
+def _in_one_pass(x: Tensor, weight: Tensor, bias: Tensor | None, act: Any, *absent: Tensor | None) -> bool:
+    """Whether a kernel gives the convolution of numbers of 16 bits in float32."""
+    narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
+    return narrow and all(t is None for t in absent) and passes.applicable(x, weight, bias)
+
+
+def projected_step(mixer: nn.Module, step: Tensor) -> Tensor:
+    """Δ of a Mamba's mixer, softplus(dt_proj(step)) in at least float32; in one pass on a GPU.
+
+    Raises:
+        InputError: as `step_projection`.
+    """
+    linear = mixer.dt_proj
+    plain = type(linear) is nn.Linear and linear.bias is not None and is_own(linear, linear.forward)
+    narrow = step.ndim == 3 and step.dtype in (torch.float16, torch.bfloat16) and step.dtype == linear.weight.dtype
+    if not (plain and narrow and not linear._forward_hooks and not linear._forward_pre_hooks):
+        return step_size(step_projection(mixer, step))
+    if not passes.applicable(step, linear.weight, linear.bias):
+        return step_size(step_projection(mixer, step))
+    return passes.projected_softplus(step, linear.weight, linear.bias)
 
 
 def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
 KEYS = 128  # positions whose keys a program decays
 STEPS_LEFT, CHANNELS_LEFT = 16, 64  # that it does at a time
+PROJECT = 128, 128, 64, 8, 3  # rows, channels and their inputs that a program multiplies at a time, warps, stages
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
 WIDE = 256  # of a head, at most
@@ -47,20 +48,21 @@ def _plain(t: Tensor) -> bool:
     return not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
 
 
-def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
-    return _convolved(x, weight, bias, None)
+def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,);
+    `wide`: what is of x's type in float32."""
+    return _convolved(x, weight, bias, x.new_empty(x.shape, dtype=torch.float32 if wide else x.dtype), None)
 
 
 def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """`silu_convolution`, and its copy in float32."""
     wide = x.new_empty(x.shape, dtype=torch.float32)
-    return _convolved(x, weight, bias, wide), wide
+    return _convolved(x, weight, bias, x.new_empty(x.shape), wide), wide
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, wide: Tensor | None) -> Tensor:
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
-    y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight, 2 * CHANNELS)
+    grid, sizes = cut(x, weight, 2 * CHANNELS)
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
         bound(kernels.loaded().convolve, **sizes, BOTH=wide is not None)(grid, *terms, x.shape[1], *x.stride()[:2])
@@ -105,6 +107,20 @@ def softplus(x: Tensor) -> Tensor:
     with on(x):
         bound(kernels.loaded().softplus, CHANNELS=channels, WIDTH=width, num_warps=4)(
             (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
+        )
+    return out
+
+
+def projected_softplus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """log(1 + eᵛ) in float32 of v = x weightᵀ + bias, (batch, length, channels), of 16 bits; v is not rounded."""
+    flat, (channels, inner) = x.reshape(-1, x.shape[-1]), weight.shape
+    out = x.new_empty(*x.shape[:-1], channels, dtype=torch.float32)
+    rows, width, depth, warps, stages = PROJECT
+    sizes = {"CHANNELS": channels, "INNER": inner, "ROWS": rows, "WIDTH": width, "DEPTH": depth}
+    with on(x):
+        bound(kernels.loaded().project_and_softplus, **sizes, num_warps=warps, num_stages=stages)(
+            (-(-len(flat) // rows), -(-channels // width)),
+            *(flat, weight.contiguous(), bias, out, len(flat), flat.stride(0)),
         )
     return out
 

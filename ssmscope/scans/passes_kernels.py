@@ -9,6 +9,7 @@ import triton.language as tl
 
 NOTHING: tl.constexpr = tl.constexpr(-151.0)
 """2 to the power of this, or of less, is 0."""
+INTERPRETED_HERE: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -29,16 +30,16 @@ def convolve(
     x, weight, bias, y, wide, length, row_stride, step_stride,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """y = SiLU(causal convolution of x), (batch, length, channels), with BOTH `wide`, the same in float32; a program
-    has STEPS steps of WIDTH channels."""
+    """y = SiLU(causal convolution of x), (batch, length, channels), rounded to x's type, with BOTH `wide`, the same in
+    float32; a program has STEPS steps of WIDTH channels."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = part * STEPS + tl.arange(0, STEPS)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     real = (t < length)[:, None] & (c < CHANNELS)[None, :]
     total = pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
     at = (row * length + t[:, None]) * CHANNELS + c[None, :]
-    found = (total * tl.sigmoid(total)).to(y.dtype.element_ty)
-    tl.store(y + at, found, mask=real)
+    found = (total * tl.sigmoid(total)).to(x.dtype.element_ty)
+    tl.store(y + at, found.to(y.dtype.element_ty), mask=real)
     if BOTH:
         tl.store(wide + at, found.to(tl.float32), mask=real)
 
@@ -87,22 +88,48 @@ def widen(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.const
 
 @triton.jit
 def softplus(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """out = log(1 + eˣ) in float32, (batch, length, channels); a program has one step.
-
-    It is max(x, 0) + 2 atanh(u / (2 + u)) with u = e^−|x|: the argument is at most a third, and of its odd powers those
-    up to the 15th matter. log(1 + u) would lose the digits of a small u.
-    """
+    """out = log(1 + eˣ) in float32, (batch, length, channels); a program has one step."""
     row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     real = c < CHANNELS
     value = tl.load(x + row * x_row + t * x_step + c, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + (row * length + t) * CHANNELS + c, softplus_of(value), mask=real)
+
+
+@triton.jit
+def project_and_softplus(
+    x, weight, bias, out, rows, x_row,
+    CHANNELS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """out = log(1 + eᵛ) in float32 of v = x weightᵀ + bias, x (rows, INNER) of 16 bits, weight (CHANNELS, INNER)."""
+    t, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    real, valid, k = t < rows, c < CHANNELS, tl.arange(0, DEPTH)
+    value = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(0, INNER, DEPTH):
+        known = first + k < INNER
+        at = x + t.to(tl.int64)[:, None] * x_row + (first + k)[None, :]
+        left = tl.load(at, mask=real[:, None] & known[None, :], other=0.0)
+        at = weight + c[:, None] * INNER + (first + k)[None, :]
+        right = tl.load(at, mask=valid[:, None] & known[None, :], other=0.0)
+        if INTERPRETED_HERE:  # the interpreter multiplies bfloat16 by their bits
+            left, right = left.to(tl.float32), right.to(tl.float32)
+        value = tl.dot(left, tl.trans(right), value)
+    value += tl.load(bias + c, mask=valid, other=0.0).to(tl.float32)[None, :]
+    place = out + t.to(tl.int64)[:, None] * CHANNELS + c[None, :]
+    tl.store(place, softplus_of(value), mask=real[:, None] & valid[None, :])
+
+
+@triton.jit
+def softplus_of(value):
+    """log(1 + eᵛ), as max(v, 0) + 2 atanh(u / (2 + u)) with u = e^−|v|: the argument is at most a third, and of its odd
+    powers those up to the 15th matter. log(1 + u) would lose the digits of a small u."""
     u = tl.exp(-tl.abs(value))
     s = u / (2.0 + u)
     square = s * s
     series = square * (1.0 / 15.0) + (1.0 / 13.0)
     for k in tl.static_range(6):
         series = series * square + 1.0 / (11 - 2 * k)
-    tl.store(out + (row * length + t) * CHANNELS + c, tl.maximum(value, 0.0) + 2.0 * s * series, mask=real)
+    return tl.maximum(value, 0.0) + 2.0 * s * series
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -48,6 +48,7 @@ class Layers:
         half_lives: (layers, batch, length), where they are wanted.
         by_head: per layer (batch, length, heads), where heads are wanted.
         selectivity: per layer (batch, heads), the coefficient of variation over the text of what is replaced.
+        seen: called with a layer's number, a row and its survival (length,) as soon as a GPU has it.
         reach: how many positions a write comes from.
         attends: whether the model has softmax attention, too, where that was asked for.
     """
@@ -62,6 +63,7 @@ class Layers:
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
         self.reach, self.attends = 1, False
+        self.seen: Callable[[int, int, np.ndarray], None] | None = None
         self._scores: np.ndarray | None = None
         self._taken: list[tuple[int, tuple[np.ndarray, ...], _Arriving]] = []
 
@@ -98,6 +100,8 @@ class Layers:
         scores = self._scores = np.full(self.shape, np.nan) if self._scores is None else self._scores
         for index, chosen, values in self._taken:
             scores[index][chosen] = values.wait()
+            for row in chosen[0][:, 0].tolist() if self.seen is not None else ():
+                self.seen(index, row, scores[index, row])
         self._taken.clear()
         return scores
 
