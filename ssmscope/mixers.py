@@ -90,7 +90,7 @@ def reader_of(mixer: nn.Module) -> Architecture:
 
 
 def _reader(module: nn.Module) -> Architecture | None:
-    kind = type_before_parametrizations(module)
+    kind: Any = type_before_parametrizations(module) if "parametrizations" in module._modules else type(module)
     if kind not in _READERS and kind.__module__ in _WAITING:
         register(_WAITING[kind.__module__]())
         _WAITING.pop(kind.__module__, None)  # another thread may have been here
@@ -111,6 +111,8 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     """
     if _reader(module) is not None:
         return [module]
+    if not module._modules:  # most parts
+        return []
     inside = innermost(module)
     if inside is not module and _reader(inside) is not None:
         raise InputError(
@@ -190,7 +192,8 @@ def fast_scan(
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
     parts = list(module.modules())
-    caching = [part for part in parts if getattr(getattr(part, "config", None), "use_cache", False)]
+    configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
+    caching = [part for part in configured if getattr(part.config, "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
