@@ -7,8 +7,9 @@ import torch
 from scan_checks import DEVICE, triton_only
 from torch.nn.functional import silu
 
-from ssmscope.models.parts import causal_convolution
+from ssmscope.models.parts import causal_convolution, evenly_projected
 from ssmscope.scans import fused_parts, scalar_fused
+from ssmscope.scans.compiling import compiled_pieces
 
 
 def library():
@@ -100,3 +101,21 @@ def test_the_cross_entropy_and_its_gradient(answers: int) -> None:
     assert (ours - exact).abs() <= 2e-6 * max(float(exact), 1)
     mine, its = (torch.autograd.grad(3 * loss, logits)[0] for loss in (ours, exact))
     assert (mine - its).abs().max() <= 2e-6
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_even_projection_has_zeros_behind_and_the_same_gradients(bias: bool) -> None:
+    linear, u = torch.nn.Linear(24, 21, bias=bias).to(DEVICE), draw(2, 5, 24).requires_grad_()
+    given = draw(2, 5, 21, seed=1)
+    with compiled_pieces():
+        ours = evenly_projected(linear, u)
+    assert ours.shape[-1] == 32 and not ours[..., 21:].any()
+    inputs = (u, *linear.parameters())
+    mine = torch.autograd.grad((ours[..., :21] * given).sum(), inputs)
+    its = torch.autograd.grad((linear(u) * given).sum(), inputs)
+    for a, b in zip(mine, its, strict=True):
+        near(a, b)
+    linear.register_forward_hook(lambda part, args, output: 2 * output)
+    with compiled_pieces():
+        assert torch.equal(evenly_projected(linear, u), linear(u))
