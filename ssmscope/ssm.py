@@ -326,8 +326,8 @@ def scan(
             H = single.scan(log_a, recurrence.written * recurrence.b, _start(recurrence, initial).squeeze(-1))
             y, final = with_skip(H * recurrence.c, recurrence.x, recurrence.D), H[:, -1].unsqueeze(-1)
         else:
-            terms = (log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta, recurrence.D)
-            y, final = scalar.scan(*terms)
+            r = recurrence
+            y, final = scalar.scan(log_a, r.b, r.c, r.x, initial, r.delta, r.D)
         return Scan(y, final, log_a.detach().exp().mean(-1) if retention else None)
     elif width > 1:
         log_a = recurrence.log_decay()
@@ -338,7 +338,7 @@ def scan(
             recurrence.x,
             recurrence.b,
             recurrence.c,
-            _start(recurrence, initial),
+            initial,
             recurrence.delta,
             recurrence.A,
             recurrence.log_a,

@@ -100,8 +100,9 @@ class Layers:
         scores = self._scores = np.full(self.shape, np.nan) if self._scores is None else self._scores
         for index, chosen, values in self._taken:
             scores[index][chosen] = values.wait()
-            for row in chosen[0][:, 0].tolist() if self.seen is not None else ():
-                self.seen(index, row, scores[index, row])
+            if self.seen is not None:
+                for row in chosen[0][:, 0].tolist():
+                    self.seen(index, row, scores[index, row])
         self._taken.clear()
         return scores
 
