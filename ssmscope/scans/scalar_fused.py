@@ -70,8 +70,8 @@ def applicable(
     """Whether `scan` takes these terms: of 32 or 16 bits, on one GPU, with states of a size that fits."""
     if x.device.type != "cuda" or not x.numel() or not 1 <= b.shape[3] <= MOST:
         return False
-    terms = [t for t in (log_a, b, c, x, initial, delta, D) if t is not None]
-    plain = all(t.device == x.device and native.is_plain(t, "cuda", DTYPES) for t in terms)
+    terms = tuple(t for t in (log_a, b, c, x, initial, delta, D) if t is not None)
+    plain = native.are_plain(terms, x.device, DTYPES)
     return plain and not torch.compiler.is_compiling() and available(x.device)
 
 
