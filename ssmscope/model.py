@@ -299,7 +299,7 @@ class Model:
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
-        meanwhile: Callable[[], object] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
@@ -307,8 +307,7 @@ class Model:
         (`keep_inputs`), or that of the layers with these numbers, and a layer's other terms are recomputed from it when
         `trace.layers[i]` is asked for; without, the trace has no layers, and a long text costs the memory of one layer.
         `visit` is called as the model runs, with a layer's number, the rows that run together, and the layer's terms on
-        them: what it takes from these need not be recomputed. `meanwhile` is called once all is launched, while a GPU
-        still runs.
+        them: what it takes from these need not be recomputed. `meanwhile` is called while a GPU still runs.
 
         Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
@@ -348,8 +347,7 @@ class Model:
         assert logits is not None
         numbers, keeps = self.layer_numbers, memory_of(self.module)  # here: a GPU still runs
         coming = versions_to_come(stored_weights(self.module), adapters(self.module))
-        if meanwhile is not None:
-            meanwhile()
+        meanwhile()
         weights = coming()
         for each in answered:
             self._checked(each)

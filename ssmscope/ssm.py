@@ -301,11 +301,11 @@ def scan(
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
     head, or by the delta rule, on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision`
-    chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), by the delta rule forward alone:
-    its gradients have 22 bits always. With one decay per head terms may be of 16 bits there.
+    chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), and terms may be of 16 bits.
 
     Args:
-        recurrence: the terms, see `Recurrence`; float32 or float64, with one decay per head on a GPU also 16 bits.
+        recurrence: the terms, see `Recurrence`; float32 or float64, on a GPU with one decay per head or by the delta
+            rule also 16 bits.
         initial: H_0, zero when absent. A run cut in two, the second started from the first's state, is the whole run.
         retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
             scan computes anyway (no gradient flows through it).
