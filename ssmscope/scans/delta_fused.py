@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Kernels, bound, on
 from ssmscope.scans.scalar_fused import DTYPES, MOST, PRECISIONS, STEPS, Precision, _columns
 
 ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
@@ -143,8 +143,8 @@ class _Plan(NamedTuple):
         (W, E), units, D = self.sides(b, 2)
         U = self.rows(b, self.width)
         strides = (*b.stride()[:3], *x.stride()[:3])
-        kernels.loaded().solve[self.programs](
-            *(log_a, beta, b, x, W, E, units, U, D, *self.shape, *strides), **self.sizes("solve")
+        bound(kernels.loaded().solve, **self.sizes("solve"))(
+            self.programs, log_a, beta, b, x, W, E, units, U, D, *self.shape, *strides
         )
         return U, *self.carry([W, E], units, U, D, None, initial, keep=True)
 
@@ -163,11 +163,10 @@ class _Plan(NamedTuple):
         sides, units, D = self.sides(b, 3 if reads else 2)
         U = self.rows(b, self.width) if reads else self.rows(b, self.width).zero_()
         c, grad_y = (b, U) if c is None or grad_y is None else (c, grad_y)
-        kernels.loaded().solve_back[self.programs](
+        bound(kernels.loaded().solve_back, **self.sizes("solve_back"), READ=reads)(
+            self.programs,
             *(log_a, beta, b, c, grad_y, *sides[:2], sides[-1], units, U, D),
             *(*self.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
-            **self.sizes("solve_back"),
-            READ=reads,
         )
         return U, *self.carry(sides, units, U, D, grad_y if reads else None, last, keep=reads, reverse=True)
 
@@ -190,13 +189,10 @@ class _Plan(NamedTuple):
         sizes = self.sizes("carry" if read is None else "carry_back")
         programs = self.batch * self.heads * -(-self.width // sizes["WIDTH"])
         y = U if read is None else read
-        kernels.loaded().carry[(programs,)](
+        bound(kernels.loaded().carry, **sizes, REVERSE=reverse, READ=read is not None, KEEP=keep)(
+            (programs,),
             *(*sides[:2], sides[-1], units, U, D, y, first, states, last),
             *(self.batch, self.length, self.heads, self.chunks, *y.stride()[:3]),
-            **sizes,
-            REVERSE=reverse,
-            READ=read is not None,
-            KEEP=keep,
         )
         return states, last
 
@@ -226,8 +222,8 @@ class _Scan(torch.autograd.Function):
         y = x.new_empty(x.shape)
         with on(x):
             U, states, final = plan.forward(log_a, beta, b, x, initial)
-            kernels.loaded().read[plan.programs](
-                *(log_a, beta, b, c, U, states, y, *plan.shape, *b.stride()[:3], *c.stride()[:3]), **plan.sizes("read")
+            bound(kernels.loaded().read, **plan.sizes("read"))(
+                plan.programs, log_a, beta, b, c, U, states, y, *plan.shape, *b.stride()[:3], *c.stride()[:3]
             )
         return y, final.to(initial.dtype)
 
@@ -245,10 +241,10 @@ class _Scan(torch.autograd.Function):
         with on(x):
             U, states, _ = plan.forward(log_a, beta, b, x, initial)
             grad_x, adjoints, grad_initial = plan.back(log_a, beta, b, grad_final, c, grad_y)
-            kernels.loaded().back[plan.programs](
+            bound(kernels.loaded().back, **plan.sizes("back"))(
+                plan.programs,
                 *(log_a, beta, b, c, grad_y, U, grad_x, states, adjoints, grad_a, grad_beta, grad_b, grad_c),
                 *(*plan.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
-                **plan.sizes("back"),
             )
         grad_b, grad_c = (g.unflatten(2, (plan.groups, -1)).sum(3) for g in (grad_b, grad_c))
         found = (grad_a, grad_beta, grad_b, grad_c, grad_x, grad_initial)

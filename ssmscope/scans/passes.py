@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Kernels, bound, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 32  # of a convolution that a program takes
@@ -65,7 +65,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, wide: 
     grid, sizes = cut(x, weight, 2 * CHANNELS)
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
-        kernels.loaded().convolve[grid](*terms, x.shape[1], *x.stride()[:2], **sizes, BOTH=wide is not None)
+        bound(kernels.loaded().convolve, **sizes, BOTH=wide is not None)(grid, *terms, x.shape[1], *x.stride()[:2])
     return y
 
 
@@ -82,8 +82,8 @@ def gated(y: Tensor, z: Tensor) -> Tensor:
     batch, length, channels = z.shape
     out, width = z.new_empty(z.shape), min(_power(channels, 16), 1024)
     with on(z):
-        kernels.loaded().gate[(batch, length, -(-channels // width))](
-            *(y, z, out, length, *y.stride()[:2], *z.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().gate, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), y, z, out, length, *y.stride()[:2], *z.stride()[:2]
         )
     return out
 
@@ -94,8 +94,8 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> T
     out, width = z.new_empty(z.shape), _power(size, 16)
     sizes = {"CHANNELS": channels, "SIZE": size, "WIDTH": width, "num_warps": 8 if width > 2048 else 4}
     with on(z):
-        kernels.loaded().norm[(batch, length, channels // size)](
-            *(y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]), **sizes
+        bound(kernels.loaded().norm, **sizes)(
+            (batch, length, channels // size), y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]
         )
     return out
 
@@ -105,8 +105,8 @@ def softplus(x: Tensor) -> Tensor:
     batch, length, channels = x.shape
     out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
     with on(x):
-        kernels.loaded().softplus[(batch, length, -(-channels // width))](
-            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().softplus, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
         )
     return out
 
@@ -116,12 +116,11 @@ def projected_softplus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     flat, (channels, inner) = x.reshape(-1, x.shape[-1]), weight.shape
     out = x.new_empty(*x.shape[:-1], channels, dtype=torch.float32)
     rows, width, depth, warps, stages = PROJECT
+    sizes = {"CHANNELS": channels, "INNER": inner, "ROWS": rows, "WIDTH": width, "DEPTH": depth}
     with on(x):
-        kernels.loaded().project_and_softplus[(-(-len(flat) // rows), -(-channels // width))](
+        bound(kernels.loaded().project_and_softplus, **sizes, num_warps=warps, num_stages=stages)(
+            (-(-len(flat) // rows), -(-channels // width)),
             *(flat, weight.contiguous(), bias, out, len(flat), flat.stride(0)),
-            **{"CHANNELS": channels, "INNER": inner, "ROWS": rows, "WIDTH": width, "DEPTH": depth},
-            num_warps=warps,
-            num_stages=stages,
         )
     return out
 
@@ -131,8 +130,8 @@ def widened(x: Tensor) -> Tensor:
     batch, length, channels = x.shape
     out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
     with on(x):
-        kernels.loaded().widen[(batch, length, -(-channels // width))](
-            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().widen, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
         )
     return out
 
@@ -143,11 +142,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     out = x.new_empty(x.shape, dtype=x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype))
     flat, width = x.reshape(-1, channels), _power(channels, 16)
     rows = max(1, 2048 // width)
+    sizes = {"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None}
     with on(x):
-        kernels.loaded().rms_norm[(-(-len(flat) // rows),)](
-            *(flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)),
-            **{"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None},
-            num_warps=8 if width > 4096 else 4,
+        bound(kernels.loaded().rms_norm, **sizes, num_warps=8 if width > 4096 else 4)(
+            (-(-len(flat) // rows),), flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)
         )
     return out
 
@@ -159,10 +157,11 @@ def add_and_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tu
     out = x.new_empty(x.shape, dtype=weight.dtype)
     flat, also, width = x.reshape(-1, channels), added.reshape(-1, channels), _power(channels, 16)
     rows = max(1, 2048 // width)
+    sizes = {"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "num_warps": 8 if width > 4096 else 4}
     with on(x):
-        kernels.loaded().add_and_norm[(-(-len(flat) // rows),)](
+        bound(kernels.loaded().add_and_norm, **sizes)(
+            (-(-len(flat) // rows),),
             *(flat, also, weight, total, out, len(flat), eps, flat.stride(0), also.stride(0)),
-            **{"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "num_warps": 8 if width > 4096 else 4},
         )
     return total, out
 
@@ -173,8 +172,8 @@ def lengths(x: Tensor) -> Tensor:
     out, padded = x.new_empty(batch, length, heads, dtype=torch.float32), _power(width, 16)
     rows = max(1, 4096 // padded)
     with on(x):
-        kernels.loaded().lengths[(-(-out.numel() // rows),)](
-            *(x, out, out.numel(), heads, length, *x.stride()[:3]), WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4
+        bound(kernels.loaded().lengths, WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4)(
+            (-(-out.numel() // rows),), x, out, out.numel(), heads, length, *x.stride()[:3]
         )
     return out
 
@@ -190,12 +189,10 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
     sizes = {"N": state, "STATES": _power(state), "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT}
     with on(x):
-        kernels.loaded().left[(batch, after.shape[1], programs)](
+        bound(kernels.loaded().left, **sizes, EACH=each, num_warps=4)(
+            (batch, after.shape[1], programs),
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
-            **sizes,
-            EACH=each,
-            num_warps=4,
         )
     return out if each else out.sum(0)
 
@@ -205,11 +202,12 @@ def left_of_heads(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool)
     batch, length, heads, width = x.shape
     after = _after(delta)
     out = delta.new_empty((batch, length, heads) if each else (heads, batch, length))
+    sizes = {"P": width, "WIDTH": _power(width), "STEPS": KEYS, "EACH": each, "num_warps": 4}
     with on(x):
-        kernels.loaded().left_of_heads[(batch, after.shape[1], heads)](
+        bound(kernels.loaded().left_of_heads, **sizes)(
+            (batch, after.shape[1], heads),
             *(x, delta, A.squeeze(-1) / math.log(2), lengths(b), after, out, length, heads, b.shape[2]),
             *(*x.stride()[:3], *delta.stride()),
-            **{"P": width, "WIDTH": _power(width), "STEPS": KEYS, "EACH": each, "num_warps": 4},
         )
     return out if each else out.sum(0)
 
@@ -223,8 +221,8 @@ def _after(delta: Tensor) -> Tensor:
     after, many = totals.new_empty(totals.shape), _power(chunks)
     block = max(1, min(_power(channels), 4096 // many))
     with on(delta):
-        kernels.loaded().later_sums[(batch, -(-channels // block))](
-            *(totals, after, chunks, channels), CHUNKS=many, BLOCK=block, num_warps=4
+        bound(kernels.loaded().later_sums, CHUNKS=many, BLOCK=block, num_warps=4)(
+            (batch, -(-channels // block)), totals, after, chunks, channels
         )
     return after
 

@@ -103,7 +103,7 @@ def parts(
 
 @triton.jit
 def carry(
-    S, left, right, units, c, inner, D, D_head, first, finals, ends, out, state_units, left_units,
+    S, left, right, units, c, inner, D, first, finals, ends, out, state_units, left_units,
     before_units, met, last, batch, length, heads, groups, chunks, span, segments, left_row, left_step, left_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
     WEIGHTED: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr, REVERSE: tl.constexpr,
@@ -191,7 +191,7 @@ def carry(
                     written *= tl.load(S_at + 2 * Q + q)
                 L = L * between(high[:, None], high[None, :]) * written[None, :]
                 if SKIP:
-                    own = tl.exp2(-low) * left_unit * tl.load(D + head * D_head).to(tl.float32)
+                    own = tl.exp2(-low) * left_unit * tl.load(D + head).to(tl.float32)
                     L += tl.where(q[:, None] == q[None, :], own[None, :], 0.0)
                 L_unit = row_units(L, SCALED)
                 L_high, L_low = in_parts(L * one_over(L_unit)[:, None], SCALED, TERMS)
@@ -319,7 +319,7 @@ def _later(K, until, TERMS: tl.constexpr):
 
 @triton.jit
 def back(
-    S, x, b, c, ybar, units, adjoints, adjoint_units, x_units, ybar_units, was_read, met, D, D_head,
+    S, x, b, c, ybar, units, adjoints, adjoint_units, x_units, ybar_units, was_read, met, D,
     abar, deltabar, xbar, bbars, cbars, Dbars, batch, length, heads, groups, chunks, blocks, x_row, x_step, x_head,
     ybar_row, ybar_step, ybar_head, xbar_row, xbar_step, xbar_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
@@ -375,7 +375,7 @@ def back(
         L = between(high[None, :], high[:, None]) * (tl.exp2(low) * ybar_unit)[None, :]
         Lbc = tl.where(later, L * bc, 0.0) * d[:, None]
         if SKIP:
-            skipped = tl.exp2(low) * ybar_unit * tl.load(D + head * D_head).to(tl.float32)
+            skipped = tl.exp2(low) * ybar_unit * tl.load(D + head).to(tl.float32)
             Lbc += tl.where(q[:, None] == q[None, :], skipped[:, None], 0.0)
         unit = row_units(Lbc, SCALED)
         L_high, L_low = in_parts(Lbc * one_over(unit)[:, None], SCALED, TERMS)
