@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SWITCH = "SSMSCOPE_NATIVE"
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "panels.h"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "panels.h", "tiles.h"))
 # Contraction and no errno change no special value: NaN and infinity still propagate.
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles

@@ -64,6 +64,9 @@ def scan(
     if log_a is None and delta is not None and A is not None and fused.applicable(x, b, c, initial, delta, A):
         inside = D if fused.adds_skip(D, x, b, c, initial, delta, A) else None
         y, final, kept = fused.scan(x, b, c, initial, delta, A, inside, **how)
+    elif log_a is None and delta is not None and A is not None and native.applicable(x, b, c, initial, delta, A):
+        inside = D if native.adds_skip(D, x) else None
+        y, final, kept = native.scan(x, b, c, initial, delta, A, inside, **how)
     else:
         inside = None
         y, final, kept = _without_skip(x, b, c, initial, delta, A, log_a, **how)
@@ -71,9 +74,6 @@ def scan(
 
 
 def _without_skip(x, b, c, initial, delta, A, log_a, *, expected: bool, retention: bool):
-    if log_a is None and delta is not None and A is not None:
-        if native.applicable(x, b, c, initial, delta, A):
-            return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
     if delta is not None:
         x = scaled(x, delta)
     terms = (x, b, c, initial, delta, A, log_a)

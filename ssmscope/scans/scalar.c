@@ -7,7 +7,7 @@
  *
  *     Y = M X + f c H,      H <- f_last H + b' e X,      f_t = a_1 ... a_t,      e_s = D[last, s].
  *
- * Matrices stand in panels. A task is a head of one sequence, backwards a slab of heads of one group, whose sums are added in
+ * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a head of one sequence, backwards a slab of heads of one group, whose sums are added in
  * their order: no result depends on the number of threads. */
 
 #include "panels.h"
@@ -130,7 +130,7 @@ static const float *scaled(chunk_work *k, const shape *s, view rows, const float
 typedef struct {
     const shape *s;
     view log_a, delta, b, c, x;
-    const float *initial;
+    const float *D, *initial;  /* D (heads, width) may be NULL */
     float *y, *final, *starts; /* starts may be NULL */
     pair *shared;
 } forward_terms;
@@ -151,7 +151,16 @@ static void forward_head(const forward_terms *f, chunk_work *k, pair *work, int6
             product(Y + j * q, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
             product(Y + j * q, 1, matrix(k->bc, N, 1, N), H + j * N, 0, q, 0);
             float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
-            for (int r = 0; r < q; r++) copy(to + r * row, &Y[j * q + r], smaller(P - j * WIDE, WIDE));
+            const int valid = smaller(P - j * WIDE, WIDE);
+            for (int r = 0; r < q; r++) {
+                if (f->D) {
+                    pair skip = {{{0}}}, in = {{{0}}};
+                    copy(&skip, f->D + h * P + j * WIDE, valid);
+                    copy(&in, from(f->x, n, t + r, h) + j * WIDE, valid);
+                    for (int w = 0; w < 2; w++) Y[j * q + r].of[w] += skip.of[w] * in.of[w];
+                }
+                copy(to + r * row, &Y[j * q + r], valid);
+            }
         }
         scaled(k, s, f->b, k->e);
         for (int64_t j = 0; j * WIDE < P; j++)
@@ -172,10 +181,10 @@ static pair *pairs_of(chunk_work *k, const shape *s) {
 }
 
 /* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory. */
-int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *initial, float *y,
-              float *final, float *starts) {
+int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *D, const float *initial,
+              float *y, float *final, float *starts) {
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
-    const forward_terms f = {s, log_a, delta, b, c, x, initial, y, final, starts, space};
+    const forward_terms f = {s, log_a, delta, b, c, x, D, initial, y, final, starts, space};
     const int ready = space != NULL;
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
@@ -205,8 +214,8 @@ int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, co
 typedef struct {
     const shape *s;
     view log_a, delta, b, c, x, ybar;
-    const float *starts, *finalbar;
-    float *xbar, *deltabar, *log_abar, *initialbar;
+    const float *D, *starts, *finalbar;
+    float *xbar, *deltabar, *log_abar, *initialbar, *Dbar; /* Dbar (batch, heads, width) */
     float *bcbars; /* bbar and cbar of each slab, (slab, 2, length, states) */
     pair *shared;
 } backward_terms;
@@ -299,21 +308,23 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
         product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
         product(w->Xbar, 1, matrix(k->bc, N, 1, N), adjoint + j * N, 0, q, 0);
         const int valid = smaller(P - j * WIDE, WIDE);
+        pair skip = {{{0}}}, skipped = {{{0}}};
+        if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
         for (int r = 0; r < q; r++) {
-            const float *in = x + r * f->x.step + j * WIDE, *back = (const float *)&w->Xbar[r];
-            float *to = f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, dot = 0;
-            if (valid == WIDE) {
-                lanes both = {0};
-                for (int i = 0; i < 2; i++) {
-                    lanes out = w->Xbar[r].of[i] * k->delta[r];
-                    both += w->Xbar[r].of[i] * vector(in + i * LANES);
-                    memcpy(to + i * LANES, &out, sizeof(lanes));
-                }
-                dot = sum_of_lanes(both);
-            } else {
-                for (int i = 0; i < valid; i++) dot += in[i] * back[i], to[i] = back[i] * k->delta[r];
+            pair in = {{{0}}}, out;
+            copy(&in, x + r * f->x.step + j * WIDE, valid);
+            lanes both = {0};
+            for (int i = 0; i < 2; i++) {
+                out.of[i] = w->Xbar[r].of[i] * k->delta[r] + skip.of[i] * w->Y[j * q + r].of[i];
+                both += w->Xbar[r].of[i] * in.of[i];
+                skipped.of[i] += w->Y[j * q + r].of[i] * in.of[i];
             }
-            dots[r] += dot;
+            copy(f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, &out, valid);
+            dots[r] += sum_of_lanes(both);
+        }
+        if (f->D) {
+            float *to = f->Dbar + (n * s->heads + h) * P + j * WIDE;
+            for (int i = 0; i < valid; i++) to[i] += ((float *)&skipped)[i];
         }
     }
     scaled(k, s, f->c, k->f);
@@ -382,18 +393,18 @@ static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, in
 }
 
 /* The gradients of log a, delta (batch, length, heads), b, c (batch, length, groups, states), x (batch, length, heads,
- * width) and initial (batch, heads, width, states), all contiguous, from those of y and of the final state
+ * width), initial (batch, heads, width, states) and of each sequence D (batch, heads, width; zeros before), all contiguous, from those of y and of the final state
  * (contiguous). `starts` is aligned as `ssm_heads` filled it. Gives 0, or 1 when there is no memory for the work. */
-int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, view x, const float *starts, view ybar,
-                       const float *finalbar, float *log_abar, float *deltabar, float *bbar, float *cbar, float *xbar,
-                       float *initialbar) {
+int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, view x, const float *D,
+                       const float *starts, view ybar, const float *finalbar, float *log_abar, float *deltabar, float *bbar,
+                       float *cbar, float *xbar, float *initialbar, float *Dbar) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * s->groups * slabs, L = s->length, N = s->states;
     const int64_t own = SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
                         2 * CHUNK + panels_of(s->width) * CHUNK;
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
-    const backward_terms f = {s,        log_a,    delta,  b,        c,          x,      ybar,  starts,
-                              finalbar, xbar,     deltabar, log_abar, initialbar, bcbars, space};
+    const backward_terms f = {s,        log_a, delta,    b,        c,          x,    ybar,   D,    starts,
+                              finalbar, xbar,  deltabar, log_abar, initialbar, Dbar, bcbars, space};
     const int ready = space && bcbars;
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
