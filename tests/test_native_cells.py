@@ -36,7 +36,7 @@ def draw(
 
 def without_torch(monkeypatch) -> None:
     """The torch path fails the test."""
-    monkeypatch.setattr(pooled, "_add_head", lambda *_: pytest.fail("the torch path ran"))
+    monkeypatch.setattr(pooled, "_add_heads", lambda *_: pytest.fail("the torch path ran"))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])

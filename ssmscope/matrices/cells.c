@@ -7,6 +7,8 @@
 
 #include "panels.h"
 
+enum { AHEAD = 8 }; /* steps before it is read that a row is asked for */
+
 typedef struct {
     int64_t cells, states, width, reach, longest;
     int threads;
@@ -46,10 +48,19 @@ static float write_row(float *to, const terms *f, int64_t first, int64_t o, int 
     return past;
 }
 
-static const float *scaled(float *to, view rows, int64_t first, const float *factor, int64_t count, int64_t states) {
-    for (int64_t r = 0; r < count; r++)
-        for (int64_t n = 0; n < states; n++) to[r * states + n] = rows.at[(first + r) * rows.step + n] * factor[r];
-    return to;
+/* Ask for what step t will read: rows of one head stand pages apart, where no processor looks ahead. */
+static void fetch(const terms *f, int64_t t) {
+    for (int64_t p = 0; p < f->s->width; p += 16) {
+        __builtin_prefetch(f->left.at + t * f->left.step + p);
+        for (int64_t i = 0; i < f->s->reach; i++) __builtin_prefetch(f->taps.at + (t - i) * f->taps.step + i * f->taps.tap + p);
+    }
+}
+
+/* The sum of `count` rows of b or c, each times its row of `packed`: (panels, states). */
+static void gather(pair *to, view rows, int64_t first, int64_t count, const pair *packed, const shape *s) {
+    for (int64_t j = 0; j * WIDE < s->width; j++)
+        product(to + j * s->states, FRESH, matrix(rows.at + first * rows.step, 1, rows.step, count), packed + j * count, 0,
+                s->states, 0);
 }
 
 /* The sum over t >= s, s < count, of D[t, s] (c_t b_s) (left_t written_s). */
@@ -80,8 +91,8 @@ static float pairs(const terms *f, int64_t e, int64_t first, int q, const float 
     return sum;
 }
 
-static int64_t work_size(const shape *s) { /* in numbers: D, rows of b or c, written, begun, ending; then panels */
-    return s->longest * (s->longest + s->states + 2 * s->width + 2) + WIDE +
+static int64_t work_size(const shape *s) { /* in numbers: D, written, begun, ending; then panels */
+    return s->longest * (s->longest + 2 * s->width + 2) + WIDE +
            WIDE * (panels_of(s->width) * s->longest + panels_of(s->longest) * s->width + s->longest);
 }
 
@@ -91,7 +102,7 @@ static void cell(const terms *f, int64_t e, float *work) {
     const int q = (int)(f->edge[e + 1] - first), late = late_of(s, q);
     const float *a = f->a + first;
     pair *rows = (pair *)work, *packed = rows + longest, *transposed = packed + panels_of(P) * longest;
-    float *D = (float *)(transposed + panels_of(longest) * P), *bc = D + longest * longest, *mine = bc + longest * N;
+    float *D = (float *)(transposed + panels_of(longest) * P), *mine = D + longest * longest;
     float *before = mine + longest * P, *begun = before + longest * P, *ending = begun + longest;
     float own = 0, beside = 0;
     for (int64_t t = 0; t < q; t++) {
@@ -100,22 +111,18 @@ static void cell(const terms *f, int64_t e, float *work) {
         for (int64_t r = t + 1; r < longest; r++) row[r] = 0;
         row[t] = 1;
         begun[t] = t ? begun[t - 1] * a[t] : a[0];
+        fetch(f, first + t + AHEAD);
         own += write_row(mine + t * P, f, first, t, 1);
         if (t < late) beside += write_row(before + t * P, f, first, t, 0);
     }
     f->across[e] = begun[q - 1];
     memcpy(ending, D + (q - 1) * longest, q * sizeof(float));
-    scaled(bc, f->c, first, begun, q, N);
-    pack(packed, f->left.at + first * f->left.step, f->left.step, NULL, q, P);
-    for (int64_t j = 0; j * WIDE < P; j++)
-        product(f->R + e * size + j * N, FRESH, matrix(bc, 1, N, q), packed + j * q, 0, N, 0);
-    scaled(bc, f->b, first, ending, q, N);
-    pack(packed, mine, P, NULL, q, P);
-    for (int64_t j = 0; j * WIDE < P; j++)
-        product(f->W + e * size + j * N, FRESH, matrix(bc, 1, N, q), packed + j * q, 0, N, 0);
-    pack(packed, before, P, NULL, late, P);
-    for (int64_t j = 0; j * WIDE < P; j++)
-        product(f->arrived + e * size + j * N, FRESH, matrix(bc, 1, N, late), packed + j * late, 0, N, 0);
+    pack(packed, f->left.at + first * f->left.step, f->left.step, begun, q, P);
+    gather(f->R + e * size, f->c, first, q, packed, s);
+    pack(packed, mine, P, ending, q, P);
+    gather(f->W + e * size, f->b, first, q, packed, s);
+    pack(packed, before, P, ending, late, P);
+    gather(f->arrived + e * size, f->b, first, late, packed, s);
     f->own[e] = own + pairs(f, e, first, q, D, mine, q, transposed, rows);
     f->beside[e] = beside + pairs(f, e, first, q, D, before, late, transposed, rows);
 }

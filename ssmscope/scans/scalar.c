@@ -51,6 +51,8 @@ static void store_state(float *at, pair *H, int64_t width, int64_t states) {
 /* ---- what the heads of a group share, and decays ---- */
 
 static int64_t chunks_of(const shape *s) { return (s->length + CHUNK - 1) / CHUNK; }
+/* Numbers from a row of b or c to the next where they are scaled: no power of two, as columns are walked too. */
+static int64_t padded(const shape *s) { return s->states + 16; }
 static int64_t state_size(const shape *s) { return panels_of(s->width) * s->states; }
 
 /* Numbers of float32 in the states at the chunks' starts, kept from the forward for the backward pass. */
@@ -94,7 +96,7 @@ typedef struct {
     int q;
     float a[CHUNK + LANES], f[CHUNK], e[CHUNK], delta[CHUNK];
     square D, M; /* zero above the diagonal */
-    float *bc;   /* (steps, states), for f c and e b */
+    float *bc;   /* (steps, padded states), for f c and e b */
 } chunk_work;
 
 static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, int64_t t, int q, shared of) {
@@ -121,7 +123,7 @@ static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, 
 static const float *scaled(chunk_work *k, const shape *s, view rows, const float *factor) {
     const float *at = from(rows, k->n, k->t, k->h / (s->heads / s->groups));
     for (int r = 0; r < k->q; r++)
-        for (int64_t i = 0; i < s->states; i++) k->bc[r * s->states + i] = at[r * rows.step + i] * factor[r];
+        for (int64_t i = 0; i < s->states; i++) k->bc[r * padded(s) + i] = at[r * rows.step + i] * factor[r];
     return k->bc;
 }
 
@@ -149,7 +151,7 @@ static void forward_head(const forward_terms *f, chunk_work *k, pair *work, int6
         scaled(k, s, f->c, k->f);
         for (int64_t j = 0; j * WIDE < P; j++) {
             product(Y + j * q, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
-            product(Y + j * q, 1, matrix(k->bc, N, 1, N), H + j * N, 0, q, 0);
+            product(Y + j * q, 1, matrix(k->bc, padded(s), 1, N), H + j * N, 0, q, 0);
             float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
             const int valid = smaller(P - j * WIDE, WIDE);
             for (int r = 0; r < q; r++) {
@@ -164,20 +166,20 @@ static void forward_head(const forward_terms *f, chunk_work *k, pair *work, int6
         }
         scaled(k, s, f->b, k->e);
         for (int64_t j = 0; j * WIDE < P; j++)
-            product(H + j * N, k->f[q - 1], matrix(k->bc, 1, N, q), X + j * q, 0, N, 0);
+            product(H + j * N, k->f[q - 1], matrix(k->bc, 1, padded(s), q), X + j * q, 0, N, 0);
     }
     store_state(f->final + task * P * N, H, P, N);
 }
 
 /* Work of one thread: a chunk's, and as many pairs. */
 static void *work_of(const shape *s, int64_t pairs) {
-    int64_t own = sizeof(chunk_work) + CHUNK * s->states * sizeof(float) + 256;
+    int64_t own = sizeof(chunk_work) + CHUNK * padded(s) * sizeof(float) + 256;
     return allocate(own + pairs * (int64_t)sizeof(pair));
 }
 
 static pair *pairs_of(chunk_work *k, const shape *s) {
     k->bc = (float *)(((uintptr_t)(k + 1) + 63) & ~(uintptr_t)63);
-    return (pair *)(((uintptr_t)(k->bc + CHUNK * s->states) + 63) & ~(uintptr_t)63);
+    return (pair *)(((uintptr_t)(k->bc + CHUNK * padded(s)) + 63) & ~(uintptr_t)63);
 }
 
 /* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory. */
@@ -306,7 +308,7 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
     float dots[CHUNK] = {0};
     for (int64_t j = 0; j * WIDE < P; j++) {
         product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
-        product(w->Xbar, 1, matrix(k->bc, N, 1, N), adjoint + j * N, 0, q, 0);
+        product(w->Xbar, 1, matrix(k->bc, padded(s), 1, N), adjoint + j * N, 0, q, 0);
         const int valid = smaller(P - j * WIDE, WIDE);
         pair skip = {{{0}}}, skipped = {{{0}}};
         if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
@@ -329,7 +331,7 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
     }
     scaled(k, s, f->c, k->f);
     for (int64_t j = 0; j * WIDE < P; j++)
-        product(adjoint + j * N, k->f[q - 1], matrix(k->bc, 1, N, q), w->Y + j * q, 0, N, 0);
+        product(adjoint + j * N, k->f[q - 1], matrix(k->bc, 1, padded(s), q), w->Y + j * q, 0, N, 0);
     for (int r = 0; r < q; r++) {
         f->log_abar[(n * s->length + t + r) * s->heads + h] = log_abar[r];
         if (f->delta.at) deltabar[r * s->heads] = dots[r];
