@@ -326,8 +326,8 @@ def scan(
             H = single.scan(log_a, recurrence.written * recurrence.b, _start(recurrence, initial).squeeze(-1))
             y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
         else:
-            terms = (recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta, recurrence.D)
-            y, final = scalar.scan(log_a, *terms)
+            given = (recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta, recurrence.D)
+            y, final = scalar.scan(log_a, *given)
             return Scan(y, final, log_a.detach().exp().mean(-1) if retention else None)
         kept = log_a.detach().exp().mean(-1) if retention else None
     elif width > 1:

@@ -152,7 +152,7 @@ class _Scan(torch.autograd.Function):
         if failed:
             raise MemoryError("no memory left for the gradient of the selective scan")
         grad_x, grad_delta, grad_A, grad_b, grad_c, grad_initial = back
-        grad_D = None if D is None else grad_D.sum(0).view(D.shape)
+        grad_D = None if grad_D is None else grad_D.sum(0).view(D.shape)
         return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, grad_D, None, None
 
 
