@@ -339,7 +339,7 @@ def scan(
             recurrence.x,
             recurrence.b,
             recurrence.c,
-            _start(recurrence, initial),
+            initial,
             recurrence.delta,
             recurrence.A,
             recurrence.log_a,
