@@ -21,6 +21,7 @@ from ssmscope.scans.launching import on
 TILE = 2048  # numbers of the rows that a norm's program takes at once
 TIMES = 8  # that it does so for gradients
 MOST = 1024  # channels of a norm: with more, a program's rows no longer fit
+ANSWERS = 2**15  # of a cross-entropy, at most
 
 
 def applicable(*tensors: Tensor) -> bool:
@@ -47,6 +48,12 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight · RMSNorm(x) of vectors (…, channels)."""
     return _RmsNorm.apply(x, weight, eps)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """The mean cross-entropy of `logits` (rows, answers) and `targets` (rows,) that are not `ignored`; the gradient
+    reads the logits again, and nothing of their size is kept."""
+    return _CrossEntropy.apply(logits, targets, ignored)
 
 
 class _SiluConvolution(torch.autograd.Function):
@@ -121,6 +128,39 @@ class _RmsNorm(torch.autograd.Function):
                 *(flat, weight, given, grad_x, sums, len(flat), ctx.eps, flat.stride(0), given.stride(0)), **sizes
             )
         return grad_x, sums.sum(0), None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+        log_sums, losses = (logits.new_empty(len(logits)) for _ in range(2))
+        sizes = _loss_sizes(logits)
+        with on(logits):
+            _kernels().cross_entropy[(len(logits),)](
+                *(logits, targets, log_sums, losses, logits.shape[1], logits.stride(0), ignored), **sizes
+            )
+        asked = (targets != ignored).sum()
+        ctx.save_for_backward(logits, targets, log_sums, asked)
+        ctx.ignored = ignored
+        return losses.sum() / asked
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, targets, log_sums, asked = ctx.saved_tensors
+        grad_logits = logits.new_empty(logits.shape)
+        scale, sizes = grad / asked, _loss_sizes(logits)
+        with on(logits):
+            _kernels().cross_entropy_back[(len(logits),)](
+                *(logits, targets, log_sums, scale, grad_logits, logits.shape[1], logits.stride(0), ctx.ignored),
+                **sizes,
+            )
+        return grad_logits, None, None
+
+
+def _loss_sizes(logits: Tensor) -> dict[str, Any]:
+    width = scalar_fused._power(logits.shape[1], 16)
+    return {"WIDTH": width, "num_warps": min(16, max(4, width // 512))}
 
 
 def _rows(t: Tensor) -> Tensor:

@@ -20,8 +20,10 @@ STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
 KEYS = 128  # positions whose keys a program decays
 STEPS_LEFT, CHANNELS_LEFT = 16, 64  # that it does at a time
+PROJECT = 128, 128, 64, 8, 3  # rows, channels and their inputs that a program multiplies at a time, warps, stages
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
+WIDE = 256  # of a head, at most
 NORMS = (
     *("MambaRMSNorm", "FalconMambaRMSNorm", "Mamba2RMSNorm", "BambaRMSNorm", "GraniteMoeHybridRMSNorm"),
     *("JambaRMSNorm", "FalconH1RMSNorm"),
@@ -46,20 +48,21 @@ def _plain(t: Tensor) -> bool:
     return not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
 
 
-def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
-    return _convolved(x, weight, bias, None)
+def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,);
+    `wide`: what is of x's type in float32."""
+    return _convolved(x, weight, bias, x.new_empty(x.shape, dtype=torch.float32 if wide else x.dtype), None)
 
 
 def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """`silu_convolution`, and its copy in float32."""
     wide = x.new_empty(x.shape, dtype=torch.float32)
-    return _convolved(x, weight, bias, wide), wide
+    return _convolved(x, weight, bias, x.new_empty(x.shape), wide), wide
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, wide: Tensor | None) -> Tensor:
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
-    y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight, 2 * CHANNELS)
+    grid, sizes = cut(x, weight, 2 * CHANNELS)
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
         kernels.loaded().convolve[grid](*terms, x.shape[1], *x.stride()[:2], **sizes, BOTH=wide is not None)
@@ -108,6 +111,21 @@ def softplus(x: Tensor) -> Tensor:
     return out
 
 
+def projected_softplus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """log(1 + eᵛ) in float32 of v = x weightᵀ + bias, (batch, length, channels), of 16 bits; v is not rounded."""
+    flat, (channels, inner) = x.reshape(-1, x.shape[-1]), weight.shape
+    out = x.new_empty(*x.shape[:-1], channels, dtype=torch.float32)
+    rows, width, depth, warps, stages = PROJECT
+    with on(x):
+        kernels.loaded().project_and_softplus[(-(-len(flat) // rows), -(-channels // width))](
+            *(flat, weight.contiguous(), bias, out, len(flat), flat.stride(0)),
+            **{"CHANNELS": channels, "INNER": inner, "ROWS": rows, "WIDTH": width, "DEPTH": depth},
+            num_warps=warps,
+            num_stages=stages,
+        )
+    return out
+
+
 def widened(x: Tensor) -> Tensor:
     """(batch, length, channels) in float32; torch's own copy of bfloat16 is half as fast."""
     batch, length, channels = x.shape
@@ -134,6 +152,21 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return out
 
 
+def add_and_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added of (…, channels), and `rms_norm` of that in the weight's type, in one pass."""
+    channels = x.shape[-1]
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
+    out = x.new_empty(x.shape, dtype=weight.dtype)
+    flat, also, width = x.reshape(-1, channels), added.reshape(-1, channels), _power(channels, 16)
+    rows = max(1, 2048 // width)
+    with on(x):
+        kernels.loaded().add_and_norm[(-(-len(flat) // rows),)](
+            *(flat, also, weight, total, out, len(flat), eps, flat.stride(0), also.stride(0)),
+            **{"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "num_warps": 8 if width > 4096 else 4},
+        )
+    return total, out
+
+
 def lengths(x: Tensor) -> Tensor:
     """The lengths (batch, length, heads) of vectors (batch, length, heads, width), in float32."""
     batch, length, heads, width = x.shape
@@ -150,23 +183,50 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
     length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; Δ and A float32."""
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
-    chunks = -(-length // KEYS)
-    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
-    totals = padded.unflatten(1, (chunks, KEYS)).sum(2).double()
-    after = delta.new_zeros(totals.shape)
-    after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
+    after = _after(delta)
     share = channels // groups
     block = min(CHANNELS_LEFT, _power(share))
     programs = groups * -(-share // block)
     out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
-    sizes = {"N": state, "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT, "EACH": each, "num_warps": 4}
+    sizes = {"N": state, "STATES": _power(state), "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT}
     with on(x):
-        kernels.loaded().left[(batch, chunks, programs)](
+        kernels.loaded().left[(batch, after.shape[1], programs)](
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
             **sizes,
+            EACH=each,
+            num_warps=4,
         )
     return out if each else out.sum(0)
+
+
+def left_of_heads(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tensor:
+    """As `left`, of heads of any width with one decay each, A (heads, 1)."""
+    batch, length, heads, width = x.shape
+    after = _after(delta)
+    out = delta.new_empty((batch, length, heads) if each else (heads, batch, length))
+    with on(x):
+        kernels.loaded().left_of_heads[(batch, after.shape[1], heads)](
+            *(x, delta, A.squeeze(-1) / math.log(2), lengths(b), after, out, length, heads, b.shape[2]),
+            *(*x.stride()[:3], *delta.stride()),
+            **{"P": width, "WIDTH": _power(width), "STEPS": KEYS, "EACH": each, "num_warps": 4},
+        )
+    return out if each else out.sum(0)
+
+
+def _after(delta: Tensor) -> Tensor:
+    """The sums of Δ (batch, length, channels) behind each `KEYS` positions, (batch, chunks, channels)."""
+    batch, length, channels = delta.shape
+    chunks = -(-length // KEYS)
+    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
+    totals = padded.unflatten(1, (chunks, KEYS)).sum(2)
+    after, many = totals.new_empty(totals.shape), _power(chunks)
+    block = max(1, min(_power(channels), 4096 // many))
+    with on(delta):
+        kernels.loaded().later_sums[(batch, -(-channels // block))](
+            *(totals, after, chunks, channels), CHUNKS=many, BLOCK=block, num_warps=4
+        )
+    return after
 
 
 def _power(size: int, least: int = 1) -> int:

@@ -37,24 +37,32 @@ def scan(
     x: Float[Tensor, "batch length heads width"],
     initial: Float[Tensor, "batch heads width state"] | None,
     delta: Float[Tensor, "batch length heads"] | None = None,
-    D: Float[Tensor, " heads"] | Float[Tensor, "heads width"] | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = c_tᵀ H_t + D x_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1, and the initial state and D
-    are 0, when absent.
+    """y_t = c_tᵀ H_t + D x_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ, D (heads,) or (heads, width); Δ is 1
+    and the initial state and D are 0 when absent.
 
     On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `scalar_fused`).
     """
-    if scalar_fused.applicable(log_a, b, c, x, initial, delta):
-        y, final = scalar_fused.scan(log_a, b, c, x, initial, delta)
-        return with_skip(y, x, D), final
+    if D is not None and D.ndim > 1 and x.device.type != "cpu":
+        y, H = scan(log_a, b, c, x, initial, delta)
+        return with_skip(y, x, D), H
+    if scalar_fused.applicable(log_a, b, c, x, initial, delta, D):
+        return scalar_fused.scan(log_a, b, c, x, initial, delta, D)
     if initial is None:
         initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
-    length = x.shape[1]
-    if length and scalar_native.applicable(log_a, b, c, x, initial, delta, D):
-        by_channel = D.unsqueeze(-1) if D is not None and D.ndim == 1 else D
-        by_channel = None if by_channel is None else by_channel.expand(x.shape[2:])
+    if x.shape[1] and scalar_native.applicable(log_a, b, c, x, initial, delta, D):
+        by_channel = None if D is None else (D.unsqueeze(-1) if D.ndim == 1 else D).expand(x.shape[2:])
         return scalar_native.scan(log_a, b, c, x, initial, delta, by_channel)
-    read, x = x, x if delta is None else scaled(x, delta)
+    y, H = _without_skip(log_a, b, c, x, initial, delta)
+    return with_skip(y, x, D), H
+
+
+def _without_skip(
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    length = x.shape[1]
+    x = x if delta is None else scaled(x, delta)
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):
         part = slice(start, min(start + SEGMENT, length))
@@ -62,7 +70,7 @@ def scan(
         outputs.append(y)
     if not outputs:
         return torch.zeros_like(x), initial
-    return with_skip(torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0], read, D), H
+    return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
 
 
 @piece

@@ -57,21 +57,33 @@ PRECISIONS = {
 
 
 def applicable(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> bool:
     """Whether `scan` takes these terms: of 32 or 16 bits, on one GPU, with states of a size that fits."""
     if x.device.type != "cuda" or not x.numel() or not 1 <= b.shape[3] <= MOST:
         return False
-    terms = [t for t in (log_a, b, c, x, initial, delta) if t is not None]
+    terms = [t for t in (log_a, b, c, x, initial, delta, D) if t is not None]
     plain = all(t.device == x.device and native.is_plain(t, "cuda", DTYPES) for t in terms)
     return plain and not torch.compiler.is_compiling() and available(x.device)
 
 
 def scan(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
-    return _Scan.apply(log_a, b, c, x, initial, delta, torch.get_float32_matmul_precision())
+    """As `scalar.scan`, where `applicable`, D (heads,); the same numbers in every run on the same kind of GPU."""
+    return _Scan.apply(log_a, b, c, x, initial, delta, D, torch.get_float32_matmul_precision())
 
 
 class _Plan(NamedTuple):
@@ -154,12 +166,14 @@ class _Plan(NamedTuple):
         )
         return b_parts, c_parts, units, products
 
-    def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(
+        self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None, D: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The outputs and the last state."""
         y = x.new_empty(x.shape)
         b_parts, c_parts, units, inner = self.in_parts(S, b, c, inner=True)
         last = S.new_empty(self.batch, self.heads, self.width, self.state)
-        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner)
+        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner, D)
         return y, last
 
     def states(
@@ -199,6 +213,7 @@ class _Plan(NamedTuple):
         out: Tensor,
         c: Tensor | None = None,
         inner: Tensor | None = None,
+        D: Tensor | None = None,
         *,
         kept_units: tuple[Tensor | None, Tensor | None] = (None, None),
         before: Tensor | None = None,
@@ -220,6 +235,7 @@ class _Plan(NamedTuple):
         for step in (1, 2) if segments > 1 else (0,):
             kernels.loaded().carry[(walks * (segments - (step == 1)),)](
                 *(S, left, right, units, right if c is None else c, S if inner is None else inner),
+                *_skip(D, S),
                 *(S if first is None else first.contiguous(), finals, ends, out),
                 *(S if t is None else t for t in (*kept_units, before, met, last)),
                 *(self.batch, *self.shape, span, segments, *left.stride()[:3]),
@@ -228,6 +244,7 @@ class _Plan(NamedTuple):
                 FIRST=first is not None,
                 LAST=last is not None,
                 READ=c is not None,
+                SKIP=D is not None,
                 PASS=step,
             )
 
@@ -264,6 +281,11 @@ def _plan(x: Tensor, b: Tensor, delta: Tensor | None, precision: str) -> _Plan:
     return _Plan(batch, length, heads, groups, width, state, delta is not None, PRECISIONS[precision])
 
 
+def _skip(D: Tensor | None, absent: Tensor) -> tuple[Any, ...]:
+    """D and its stride as a kernel takes them."""
+    return (absent, 0) if D is None else (D, *D.stride())
+
+
 def _columns(t: Tensor) -> Tensor:
     """The term with its last dimension side by side."""
     return t if t.stride(-1) == 1 and t.stride(1) < FARTHEST else t.contiguous()
@@ -271,49 +293,50 @@ def _columns(t: Tensor) -> Tensor:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, log_a, b, c, x, initial, delta, precision) -> tuple[Tensor, Tensor]:
+    def forward(ctx, log_a, b, c, x, initial, delta, D, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         plan = _plan(x, b, delta, precision)
         b, c, x = map(_columns, (b, c, x))
         with on(x):
-            y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
-        ctx.save_for_backward(log_a, b, c, x, initial, delta)
+            y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial, D)
+        ctx.save_for_backward(log_a, b, c, x, initial, delta, D)
         ctx.precision = precision
         return y, final.to(x.dtype if initial is None else initial.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        log_a, b, c, x, initial, delta = ctx.saved_tensors
+        log_a, b, c, x, initial, delta, D = ctx.saved_tensors
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_x = x.new_empty(x.shape)
-        whole = (log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x)
+        whole = (log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x)
         with on(x):
             cuts = _plan(x, b, delta, ctx.precision).cuts(x.numel() * x.element_size())
             if len(cuts) == 1:
                 found = _gradients(whole, ctx.precision)
             else:
-                wanted = (log_a, b, c, initial, delta)
+                wanted = (log_a, b, c, initial, delta, D)
                 found = tuple(None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in wanted)
                 for rows, heads, groups in cuts:
                     by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
-                    at = (by_head, by_group, by_group, by_head, state, by_head, by_head, state, by_head)
+                    at: tuple[Any, ...] = (by_head, by_group, by_group, by_head, state, by_head, heads)
+                    at += (by_head, state, by_head)
                     some = tuple(None if t is None else t[place] for t, place in zip(whole, at, strict=True))
                     parts = _gradients(some, ctx.precision)
-                    for total, place, part in zip(found, (*at[:3], *at[4:6]), parts, strict=True):
+                    for total, place, part in zip(found, (*at[:3], *at[4:7]), parts, strict=True):
                         if total is not None and part is not None:
                             total[place] += part
-        of_log_a, of_b, of_c, of_initial, of_delta = (
+        of_log_a, of_b, of_c, of_initial, of_delta, of_D = (
             None if g is None or t is None else g.to(t.dtype)
-            for g, t in zip(found, (log_a, b, c, initial, delta), strict=True)
+            for g, t in zip(found, (log_a, b, c, initial, delta, D), strict=True)
         )
-        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, None
+        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, of_D, None
 
 
 def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
-    """Those of log_a, b, c, initial and delta in float32; that of x is written to the last of the terms: these, ȳ, the
-    gradient of the last state, and room for x's."""
-    log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x = terms
+    """Those of log_a, b, c, initial, delta and D in float32; that of x is written to the last of the terms: these, ȳ,
+    the gradient of the last state, and room for x's."""
+    log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x = terms
     plan = _plan(x, b, delta, precision)
     S = plan.sums(log_a, delta)
     b_parts, c_parts, units, _ = plan.in_parts(S, b, c, inner=False)
@@ -321,6 +344,7 @@ def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, .
     was_read, through = (S.new_empty(*state_units.shape, STEPS) for _ in range(2))
     grad_delta = through if delta is None else torch.empty_like(through)
     grad_b, grad_c = (S.new_empty(plan.blocks, *b.shape) for _ in range(2))
+    grad_D = None if D is None else torch.empty_like(state_units)
     shape, programs = (plan.batch, *plan.shape, plan.blocks), (plan.programs,)
     kernels.loaded().back_states[programs](
         *(S, grad_y, c_parts, units, states, state_units, x_units, was_read, grad_c, *shape, *grad_y.stride()[:3]),
@@ -337,13 +361,17 @@ def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, .
     )
     kernels.loaded().back[programs](
         *(S, x, b_parts, c_parts, grad_y, units, states, adjoint_units, x_units, y_units),
-        *(was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape),
+        *(was_read, met, *_skip(D, S), through, grad_delta, grad_x, grad_b, grad_c, S if grad_D is None else grad_D),
+        *shape,
         *(*x.stride()[:3], *grad_y.stride()[:3], *grad_x.stride()[:3]),
         **plan.sizes("back"),
         N_BLOCKS=met.shape[-1],
+        SKIP=D is not None,
     )
     grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
-    return plan.by_step(through), grad_b, grad_c, grad_initial, None if delta is None else plan.by_step(grad_delta)
+    of_delta = None if delta is None else plan.by_step(grad_delta)
+    of_D = None if grad_D is None else grad_D.sum((0, 1, 3))
+    return plan.by_step(through), grad_b, grad_c, grad_initial, of_delta, of_D
 
 
 kernels = Kernels(
