@@ -20,7 +20,7 @@ from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
-from ssmscope.scans import fused_parts, passes
+from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
@@ -202,7 +202,7 @@ def fast_scan(
     norms = [
         (part, partial(_normed, part))
         for part in parts
-        if type(part).__name__ in passes.NORMS and _on_gpu(part.weight) and taker_of(part) is None
+        if type(part).__name__ in passes.NORMS and part.weight.device.type in ("cuda", "cpu") and taker_of(part) is None
     ]
     blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
@@ -308,6 +308,8 @@ def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     if kwargs or len(args) != 1 or not is_own(norm, below):
         return below(*args, **kwargs)
     terms = args[0], norm.weight
+    if args[0].ndim == 3 and passes_native.applicable(*terms):
+        return passes_native.rms_norm(args[0], as_constant(norm.weight), float(norm.variance_epsilon))
     if passes.applicable(*terms):
         return passes.rms_norm(*terms, float(norm.variance_epsilon))
     if compiling() and args[0].shape[-1] <= fused_parts.MOST and fused_parts.applicable(*terms):

@@ -184,3 +184,7 @@ class ScanChecks:
         ours = ssm.scan(r, terms["initial"], retention=True)
         for a, b in zip(ours, ssm.scan_reference(r.to(torch.float64), terms["initial"])):
             near(a, b)
+        leaves = [t.requires_grad_() for t in (r.x, r.D)]
+        exact = ssm.scan_reference(r.to(torch.float64), terms["initial"])
+        for a, b in zip(gradients(ssm.scan(r, terms["initial"]), leaves), gradients(exact, leaves)):
+            near(a, b.double())

@@ -36,13 +36,13 @@ def draw(
 
 def without_torch(monkeypatch) -> None:
     """The torch path fails the test."""
-    monkeypatch.setattr(pooled, "_add_head", lambda *_: pytest.fail("the torch path ran"))
+    monkeypatch.setattr(pooled, "_add_heads", lambda *_: pytest.fail("the torch path ran"))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
 @pytest.mark.parametrize(
     ("shape", "cells"),
-    [((23, 4, 2, 3, 5, 2), 4), ((130, 3, 1, 40, 7, 4), 3), ((97, 2, 1, 16, 20, 4), 1), ((200, 2, 2, 6, 3, 1), 90)],
+    [((23, 4, 2, 3, 5, 2), 4), ((130, 6, 1, 40, 7, 4), 3), ((97, 2, 1, 16, 20, 4), 1), ((200, 2, 2, 6, 3, 1), 90)],
     ids=str,
 )
 def test_cells_are_those_of_the_definition(shape, cells, scale, monkeypatch):

@@ -68,6 +68,11 @@ def test_norms(length, channels, size):
     terms = (drawn(2, length, channels), drawn(2, length, 2 * channels, seed=1)[..., :channels], drawn(channels))
     agree(lambda *given: passes_native.gated_norm(*given, 1e-5, size), plain, terms)
 
+    def without_gate(x: Tensor, weight: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+    agree(lambda *given: passes_native.rms_norm(*given, 1e-5), without_gate, (terms[1], terms[2]))
+
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 37), (3, 40, 32)])
 def test_gates_and_steps(shape):

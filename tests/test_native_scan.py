@@ -80,7 +80,8 @@ def test_the_decay_is_exp(kernel_only):
         return y.flatten().double()
 
     exact = (-steps.double()).clamp(min=-80).exp()
-    assert (decays(steps) / exact - 1).abs().max() <= 2e-7
+    allowed = 2e-7 + 2**-24 * steps.double().clamp(max=80)  # as if A were rounded once more
+    assert ((decays(steps) / exact - 1).abs() <= allowed).all()
     assert decays(torch.zeros(1)).item() == 1.0
     growing = torch.linspace(0, 88, 1000)  # a positive A, which training may reach
     assert (decays(growing, -1.0) / growing.double().exp() - 1).abs().max() <= 2e-7

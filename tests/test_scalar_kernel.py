@@ -33,9 +33,9 @@ def draw(batch=2, length=37, heads=6, groups=2, state=5, width=7, *, seed=0) -> 
 
 
 def definition(terms: tuple[torch.Tensor, ...]) -> ssm.Scan:
-    log_a, b, c, x, initial, *delta = (t.double() for t in terms)
-    x = x * delta[0].unsqueeze(-1) if delta else x
-    return ssm.scan_reference(Recurrence(x=x, b=b, c=c, log_a=log_a.unsqueeze(-1)), initial)
+    log_a, b, c, x, initial, *rest = (t.double() for t in terms)
+    delta, D = (*rest, None, None)[:2]
+    return ssm.scan_reference(Recurrence(x=x, b=b, c=c, log_a=log_a.unsqueeze(-1), delta=delta, D=D), initial)
 
 
 def near(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = 2e-6) -> None:
@@ -85,6 +85,13 @@ def test_gradients_are_those_of_the_definition(shape, decays, kernel_only):
         near(ours, exact, 4e-6)
     for ours, exact in zip(gradients(scalar.scan(*terms[:5]), terms[:5]), gradients(definition(terms[:5]), terms[:5])):
         near(ours, exact, 4e-6)
+    heads, width = x.shape[2:]
+    for D in (torch.linspace(-1, 2, heads), torch.linspace(-1, 2, heads * width).view(heads, width)):
+        terms = [*terms[:6], D.requires_grad_()]
+        with torch.no_grad():
+            near(scalar.scan(*terms)[0], definition(tuple(terms)).y)
+        for ours, exact in zip(gradients(scalar.scan(*terms), terms), gradients(definition(tuple(terms)), terms)):
+            near(ours, exact, 4e-6)
 
 
 @needs_kernel

@@ -21,6 +21,7 @@ from ssmscope.scans.native import SMALL, is_plain
 
 SOURCE = Path(__file__).with_name("cells.c")
 LONGEST = 512  # steps of a cell
+HEADS = 4  # whose rows are read together, as they stand side by side
 BLOCK = 64  # cells whose products with as many others are left out where nothing is left between them
 
 
@@ -55,46 +56,50 @@ def add(
     assert around.left is not None and around.taps is not None
     cells, width, library = len(edge) - 1, around.left.shape[3], kernels.loaded()
     threads = torch.get_num_threads() if length * width * state > SMALL else 1
-    shape = _Shape(cells, state, width, around.reach, scores.shape[1], threads)
     edge, scores = edge.to(torch.int64).contiguous(), scores.contiguous()
     b, c = (t[0, :, 0].contiguous() for t in (r.b, r.c))
-    R, W, arrived = (total.new_empty(cells, library.ssm_cell_size(shape)) for _ in range(3))
-    across, own, beside = (total.new_empty(cells) for _ in range(3))
     skips_by = skips(r) if skip else None
-    for head in range(heads):
-        a = decays(r.of_heads(head, head + 1))[0, :, 0, 0].contiguous()
-        step = None if r.step is None else r.step[0, :, head].contiguous()
-        left, taps = around.left[0, :, head], around.taps[0, :, :, head]
-        views = [_view(t) for t in (b, c, left, taps)]
-        past = None if skips_by is None else skips_by[head].expand(width).contiguous()
+    shape = _Shape(cells, min(heads, HEADS), state, width, around.reach, scores.shape[1], threads)
+    sums = [total.new_empty(shape.heads, cells, library.ssm_cell_size(shape)) for _ in range(3)]
+    for begin in range(0, heads, HEADS):
+        some = slice(begin, min(begin + HEADS, heads))
+        shape.heads = count = some.stop - begin
+        R, W, arrived = (t[:count] for t in sums)
+        across, own, beside = (total.new_empty(count, cells) for _ in range(3))
+        a = decays(r.of_heads(begin, some.stop))[0, :, :, 0].mT.contiguous()
+        step = None if r.step is None else r.step[0, :, some].mT.contiguous()
+        left, taps = around.left[0, :, some], around.taps[0, :, :, some]
+        views = [_view(b), _view(c), _view(left, 1), _view(taps, 2)]
+        past = None if skips_by is None else skips_by[some].expand(count, width).contiguous()
         numbers = (scores, past, across, R, W, arrived, own, beside)
         if library.ssm_cells(shape, *map(address, (edge, a, step)), *views, *map(address, numbers)):
             raise MemoryError("no memory left for the attention matrix in cells")
-        total.diagonal().add_(own / width)
+        total.diagonal().add_(own.sum(0) / width)
         if cells == 1:
             continue
-        total.diagonal(-1).add_(beside[1:] / width)
-        kept, R_from, to = between(across[1:]) / width, R[1:], arrived[1:]
-        for i in range(0, cells - 1, BLOCK):
-            rows = slice(i, i + BLOCK)
-            first = int(kept[rows].any(0).nonzero()[:1].sum()) if bool(kept[rows].any()) else i + BLOCK
-            columns = slice(first, min(i + BLOCK, cells - 1))
-            if columns.start < columns.stop:
-                total[1:, :-1][rows, columns] += (R_from[rows] @ to[columns].mT) * kept[rows, columns]
+        total.diagonal(-1).add_(beside[:, 1:].sum(0) / width)
+        for kept, R_from, to in zip(between(across[:, 1:]) / width, R[:, 1:], arrived[:, 1:]):
+            for i in range(0, cells - 1, BLOCK):
+                rows = slice(i, i + BLOCK)
+                first = int(kept[rows].any(0).nonzero()[:1].sum()) if bool(kept[rows].any()) else i + BLOCK
+                columns = slice(first, min(i + BLOCK, cells - 1))
+                if columns.start < columns.stop:
+                    total[1:, :-1][rows, columns] += (R_from[rows] @ to[columns].mT) * kept[rows, columns]
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int64) for n in ("cells", "states", "width", "reach", "longest")] + [
+    _fields_ = [(n, ctypes.c_int64) for n in ("cells", "heads", "states", "width", "reach", "longest")] + [
         ("threads", ctypes.c_int)
     ]
 
 
 class _View(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p), ("step", ctypes.c_int64), ("tap", ctypes.c_int64)]
+    _fields_ = [("at", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("step", "tap", "head")]
 
 
-def _view(t: Tensor) -> _View:
-    return _View(t.data_ptr(), t.stride(0), t.stride(1))
+def _view(t: Tensor, heads: int = 0) -> _View:
+    """Of (length, …), heads in that dimension."""
+    return _View(t.data_ptr(), t.stride(0), t.stride(1), t.stride(heads))
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -24,6 +24,7 @@ from ssmscope.scans.exponents import smallest_exponent
 
 MOST_OF_DELTA = 8192  # steps of a delta rule whose matrices are made whole, one head at a time
 NUMBERS = 2**20  # (cell, head, state) triples that a step of all cells works on at once
+MAPS = 2**22  # (head, cell, cell) triples whose matrices are held at once
 PAIRS = 2**18  # pairs within cells that are held at once: they stay in the cache
 
 
@@ -239,8 +240,11 @@ def _sums_through_scores(r: Terms, edge: Tensor, groups: int, skip: bool, around
                 for begin in range(0, cells, at_once):
                     place = slice(begin, min(begin + at_once, cells))
                     _add_own_pairs(total, part, edge, beside, place)
-                for head in range(last - first):
-                    _add_head(total, part.of_heads(head, head + 1), edge, beside.of_heads(head, head + 1))
+                together = max(1, MAPS // cells**2) if beside.is_empty else 1  # one column a head, or its whole width
+                for head in range(0, last - first, together):
+                    _add_heads(
+                        total, part.of_heads(head, head + together), edge, beside.of_heads(head, head + together)
+                    )
             total /= per_group
     return out if compiled or not skip else out + _sums_of_skips(r, edge, groups, around)
 
@@ -305,26 +309,31 @@ def _add_own_pairs(total: Tensor, r: Terms, edge: Tensor, around: Around, place:
         total.diagonal(-1)[first - 1 : place.stop - 1] += beside[first - place.start :] / w.width
 
 
-def _add_head(total: Tensor, r: Terms, edge: Tensor, around: Around) -> None:
-    """The pairs of different cells, of one head."""
-    cells = len(edge) - 1
+def _add_heads(total: Tensor, r: Terms, edge: Tensor, around: Around) -> None:
+    """The pairs of different cells, of all these heads."""
+    cells, heads = len(edge) - 1, r.shape[2]
     w = _within(r, edge, around, slice(0, cells))
-    a = w.a[..., 0]
-    begun = a.cumprod(1)  # ∏_{e≤r≤t} a_r
-    across = begun[:, -1]
-    ending = torch.cat([a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(a[:, :1])], dim=1)  # ∏_{s<r} a_r
-    R = ((w.c * begun.unsqueeze(-1)).mT @ w.left[:, :, 0]).expand(-1, -1, w.width).flatten(1)
-    W = ((w.b * ending.unsqueeze(-1)).mT @ w.mine[:, :, 0]).expand(-1, -1, w.width).flatten(1)
+    begun = w.a.cumprod(1)  # ∏_{e≤r≤t} a_r
+    across = begun[:, -1].mT
+    ending = torch.cat([w.a[:, 1:].flip(1).cumprod(1).flip(1), torch.ones_like(w.a[:, :1])], dim=1)  # ∏_{s<r} a_r
+
+    def gathered(rows: Tensor, factor: Tensor, columns: Tensor) -> Tensor:
+        """Σ_t rows_t factor_t columns_tᵀ, (heads, cells, state · width)."""
+        found = rows.mT @ rearrange(columns * factor.unsqueeze(-1), "cell t h p -> cell t (h p)")
+        found = rearrange(found, "cell n (h p) -> h cell n p", h=heads)
+        return found.expand(-1, -1, -1, w.width).flatten(2)
+
+    R, W = gathered(w.c, begun, w.left), gathered(w.b, ending, w.mine)
     if w.before is None:
-        total += (R @ W.mT) * _between(across) / w.width
+        total += ((R @ W.mT) * _between(across)).sum(0) / w.width
         return
     if cells == 1:
         return
     late = w.before.shape[1]
-    spilt = (w.b[:, :late] * ending[:, :late, None]).mT @ w.before[:, :, 0]
-    total.diagonal(-1).add_((R[1:] * W[:-1]).sum(-1) / w.width)
-    arrived = spilt.expand(-1, -1, w.width).flatten(1)[1:] + across[1:, None] * W[:-1]
-    total[1:, :-1] += (R[1:] @ arrived.mT) * _between(across[1:]) / w.width
+    spilt = gathered(w.b[:, :late], ending[:, :late], w.before)
+    total.diagonal(-1).add_((R[:, 1:] * W[:, :-1]).sum((0, 2)) / w.width)
+    arrived = spilt[:, 1:] + across[:, 1:, None] * W[:, :-1]
+    total[1:, :-1] += ((R[:, 1:] @ arrived.mT) * _between(across[:, 1:])).sum(0) / w.width
 
 
 def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"]:
@@ -338,12 +347,12 @@ def _decays_within(a: Float[Tensor, "cells steps"]) -> Float[Tensor, "cells t s"
     return out
 
 
-def _between(across: Tensor) -> Float[Tensor, "cells cells"]:
+def _between(across: Float[Tensor, "*heads cells"]) -> Float[Tensor, "*heads cells cells"]:
     """∏_{J<q<I} of the decays across cells, 0 on and above the diagonal."""
-    out = across.new_zeros(1, len(across), len(across))
-    a = across.view(1, -1, 1)
+    a = across.reshape(-1, across.shape[-1], 1)
+    out = across.new_zeros(len(a), a.shape[1], a.shape[1])
     triangle.add(out, a.clone(), torch.ones_like(a), torch.ones_like(a))
-    return out[0]
+    return out.view(*across.shape, across.shape[-1])
 
 
 # ---- cells of heads with a decay per state

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SWITCH = "SSMSCOPE_NATIVE"
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "panels.h"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "panels.h", "tiles.h"))
 # Contraction and no errno change no special value: NaN and infinity still propagate.
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 CHOICES = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())  # the first that compiles
@@ -69,6 +69,7 @@ class Library:
 
     def look(self) -> ctypes.CDLL | str:
         """The kernels, or why there are none; `found` keeps the answer."""
+        keep_freed_memory()
         return library(self.source, self.file, self.declare)
 
     def loaded(self) -> ctypes.CDLL:
@@ -81,6 +82,21 @@ class Library:
         if isinstance(found, str):
             raise RuntimeError(f"{self.name} is not available: {found}")
         return found
+
+
+KEPT = 2**28  # bytes
+LARGEST = 2**25  # that glibc takes
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Have glibc keep up to KEPT bytes that tensors leave, where it would give the end of its heap back to the system
+    layer after layer: pages that come back have to be cleared again. What is above LARGEST goes back at once."""
+    with contextlib.suppress(OSError, AttributeError):
+        system = ctypes.CDLL(None)
+        if hasattr(system, "gnu_get_libc_version"):
+            system.mallopt(-1, KEPT)  # M_TRIM_THRESHOLD
+            system.mallopt(-3, LARGEST)  # M_MMAP_THRESHOLD
 
 
 def address(t: Tensor | None) -> int | None:

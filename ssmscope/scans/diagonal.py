@@ -60,21 +60,22 @@ def scan(
     Δ_t x_t. log a is `log_a`, or Δ A (`expected`: −log(1 − Δ A)). Mamba-1's case in float32 runs through
     kernels, where they can be compiled: of C on a CPU, of CUDA on a GPU.
     """
-    inside = None
+    inside: Tensor | None = None
     if log_a is None and delta is not None and A is not None and fused.applicable(x, b, c, initial, delta, A):
         inside = D if D is not None and fused.adds_skip(D, x, b, c, initial, delta, A) else None
         y, final, kept = fused.scan(x, b, c, initial, delta, A, inside, expected=expected, retention=retention)
+        return y if D is None or inside is not None else skipped(y, x, D.reshape(-1, 1)), final, kept
+    if initial is None:
+        initial = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
+    if log_a is None and delta is not None and A is not None and native.applicable(x, b, c, initial, delta, A):
+        inside = D if native.adds_skip(D, x) else None
+        y, final, kept = native.scan(x, b, c, initial, delta, A, inside, expected=expected, retention=retention)
     else:
         y, final, kept = _without_skip(x, b, c, initial, delta, A, log_a, expected=expected, retention=retention)
     return y if D is None or inside is not None else skipped(y, x, D.reshape(-1, 1)), final, kept
 
 
 def _without_skip(x, b, c, initial, delta, A, log_a, *, expected: bool, retention: bool):
-    if initial is None:
-        initial = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
-    if log_a is None and delta is not None and A is not None:
-        if native.applicable(x, b, c, initial, delta, A):
-            return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
     if delta is not None:
         x = scaled(x, delta)
     terms = (x, b, c, initial, delta, A, log_a)

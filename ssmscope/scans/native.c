@@ -13,163 +13,53 @@
  * A task is one (sequence, slab). Sums over channels are taken within a slab first, then over slabs in their order, so
  * that no result depends on the number of threads. */
 
-#include "vectors.h"
+#include "tiles.h"
 
-enum {
-    CHUNK = 32,       /* steps; the states at their starts are what the backward pass needs */
-    ROW = CHUNK + 1,  /* not a power of two: rows of several tiles must not share the cache's sets */
-    SLAB = 64,        /* channels */
-    VECTORS = SLAB / LANES
-};
-
-typedef lanes tile[VECTORS][ROW]; /* one slab over one chunk: channel v * LANES + lane, step t at [v][t][lane] */
-
-/* A float32 tensor (batch, length, channels) and its strides in numbers. */
-typedef struct {
-    const float *at;
-    int64_t batch, step, channel;
-} view;
-
-/* ---- tiles ---- */
-
-/* Steps and channels from (t, d) on into a tile, 0 where the slab has no channel. */
-static void load(tile out, view from, int64_t n, int64_t t, int64_t d, int steps, int channels) {
-    const float *at = from.at + n * from.batch + t * from.step + d * from.channel;
-    if (from.channel == 1 && channels == SLAB) {
-        for (int s = 0; s < steps; s++)
-            for (int v = 0; v < VECTORS; v++) memcpy(&out[v][s], at + s * from.step + v * LANES, sizeof(lanes));
-        return;
-    }
-    if (channels < SLAB) memset(out, 0, sizeof(tile));
-    for (int i = 0; i < channels; i++)
-        for (int s = 0; s < steps; s++) out[i / LANES][s][i % LANES] = at[s * from.step + i * from.channel];
-}
-
-/* The reverse, into a contiguous tensor; `to` is its number at (t, d). */
-static void store(float *to, tile from, int64_t row, int steps, int channels) {
-    for (int s = 0; s < steps; s++)
-        for (int v = 0; v < VECTORS; v++) {
-            int valid = smaller(channels - v * LANES, LANES);
-            if (valid == LANES)
-                memcpy(to + s * row + v * LANES, &from[v][s], sizeof(lanes));
-            else if (valid > 0)
-                memcpy(to + s * row + v * LANES, &from[v][s], valid * sizeof(float));
-        }
-}
-
-/* A slab's (channels, states) matrix, contiguous, as vectors [n][v], and back. */
-static void load_matrix(lanes *out, const float *from, int states, int channels) {
-    memset(out, 0, sizeof(lanes) * states * VECTORS);
-    for (int i = 0; i < channels; i++)
-        for (int n = 0; n < states; n++) out[n * VECTORS + i / LANES][i % LANES] = from[(int64_t)i * states + n];
-}
-
-static void store_matrix(float *to, const lanes *from, int states, int channels) {
-    for (int i = 0; i < channels; i++)
-        for (int n = 0; n < states; n++) to[(int64_t)i * states + n] = from[n * VECTORS + i / LANES][i % LANES];
-}
-
-/* x times delta, as it is written. */
-static void scale(tile x, tile delta, int steps) {
-    for (int v = 0; v < VECTORS; v++)
-        for (int s = 0; s < steps; s++) x[v][s] *= delta[v][s];
-}
-
-/* ---- decays ---- */
-
-/* A of one (vector, n), also in eighths of a power of two, and the largest |A| of the slab. */
-typedef struct {
-    lanes A, whole, rest;
-} rate;
-
-enum { EXPECTED, BOUNDED, ANY }; /* how a decay is found: BOUNDED where delta A cannot leave what `decay_within` takes */
-
-static void load_rates(rate *to, float *most, const float *from, int states, int channels) {
-    memset(to, 0, sizeof(rate) * states * VECTORS);
-    *most = 0;
-    for (int i = 0; i < channels; i++)
-        for (int n = 0; n < states; n++) {
-            float A = from[(int64_t)i * states + n], whole = A * EIGHTHS;
-            rate *r = &to[n * VECTORS + i / LANES];
-            r->A[i % LANES] = A, r->whole[i % LANES] = whole;
-            r->rest[i % LANES] = __builtin_fmaf(A, EIGHTHS, -whole) + A * EIGHTHS_REST;
-            if (!(__builtin_fabsf(A) <= *most)) *most = __builtin_fabsf(A); /* NaN stays */
-        }
-}
-
-/* How decays of a tile of steps are found; what steps are not finite leave the bound. */
-static int way_of(const lanes *delta, float most, int steps, int expected) {
-    lanes largest = {0};
-    float bound = 0;
-    for (int s = 0; s < steps; s++) {
-        lanes size = (lanes)((ints)delta[s] & 0x7fffffff);
-        ints more = ~(ints)(size <= largest);
-        largest = (lanes)((more & (ints)size) | (~more & (ints)largest));
-    }
-    for (int i = 0; i < LANES; i++)
-        if (!(largest[i] <= bound)) bound = largest[i];
-    return expected ? EXPECTED : bound * most < 79.0f ? BOUNDED : ANY;
-}
-
-INLINE lanes decay_of(lanes delta, rate r, const int way) {
-    if (way == EXPECTED) return decay(delta, r.A, 1);
-#if defined(__SSE__) && !defined(__FMA__)
-    return exponential(delta * r.A); /* products would be rounded */
-#endif
-    lanes near = decay_within(delta, r.whole, r.rest);
-    if (way == BOUNDED) return near;
-    lanes v = delta * r.A;
-    ints within = (ints)(v > -79.0f) & (ints)(v < 79.0f);
-    return (lanes)((within & (ints)near) | (~within & (ints)exponential(v)));
-}
-
-/* ---- shapes and memory ---- */
-
-typedef struct {
-    int64_t batch, length, channels, states;
-    int threads, expected;
-} shape;
-
-static int64_t slabs_of(const shape *s) { return (s->channels + SLAB - 1) / SLAB; }
-static int64_t chunks_of(const shape *s) { return (s->length + CHUNK - 1) / CHUNK; }
-static int channels_of(const shape *s, int64_t slab) { return smaller(s->channels - slab * SLAB, SLAB); }
-
-/* Numbers of float32 in the states at the chunks' starts, kept from the forward for the backward pass. */
-int64_t ssm_starts_size(const shape *s) {
-    return s->batch * slabs_of(s) * chunks_of(s) * s->states * SLAB;
-}
+enum { TOGETHER = 2 }; /* states of a vector walked side by side: they share what is read of a step */
 
 /* ---- forward ---- */
 
-/* One (vector, n) over a chunk: from H before it to H after it, adding c_t H_t to y and a_t to kept. */
-INLINE lanes forward_steps(lanes H, rate A, const lanes *delta, const lanes *x, const float *b, const float *c,
-                           lanes *y, lanes *kept, int64_t states, int steps, const int way) {
+/* Some states of one vector over a chunk: from H before it to H after it, adding c_t H_t to y and a_t to kept. */
+INLINE void forward_steps(lanes *H, const rate *A, const lanes *delta, const lanes *x, const float *b, const float *c,
+                          lanes *y, lanes *kept, int64_t states, int steps, const int count, const int way) {
+    lanes h[TOGETHER];
+    for (int i = 0; i < count; i++) h[i] = H[i * VECTORS];
     for (int s = 0; s < steps; s++) {
-        lanes a = decay_of(delta[s], A, way);
-        H = a * H + x[s] * b[s * states];
-        y[s] += H * c[s * states];
-        if (kept) kept[s] += a;
+        lanes read = y[s], held = kept ? kept[s] : (lanes){0};
+        for (int i = 0; i < count; i++) {
+            lanes a = decay_of(delta[s], A[i * VECTORS], way);
+            h[i] = a * h[i] + x[s] * b[s * states + i];
+            read += h[i] * c[s * states + i];
+            held += a;
+        }
+        y[s] = read;
+        if (kept) kept[s] = held;
     }
-    return H;
+    for (int i = 0; i < count; i++) H[i * VECTORS] = h[i];
 }
 
-static void forward_chunk(const shape *s, lanes *H, const rate *A, float most, tile delta, tile x, const float *b,
-                          const float *c, tile y, lanes (*kept)[ROW], int steps) {
-    int64_t N = s->states;
-    for (int v = 0; v < VECTORS; v++) {
-        const int way = way_of(delta[v], most, steps, s->expected);
-        for (int64_t n = 0; n < N; n++) {
-            lanes *h = &H[n * VECTORS + v];
-            const rate a = A[n * VECTORS + v];
-            if (way == EXPECTED)
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept ? kept[v] : NULL, N, steps, EXPECTED);
-            else if (way == ANY)
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept ? kept[v] : NULL, N, steps, ANY);
-            else if (kept)
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], kept[v], N, steps, BOUNDED);
+INLINE void forward_vector(lanes *H, const rate *A, const lanes *delta, const lanes *x, const float *b, const float *c,
+                           lanes *y, lanes *kept, int64_t states, int steps, const int way) {
+    int64_t n = 0;
+    for (; n + TOGETHER <= states; n += TOGETHER)
+        forward_steps(H + n * VECTORS, A + n * VECTORS, delta, x, b + n, c + n, y, kept, states, steps, TOGETHER, way);
+    for (; n < states; n++)
+        forward_steps(H + n * VECTORS, A + n * VECTORS, delta, x, b + n, c + n, y, kept, states, steps, 1, way);
+}
+
+static void forward_chunk(const shape *s, lanes *H, const rate *A, const int *way, tile delta, tile x, const float *b,
+                          const float *c, tile y, lanes (*kept)[ROW], int v, int steps) {
+    lanes *of = kept ? kept[v] : NULL;
+    const int64_t N = s->states;
+    switch (way[v]) {
+        case EXPECTED: forward_vector(H + v, A + v, delta[v], x[v], b, c, y[v], of, N, steps, EXPECTED); break;
+        case ANY: forward_vector(H + v, A + v, delta[v], x[v], b, c, y[v], of, N, steps, ANY); break;
+        case BOUNDED: forward_vector(H + v, A + v, delta[v], x[v], b, c, y[v], of, N, steps, BOUNDED); break;
+        default:
+            if (of)
+                forward_vector(H + v, A + v, delta[v], x[v], b, c, y[v], of, N, steps, FADING);
             else
-                *h = forward_steps(*h, a, delta[v], x[v], b + n, c + n, y[v], NULL, N, steps, BOUNDED);
-        }
+                forward_vector(H + v, A + v, delta[v], x[v], b, c, y[v], NULL, N, steps, FADING);
     }
 }
 
@@ -191,7 +81,7 @@ static void sum_kept(float *out, tile kept, int steps, int channels) {
 typedef struct {
     const shape *s;
     view x, delta;
-    const float *A, *b, *c, *initial;
+    const float *A, *b, *c, *D, *initial; /* D may be NULL */
     float *y, *final, *starts, *sums; /* sums of a_t, (task, length); starts and sums may be NULL */
     lanes *work;                      /* a state and rates, thus four matrices, per task */
 } forward_terms;
@@ -202,10 +92,12 @@ static void forward_task(const forward_terms *f, int64_t task) {
     const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
     const int channels = channels_of(s, task % slabs);
     tile delta, x, y, kept;
-    lanes *H = f->work + 4 * task * matrix;
+    lanes *H = f->work + 4 * task * matrix, skip[VECTORS];
     rate *A = (rate *)(H + matrix);
     float most;
-    load_rates(A, &most, f->A + d * N, N, channels);
+    int grows, way[VECTORS];
+    load_rates(A, &most, &grows, f->A + d * N, N, channels);
+    if (f->D) load_matrix(skip, f->D + d, 1, channels);
     load_matrix(H, f->initial + (i * D + d) * N, N, channels);
     for (int64_t t = 0; t < L; t += CHUNK) {
         const int steps = smaller(L - t, CHUNK);
@@ -213,26 +105,31 @@ static void forward_task(const forward_terms *f, int64_t task) {
         if (f->starts) memcpy(f->starts + (task * chunks_of(s) + t / CHUNK) * N * SLAB, H, matrix * sizeof(lanes));
         load(delta, f->delta, i, t, d, steps, channels);
         load(x, f->x, i, t, d, steps, channels);
-        scale(x, delta, steps);
-        memset(y, 0, sizeof(tile));
         if (f->sums) memset(kept, 0, sizeof(tile));
-        forward_chunk(s, H, A, most, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, steps);
+        for (int v = 0; v < VECTORS; v++) {
+            way[v] = way_of(delta[v], most, grows, steps, s->expected);
+            for (int r = 0; r < steps; r++) {
+                y[v][r] = f->D ? x[v][r] * skip[v] : (lanes){0};
+                x[v][r] *= delta[v][r];
+            }
+            forward_chunk(s, H, A, way, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, v, steps);
+        }
         store(f->y + at * D + d, y, D, steps, channels);
         if (f->sums) sum_kept(f->sums + task * L + t, kept, steps, channels);
     }
     store_matrix(f->final + (i * D + d) * N, H, N, channels);
 }
 
-/* b and c are contiguous (batch, length, states), A (channels, states), initial and final (batch, channels, states), y
- * (batch, length, channels), kept (batch, length): the mean of a_t. `starts` and `kept` may be NULL.
+/* b and c are contiguous (batch, length, states), A (channels, states), D (channels), what y has of x beside, initial and final (batch, channels, states), y
+ * (batch, length, channels), kept (batch, length): the mean of a_t. `D`, `starts` and `kept` may be NULL.
  * Gives 0, or 1 when there is no memory for the work. */
 int ssm_forward(const shape *s, const view *x, const view *delta, const float *A, const float *b, const float *c,
-                const float *initial, float *y, float *final, float *starts, float *kept) {
+                const float *D, const float *initial, float *y, float *final, float *starts, float *kept) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states;
     float *sums = kept ? allocate(tasks * L * sizeof(float)) : NULL;
     lanes *work = allocate(4 * tasks * N * VECTORS * sizeof(lanes));
     const int failed = !work || (kept && !sums);
-    const forward_terms f = {s, *x, *delta, A, b, c, initial, y, final, starts, sums, work};
+    const forward_terms f = {s, *x, *delta, A, b, c, D, initial, y, final, starts, sums, work};
     if (!failed) {
 #pragma omp parallel for schedule(dynamic) num_threads(s->threads) if (s->threads > 1)
         for (int64_t task = 0; task < tasks; task++) {
@@ -320,45 +217,79 @@ int ssm_keys(const shape *s, const view *elapsed, const float *A, const float *b
 
 /* ---- backward ---- */
 
-/* One (vector, n) over a chunk, backwards. With ybar the gradient of y, the adjoint of the state is
+/* Some states of one vector over a chunk, backwards. With ybar the gradient of y, the adjoint of the state is
  *     lambda_t = c_t ybar_t + a_{t+1} lambda_{t+1},
  * and bbar_t = sum_d lambda_t x_t, cbar_t = sum_d ybar_t H_t, xbar_t = sum_n lambda_t b_t,
  * deltabar_t = sum_n g_t A, Abar = sum_t g_t delta_t, where g_t is the gradient of delta_t A: lambda_t a_t H_{t-1}, and
  * for the expected decay, log a_t = -log(1 - delta_t A), a_t times that.
- * `carried` is a_{t+1} lambda_{t+1} after the chunk; that before the chunk is returned. */
-INLINE lanes backward_steps(lanes H, rate A, lanes carried, const lanes *delta, const lanes *x, const lanes *ybar,
-                            const float *b, const float *c, lanes *xbar, lanes *deltabar, lanes *bbar, lanes *cbar,
-                            lanes *Abar, int64_t states, int steps, const int way) {
-    lanes a[CHUNK], before[CHUNK], sum = *Abar;
-    for (int s = 0; s < steps; s++) {
-        before[s] = H;
-        a[s] = decay_of(delta[s], A, way);
-        H = a[s] * H + x[s] * b[s * states];
-        cbar[s] += ybar[s] * H;
+ * `carried` is a_{t+1} lambda_{t+1} after the chunk, and becomes that before the chunk. */
+INLINE void backward_steps(const float *starts, const rate *A, lanes *carried, const lanes *delta, const lanes *x,
+                           const lanes *ybar, const float *b, const float *c, lanes *xbar, lanes *deltabar,
+                           lanes (*bbar)[CHUNK], lanes (*cbar)[CHUNK], lanes *Abar, int64_t states, int steps,
+                           const int count, const int way) {
+    lanes a[TOGETHER][CHUNK], before[TOGETHER][CHUNK], H[TOGETHER], sum[TOGETHER], later[TOGETHER];
+    for (int i = 0; i < count; i++) {
+        memcpy(&H[i], starts + i * SLAB, sizeof(lanes));
+        sum[i] = Abar[i * VECTORS], later[i] = carried[i * VECTORS];
     }
+    for (int s = 0; s < steps; s++)
+        for (int i = 0; i < count; i++) {
+            before[i][s] = H[i];
+            a[i][s] = decay_of(delta[s], A[i * VECTORS], way);
+            H[i] = a[i][s] * H[i] + x[s] * b[s * states + i];
+            cbar[i][s] += ybar[s] * H[i];
+        }
     for (int s = steps - 1; s >= 0; s--) {
-        lanes lambda = ybar[s] * c[s * states] + carried;
-        bbar[s] += lambda * x[s];
-        xbar[s] += lambda * b[s * states];
-        carried = lambda * a[s];
-        lanes g = carried * before[s];
-        if (way == EXPECTED) g *= a[s];
-        deltabar[s] += g * A.A;
-        sum += g * delta[s];
+        lanes to_x = xbar[s], to_delta = deltabar[s];
+        for (int i = 0; i < count; i++) {
+            lanes lambda = ybar[s] * c[s * states + i] + later[i];
+            bbar[i][s] += lambda * x[s];
+            to_x += lambda * b[s * states + i];
+            later[i] = lambda * a[i][s];
+            lanes g = later[i] * before[i][s];
+            if (way == EXPECTED) g *= a[i][s];
+            to_delta += g * A[i * VECTORS].A;
+            sum[i] += g * delta[s];
+        }
+        xbar[s] = to_x, deltabar[s] = to_delta;
     }
-    *Abar = sum;
-    return carried;
+    for (int i = 0; i < count; i++) Abar[i * VECTORS] = sum[i], carried[i * VECTORS] = later[i];
 }
 
 typedef struct {
     const shape *s;
     view x, delta, ybar;
-    const float *A, *b, *c, *starts, *finalbar;
+    const float *A, *b, *c, *D, *starts, *finalbar;
     float *xbar, *deltabar, *initialbar;
     float *Abars;  /* Abar of each sequence */
+    float *Dbars;  /* and Dbar */
     float *bcbars; /* bbar and cbar of each task, (task, 2, length, states) */
     lanes *work;   /* two matrices and rates, thus five, per task */
 } backward_terms;
+
+/* `count` states of all vectors over a chunk, and the sums over channels of bbar and cbar. */
+INLINE void backward_states(const int *way, const float *starts, const rate *A, lanes *carried, tile delta, tile x, tile ybar,
+                            const float *b, const float *c, tile xbar, tile deltabar, float *bs, float *cs, lanes *Abar,
+                            int64_t N, int steps, const int count) {
+    lanes bbar[TOGETHER][CHUNK], cbar[TOGETHER][CHUNK];
+    memset(bbar, 0, count * sizeof(bbar[0]));
+    memset(cbar, 0, count * sizeof(cbar[0]));
+#define WALK(way)                                                                                                       \
+    backward_steps(starts + v * LANES, A + v, carried + v, delta[v], x[v], ybar[v], b, c, xbar[v], deltabar[v], bbar, cbar, \
+                   Abar + v, N, steps, count, way)
+    for (int v = 0; v < VECTORS; v++) switch (way[v]) {
+            case EXPECTED: WALK(EXPECTED); break;
+            case ANY: WALK(ANY); break;
+            case BOUNDED: WALK(BOUNDED); break;
+            default: WALK(FADING);
+        }
+#undef WALK
+    for (int i = 0; i < count; i++)
+        for (int r = 0; r < steps; r++) {
+            bs[r * N + i] = sum_of_lanes(bbar[i][r]);
+            cs[r * N + i] = sum_of_lanes(cbar[i][r]);
+        }
+}
 
 static void backward_task(const backward_terms *f, int64_t task) {
     const shape *s = f->s;
@@ -366,13 +297,13 @@ static void backward_task(const backward_terms *f, int64_t task) {
     const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
     const int channels = channels_of(s, task % slabs);
     tile delta, read, x, ybar, xbar, deltabar;
-    lanes bbar[CHUNK], cbar[CHUNK];
-    lanes *carried = f->work + 5 * task * matrix, *Abar = carried + matrix;
+    lanes *carried = f->work + 5 * task * matrix, *Abar = carried + matrix, skip[VECTORS] = {0}, skipped[VECTORS] = {0};
     rate *A = (rate *)(Abar + matrix);
     float most;
-    int way[VECTORS];
-    load_rates(A, &most, f->A + d * N, N, channels);
+    int grows, way[VECTORS];
+    load_rates(A, &most, &grows, f->A + d * N, N, channels);
     load_matrix(carried, f->finalbar + (i * D + d) * N, N, channels);
+    if (f->D) load_matrix(skip, f->D + d, 1, channels);
     memset(Abar, 0, matrix * sizeof(lanes));
     for (int64_t k = chunks_of(s) - 1; k >= 0; k--) {
         const int64_t t = k * CHUNK, at = i * L + t;
@@ -384,44 +315,36 @@ static void backward_task(const backward_terms *f, int64_t task) {
         load(x, f->x, i, t, d, steps, channels);
         load(ybar, f->ybar, i, t, d, steps, channels);
         for (int v = 0; v < VECTORS; v++) {
-            way[v] = way_of(delta[v], most, steps, s->expected);
-            for (int r = 0; r < steps; r++) read[v][r] = x[v][r];
+            way[v] = way_of(delta[v], most, grows, steps, s->expected);
+            for (int r = 0; r < steps; r++) {
+                read[v][r] = x[v][r];
+                x[v][r] *= delta[v][r];
+                skipped[v] += ybar[v][r] * read[v][r];
+            }
         }
-        scale(x, delta, steps);
         memset(xbar, 0, sizeof(tile));
         memset(deltabar, 0, sizeof(tile));
-        for (int64_t n = 0; n < N; n++) {
-            memset(bbar, 0, sizeof(bbar));
-            memset(cbar, 0, sizeof(cbar));
-            for (int v = 0; v < VECTORS; v++) {
-                const int64_t j = n * VECTORS + v;
-                lanes H;
-                memcpy(&H, starts + j * LANES, sizeof(lanes));
-                if (way[v] == EXPECTED)
-                    carried[j] = backward_steps(H, A[j], carried[j], delta[v], x[v], ybar[v], b + n, c + n, xbar[v],
-                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, EXPECTED);
-                else if (way[v] == ANY)
-                    carried[j] = backward_steps(H, A[j], carried[j], delta[v], x[v], ybar[v], b + n, c + n, xbar[v],
-                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, ANY);
-                else
-                    carried[j] = backward_steps(H, A[j], carried[j], delta[v], x[v], ybar[v], b + n, c + n, xbar[v],
-                                                deltabar[v], bbar, cbar, &Abar[j], N, steps, BOUNDED);
-            }
-            for (int r = 0; r < steps; r++) {
-                bs[r * N + n] = sum_of_lanes(bbar[r]);
-                cs[r * N + n] = sum_of_lanes(cbar[r]);
-            }
+        for (int64_t n = 0; n < N;) {
+            const int64_t j = n * VECTORS, left = N - n;
+            if (left >= TOGETHER)
+                backward_states(way, starts + n * SLAB, A + j, carried + j, delta, x, ybar, b + n, c + n, xbar, deltabar,
+                                bs + n, cs + n, Abar + j, N, steps, TOGETHER);
+            else
+                backward_states(way, starts + n * SLAB, A + j, carried + j, delta, x, ybar, b + n, c + n, xbar, deltabar,
+                                bs + n, cs + n, Abar + j, N, steps, 1);
+            n += left >= TOGETHER ? TOGETHER : 1;
         }
         for (int v = 0; v < VECTORS; v++)
             for (int r = 0; r < steps; r++) {
                 deltabar[v][r] += xbar[v][r] * read[v][r];
-                xbar[v][r] *= delta[v][r];
+                xbar[v][r] = xbar[v][r] * delta[v][r] + skip[v] * ybar[v][r];
             }
         store(f->xbar + at * D + d, xbar, D, steps, channels);
         store(f->deltabar + at * D + d, deltabar, D, steps, channels);
     }
     store_matrix(f->initialbar + (i * D + d) * N, carried, N, channels);
     store_matrix(f->Abars + (i * D + d) * N, Abar, N, channels);
+    if (f->D) store_matrix(f->Dbars + i * D + d, skipped, 1, channels);
 }
 
 /* bbar and cbar of one (sequence, step): the slabs' sums, added in their order. */
@@ -437,19 +360,20 @@ static void sum_slabs(const backward_terms *f, int64_t row, float *bbar, float *
     }
 }
 
-/* The gradients of x, delta (batch, length, channels), b, c (batch, length, states), initial (batch, channels, states)
- * and A (channels, states), all contiguous, from those of y and of the final state (contiguous).
+/* The gradients of x, delta (batch, length, channels), b, c (batch, length, states), initial (batch, channels, states),
+ * A (channels, states) and, of each sequence, D (batch, channels), all contiguous, from those of y and of the final state
+ * (contiguous).
  * Gives 0, or 1 when there is no memory for the work. */
 int ssm_backward(const shape *s, const view *x, const view *delta, const float *A, const float *b, const float *c,
-                 const float *starts, const view *ybar, const float *finalbar, float *xbar, float *deltabar,
-                 float *Abar, float *bbar, float *cbar, float *initialbar) {
+                 const float *D, const float *starts, const view *ybar, const float *finalbar, float *xbar, float *deltabar,
+                 float *Abar, float *bbar, float *cbar, float *initialbar, float *Dbars) {
     const int64_t tasks = s->batch * slabs_of(s), L = s->length, N = s->states, DN = s->channels * N;
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
     float *Abars = allocate(s->batch * DN * sizeof(float));
     lanes *work = allocate(5 * tasks * N * VECTORS * sizeof(lanes));
     const int failed = !bcbars || !Abars || !work;
-    const backward_terms f = {s,        *x,   *delta,   *ybar,      A,     b,      c,   starts,
-                              finalbar, xbar, deltabar, initialbar, Abars, bcbars, work};
+    const backward_terms f = {s,    *x,       *delta,     *ybar, A,     b,      c,   D, starts, finalbar,
+                              xbar, deltabar, initialbar, Abars, Dbars, bcbars, work};
     if (!failed) {
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1)
         {

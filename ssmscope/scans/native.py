@@ -49,16 +49,31 @@ def are_plain(
     return True
 
 
+def adds_skip(D: Tensor | None, x: Tensor) -> bool:
+    """Whether `scan` adds D x itself."""
+    return D is not None and D.numel() == x.shape[2] and is_plain(D, "cpu")
+
+
 def scan(
-    x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, A: Tensor, *, expected: bool, retention: bool
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    initial: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    D: Tensor | None = None,
+    *,
+    expected: bool,
+    retention: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As `diagonal.scan` with Δ and A, where `applicable`; results do not depend on the number of threads.
+    """As `diagonal.scan` with Δ and A, where `applicable`, and with D where it `adds_skip`; results do not depend on
+    the number of threads.
 
     Raises:
         MemoryError: when there is none left for the work.
     """
-    terms = (x, b, c, initial, delta, A)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in terms):
+    terms = (x, b, c, initial, delta, A, D)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         y, final, kept = _Scan.apply(*terms, expected, retention)
         return y, final, kept if retention else None
     y, final, kept, _ = _forward(*terms, expected, retention, keep=False)
@@ -102,16 +117,17 @@ def _view(t: Tensor) -> _View:
     return _View(t.data_ptr(), *t.stride()[:3])
 
 
-def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: bool):
+def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states at the chunks' starts or None."""
     library, shape = kernels.loaded(), _shape(x, b, expected)
     b, c, initial, A = (t.contiguous() for t in (b, c, initial, A))
+    D = None if D is None else D.contiguous()
     y = x.new_empty(x.shape)
     final = x.new_empty(initial.shape)
     starts = x.new_empty(library.ssm_starts_size(shape)) if keep else None
     kept = x.new_empty(x.shape[:2]) if retention else None
     failed = library.ssm_forward(
-        shape, _view(x), _view(delta), *map(address, (A, b, c, initial, y, final, starts, kept))
+        shape, _view(x), _view(delta), *map(address, (A, b, c, D, initial, y, final, starts, kept))
     )
     if failed:
         raise MemoryError("no memory left for the selective scan")
@@ -120,9 +136,9 @@ def _forward(x, b, c, initial, delta, A, expected: bool, retention: bool, keep: 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, b, c, initial, delta, A, expected, retention):
-        y, final, kept, starts = _forward(x, b, c, initial, delta, A, expected, retention, keep=True)
-        ctx.save_for_backward(x, b, c, delta, A, starts)
+    def forward(ctx, x, b, c, initial, delta, A, D, expected, retention):
+        y, final, kept, starts = _forward(x, b, c, initial, delta, A, D, expected, retention, keep=True)
+        ctx.save_for_backward(x, b, c, delta, A, D, starts)
         ctx.expected = expected
         if kept is None:
             kept = x.new_empty(0)
@@ -132,29 +148,32 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y, grad_final, _):
-        x, b, c, delta, A, starts = ctx.saved_tensors
+        x, b, c, delta, A, D, starts = ctx.saved_tensors
         shape = _shape(x, b, ctx.expected)
         b, c, A, grad_final = (t.contiguous() for t in (b, c, A, grad_final))
+        near = None if D is None else D.contiguous()
+        grad_D = None if D is None else D.new_empty(len(x), D.numel())
         back = [t.new_empty(t.shape) for t in (x, delta, A, b, c, grad_final)]
         failed = kernels.loaded().ssm_backward(
             shape,
             *map(_view, (x, delta)),
-            *map(address, (A, b, c, starts)),
+            *map(address, (A, b, c, near, starts)),
             _view(grad_y),
-            *map(address, (grad_final, *back)),
+            *map(address, (grad_final, *back, grad_D)),
         )
         if failed:
             raise MemoryError("no memory left for the gradient of the selective scan")
         grad_x, grad_delta, grad_A, grad_b, grad_c, grad_initial = back
-        return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
+        grad_D = None if grad_D is None else grad_D.sum(0).view(D.shape)
+        return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, grad_D, None, None
 
 
 def _declare(library: ctypes.CDLL) -> None:
     shape, view, numbers = ctypes.POINTER(_Shape), ctypes.POINTER(_View), ctypes.c_void_p
     library.ssm_starts_size.argtypes, library.ssm_starts_size.restype = [shape], ctypes.c_int64
-    library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 8]
+    library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 9]
     library.ssm_keys.argtypes = [shape, view, *[numbers] * 3, ctypes.c_int]
-    library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 4, view, *[numbers] * 7]
+    library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 5, view, *[numbers] * 8]
 
 
 kernels = building.Library(SOURCE, "scan", "the C scan", _declare)

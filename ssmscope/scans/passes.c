@@ -1,7 +1,7 @@
 /* Passes over a layer's terms in float32 and their gradients: each reads its inputs once and writes its result once.
  *
  *     convolve   y_t = SiLU(bias + sum_j weight_j x_{t-j}), channel by channel
- *     norm       weight v / sqrt(mean of v^2 + eps) over each `size` neighbours, v = y SiLU(z)
+ *     norm       weight v / sqrt(mean of v^2 + eps) over each `size` neighbours, v = y SiLU(z), or y without a z
  *     gate       y SiLU(z)
  *     softplus   log(1 + e^v)
  *
@@ -85,7 +85,7 @@ void ssm_convolve(const shape *s, view x, const float *weight, const float *bias
 
 /* One vector of v, which is written out, and its squares. */
 INLINE lanes opened(const float *y, const float *z, float *out, int count) {
-    lanes v = load(y, count) * silu(load(z, count));
+    lanes v = z ? load(y, count) * silu(load(z, count)) : load(y, count);
     put(out, v, count);
     return v * v;
 }
@@ -95,7 +95,7 @@ INLINE void weighed(const float *weight, lanes factor, float *out, int count) {
     put(out, v, count);
 }
 
-/* `size` divides the channels; out (batch, length, channels), contiguous. */
+/* `size` divides the channels; out (batch, length, channels), contiguous; z may be NULL. */
 void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, float *out) {
     int64_t whole = s->size - s->size % LANES;
     int rest = (int)(s->size - whole);
@@ -103,11 +103,11 @@ void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, fl
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         int64_t n = task / s->length, t = task % s->length;
         for (int64_t start = 0; start < s->channels; start += s->size) {
-            const float *of_y = row(y, n, t) + start, *of_z = row(z, n, t) + start, *w = weight + start;
+            const float *of_y = row(y, n, t) + start, *of_z = z.at ? row(z, n, t) + start : NULL, *w = weight + start;
             float *to = out + task * s->channels + start;
             lanes squares = {0};
-            for (int64_t c = 0; c < whole; c += LANES) squares += opened(of_y + c, of_z + c, to + c, LANES);
-            if (rest) squares += opened(of_y + whole, of_z + whole, to + whole, rest);
+            for (int64_t c = 0; c < whole; c += LANES) squares += opened(of_y + c, of_z ? of_z + c : NULL, to + c, LANES);
+            if (rest) squares += opened(of_y + whole, of_z ? of_z + whole : NULL, to + whole, rest);
             lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + eps));
             for (int64_t c = 0; c < whole; c += LANES) weighed(w + c, factor, to + c, LANES);
             if (rest) weighed(w + whole, factor, to + whole, rest);
@@ -257,8 +257,8 @@ void ssm_convolve_backward(const shape *s, view x, const float *weight, const fl
     }
 }
 
-/* The gradients of y and z (batch, length, channels) and, for each STEPS positions of all sequences, of weight
- * (blocks, channels); all contiguous. */
+/* The gradients of y and z (batch, length, channels), of z where there is one, and, for each STEPS positions of all
+ * sequences, of weight (blocks, channels); all contiguous. */
 void ssm_norm_backward(const shape *s, view y, view z, const float *weight, float eps, view grad, float *ybar,
                        float *zbar, float *weightbar) {
     const int64_t rows = s->batch * s->length, blocks = (rows + STEPS - 1) / STEPS;
@@ -269,27 +269,31 @@ void ssm_norm_backward(const shape *s, view y, view z, const float *weight, floa
         for (int64_t task = block * STEPS; task < rows && task < (block + 1) * STEPS; task++) {
             const int64_t n = task / s->length, t = task % s->length;
             for (int64_t start = 0; start < s->channels; start += s->size) {
-                const float *of_y = row(y, n, t) + start, *of_z = row(z, n, t) + start, *w = weight + start;
+                const float *of_y = row(y, n, t) + start, *of_z = z.at ? row(z, n, t) + start : NULL, *w = weight + start;
                 const float *back = row(grad, n, t) + start;
                 float *to_y = ybar + task * s->channels + start, *to_z = zbar + task * s->channels + start;
-                lanes squares = {0}, along = {0}, value;
-                for (int64_t c = 0; c < s->size; c += LANES) { /* v and SiLU'(z) wait where the gradients will be */
+                lanes squares = {0}, along = {0};
+                for (int64_t c = 0; c < s->size; c += LANES) { /* SiLU(z) and SiLU'(z) wait where the gradients will be */
                     int count = smaller(s->size - c, LANES);
-                    lanes slope = silu_slope(load(of_z + c, count), &value), v = load(of_y + c, count) * value;
+                    lanes v = load(of_y + c, count);
+                    if (of_z) {
+                        lanes value, slope = silu_slope(load(of_z + c, count), &value);
+                        put(to_y + c, value, count);
+                        put(to_z + c, slope, count);
+                        v *= value;
+                    }
                     squares += v * v;
                     along += v * load(back + c, count) * load(w + c, count);
-                    put(to_y + c, value, count);
-                    put(to_z + c, slope, count);
                 }
                 const float factor = 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + eps);
                 const float less = factor * factor * sum_of_lanes(along) / (float)s->size;
                 for (int64_t c = 0; c < s->size; c += LANES) {
                     int count = smaller(s->size - c, LANES);
-                    lanes of = load(of_y + c, count), opened = load(to_y + c, count), v = of * opened;
+                    lanes of = load(of_y + c, count), opened = of_z ? load(to_y + c, count) : all(1), v = of * opened;
                     lanes g = load(back + c, count), vbar = (g * load(w + c, count) - v * less) * factor;
                     put(sums + start + c, load(sums + start + c, count) + g * v * factor, count);
                     put(to_y + c, vbar * opened, count);
-                    put(to_z + c, vbar * of * load(to_z + c, count), count);
+                    if (of_z) put(to_z + c, vbar * of * load(to_z + c, count), count);
                 }
             }
         }

@@ -43,6 +43,11 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> T
     return _run(_Norm, _normed, y, z, weight, eps, size)
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight · RMSNorm(x) of (batch, length, channels)."""
+    return _run(_Norm, _normed, x, None, weight, eps, x.shape[2])
+
+
 def gated(y: Tensor, z: Tensor) -> Tensor:
     """y ⊙ SiLU(z) of (batch, length, channels)."""
     return _run(_Gate, _gated, y, z)
@@ -91,9 +96,9 @@ class _Convolution(torch.autograd.Function):
         return grad_x, sums[:taps].t().flip(-1), None if bias is None else sums[taps], grad_tail
 
 
-def _normed(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> Tensor:
-    out = z.new_empty(z.shape)
-    kernels.loaded().ssm_norm(_shape(z, size=size), _view(y), _view(z), address(weight), eps, address(out))
+def _normed(y: Tensor, z: Tensor | None, weight: Tensor, eps: float, size: int) -> Tensor:
+    out = y.new_empty(y.shape)
+    kernels.loaded().ssm_norm(_shape(y, size=size), _view(y), _view(z), address(weight), eps, address(out))
     return out
 
 
@@ -110,10 +115,10 @@ class _Norm(torch.autograd.Function):
         y, z, weight = ctx.saved_tensors
         eps, size = ctx.numbers
         grad = _side_by_side(grad)
-        grad_y, grad_z = (z.new_empty(z.shape) for _ in range(2))
-        sums = z.new_empty(-(-z.shape[0] * z.shape[1] // STEPS), z.shape[2])
+        grad_y, grad_z = y.new_empty(y.shape), None if z is None else z.new_empty(z.shape)
+        sums = y.new_empty(-(-y.shape[0] * y.shape[1] // STEPS), y.shape[2])
         kernels.loaded().ssm_norm_backward(
-            *(_shape(z, size=size), _view(y), _view(z), address(weight), eps, _view(grad)),
+            *(_shape(y, size=size), _view(y), _view(z), address(weight), eps, _view(grad)),
             *map(address, (grad_y, grad_z, sums)),
         )
         return grad_y, grad_z, sums.sum(0), None, None
@@ -176,8 +181,8 @@ def _shape(x: Tensor, *, taps: int = 0, size: int = 0) -> _Shape:
     return _Shape(*x.shape, taps, size, torch.get_num_threads() if x.numel() > SMALL else 1)
 
 
-def _view(t: Tensor) -> _View:
-    return _View(t.data_ptr(), *t.stride()[:2])
+def _view(t: Tensor | None) -> _View:
+    return _View(None, 0, 0) if t is None else _View(t.data_ptr(), *t.stride()[:2])
 
 
 def _side_by_side(t: Tensor) -> Tensor:

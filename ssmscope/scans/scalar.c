@@ -7,7 +7,7 @@
  *
  *     Y = M X + f c H,      H <- f_last H + b' e X,      f_t = a_1 ... a_t,      e_s = D[last, s].
  *
- * Matrices stand in panels. A task is a head of one sequence, backwards a slab of heads of one group, whose sums are added in
+ * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a head of one sequence, backwards a slab of heads of one group, whose sums are added in
  * their order: no result depends on the number of threads. */
 
 #include "panels.h"
@@ -51,6 +51,8 @@ static void store_state(float *at, pair *H, int64_t width, int64_t states) {
 /* ---- what the heads of a group share, and decays ---- */
 
 static int64_t chunks_of(const shape *s) { return (s->length + CHUNK - 1) / CHUNK; }
+/* Numbers from a row of b or c to the next where they are scaled: no power of two, as columns are walked too. */
+static int64_t padded(const shape *s) { return s->states + 16; }
 static int64_t state_size(const shape *s) { return panels_of(s->width) * s->states; }
 
 /* Numbers of float32 in the states at the chunks' starts, kept from the forward for the backward pass. */
@@ -94,7 +96,7 @@ typedef struct {
     int q;
     float a[CHUNK + LANES], f[CHUNK], e[CHUNK], delta[CHUNK];
     square D, M; /* zero above the diagonal */
-    float *bc;   /* (steps, states), for f c and e b */
+    float *bc;   /* (steps, padded states), for f c and e b */
 } chunk_work;
 
 static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, int64_t t, int q, shared of) {
@@ -121,7 +123,7 @@ static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, 
 static const float *scaled(chunk_work *k, const shape *s, view rows, const float *factor) {
     const float *at = from(rows, k->n, k->t, k->h / (s->heads / s->groups));
     for (int r = 0; r < k->q; r++)
-        for (int64_t i = 0; i < s->states; i++) k->bc[r * s->states + i] = at[r * rows.step + i] * factor[r];
+        for (int64_t i = 0; i < s->states; i++) k->bc[r * padded(s) + i] = at[r * rows.step + i] * factor[r];
     return k->bc;
 }
 
@@ -130,7 +132,7 @@ static const float *scaled(chunk_work *k, const shape *s, view rows, const float
 typedef struct {
     const shape *s;
     view log_a, delta, b, c, x;
-    const float *initial;
+    const float *D, *initial;  /* D (heads, width) may be NULL */
     float *y, *final, *starts; /* starts may be NULL */
     pair *shared;
 } forward_terms;
@@ -149,33 +151,42 @@ static void forward_head(const forward_terms *f, chunk_work *k, pair *work, int6
         scaled(k, s, f->c, k->f);
         for (int64_t j = 0; j * WIDE < P; j++) {
             product(Y + j * q, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
-            product(Y + j * q, 1, matrix(k->bc, N, 1, N), H + j * N, 0, q, 0);
+            product(Y + j * q, 1, matrix(k->bc, padded(s), 1, N), H + j * N, 0, q, 0);
             float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
-            for (int r = 0; r < q; r++) copy(to + r * row, &Y[j * q + r], smaller(P - j * WIDE, WIDE));
+            const int valid = smaller(P - j * WIDE, WIDE);
+            for (int r = 0; r < q; r++) {
+                if (f->D) {
+                    pair skip = {{{0}}}, in = {{{0}}};
+                    copy(&skip, f->D + h * P + j * WIDE, valid);
+                    copy(&in, from(f->x, n, t + r, h) + j * WIDE, valid);
+                    for (int w = 0; w < 2; w++) Y[j * q + r].of[w] += skip.of[w] * in.of[w];
+                }
+                copy(to + r * row, &Y[j * q + r], valid);
+            }
         }
         scaled(k, s, f->b, k->e);
         for (int64_t j = 0; j * WIDE < P; j++)
-            product(H + j * N, k->f[q - 1], matrix(k->bc, 1, N, q), X + j * q, 0, N, 0);
+            product(H + j * N, k->f[q - 1], matrix(k->bc, 1, padded(s), q), X + j * q, 0, N, 0);
     }
     store_state(f->final + task * P * N, H, P, N);
 }
 
 /* Work of one thread: a chunk's, and as many pairs. */
 static void *work_of(const shape *s, int64_t pairs) {
-    int64_t own = sizeof(chunk_work) + CHUNK * s->states * sizeof(float) + 256;
+    int64_t own = sizeof(chunk_work) + CHUNK * padded(s) * sizeof(float) + 256;
     return allocate(own + pairs * (int64_t)sizeof(pair));
 }
 
 static pair *pairs_of(chunk_work *k, const shape *s) {
     k->bc = (float *)(((uintptr_t)(k + 1) + 63) & ~(uintptr_t)63);
-    return (pair *)(((uintptr_t)(k->bc + CHUNK * s->states) + 63) & ~(uintptr_t)63);
+    return (pair *)(((uintptr_t)(k->bc + CHUNK * padded(s)) + 63) & ~(uintptr_t)63);
 }
 
 /* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory. */
-int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *initial, float *y,
-              float *final, float *starts) {
+int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *D, const float *initial,
+              float *y, float *final, float *starts) {
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
-    const forward_terms f = {s, log_a, delta, b, c, x, initial, y, final, starts, space};
+    const forward_terms f = {s, log_a, delta, b, c, x, D, initial, y, final, starts, space};
     const int ready = space != NULL;
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
@@ -205,8 +216,8 @@ int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, co
 typedef struct {
     const shape *s;
     view log_a, delta, b, c, x, ybar;
-    const float *starts, *finalbar;
-    float *xbar, *deltabar, *log_abar, *initialbar;
+    const float *D, *starts, *finalbar;
+    float *xbar, *deltabar, *log_abar, *initialbar, *Dbar; /* Dbar (batch, heads, width) */
     float *bcbars; /* bbar and cbar of each slab, (slab, 2, length, states) */
     pair *shared;
 } backward_terms;
@@ -297,28 +308,30 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
     float dots[CHUNK] = {0};
     for (int64_t j = 0; j * WIDE < P; j++) {
         product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
-        product(w->Xbar, 1, matrix(k->bc, N, 1, N), adjoint + j * N, 0, q, 0);
+        product(w->Xbar, 1, matrix(k->bc, padded(s), 1, N), adjoint + j * N, 0, q, 0);
         const int valid = smaller(P - j * WIDE, WIDE);
+        pair skip = {{{0}}}, skipped = {{{0}}};
+        if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
         for (int r = 0; r < q; r++) {
-            const float *in = x + r * f->x.step + j * WIDE, *back = (const float *)&w->Xbar[r];
-            float *to = f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, dot = 0;
-            if (valid == WIDE) {
-                lanes both = {0};
-                for (int i = 0; i < 2; i++) {
-                    lanes out = w->Xbar[r].of[i] * k->delta[r];
-                    both += w->Xbar[r].of[i] * vector(in + i * LANES);
-                    memcpy(to + i * LANES, &out, sizeof(lanes));
-                }
-                dot = sum_of_lanes(both);
-            } else {
-                for (int i = 0; i < valid; i++) dot += in[i] * back[i], to[i] = back[i] * k->delta[r];
+            pair in = {{{0}}}, out;
+            copy(&in, x + r * f->x.step + j * WIDE, valid);
+            lanes both = {0};
+            for (int i = 0; i < 2; i++) {
+                out.of[i] = w->Xbar[r].of[i] * k->delta[r] + skip.of[i] * w->Y[j * q + r].of[i];
+                both += w->Xbar[r].of[i] * in.of[i];
+                skipped.of[i] += w->Y[j * q + r].of[i] * in.of[i];
             }
-            dots[r] += dot;
+            copy(f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, &out, valid);
+            dots[r] += sum_of_lanes(both);
+        }
+        if (f->D) {
+            float *to = f->Dbar + (n * s->heads + h) * P + j * WIDE;
+            for (int i = 0; i < valid; i++) to[i] += ((float *)&skipped)[i];
         }
     }
     scaled(k, s, f->c, k->f);
     for (int64_t j = 0; j * WIDE < P; j++)
-        product(adjoint + j * N, k->f[q - 1], matrix(k->bc, 1, N, q), w->Y + j * q, 0, N, 0);
+        product(adjoint + j * N, k->f[q - 1], matrix(k->bc, 1, padded(s), q), w->Y + j * q, 0, N, 0);
     for (int r = 0; r < q; r++) {
         f->log_abar[(n * s->length + t + r) * s->heads + h] = log_abar[r];
         if (f->delta.at) deltabar[r * s->heads] = dots[r];
@@ -382,18 +395,18 @@ static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, in
 }
 
 /* The gradients of log a, delta (batch, length, heads), b, c (batch, length, groups, states), x (batch, length, heads,
- * width) and initial (batch, heads, width, states), all contiguous, from those of y and of the final state
+ * width), initial (batch, heads, width, states) and of each sequence D (batch, heads, width; zeros before), all contiguous, from those of y and of the final state
  * (contiguous). `starts` is aligned as `ssm_heads` filled it. Gives 0, or 1 when there is no memory for the work. */
-int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, view x, const float *starts, view ybar,
-                       const float *finalbar, float *log_abar, float *deltabar, float *bbar, float *cbar, float *xbar,
-                       float *initialbar) {
+int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, view x, const float *D,
+                       const float *starts, view ybar, const float *finalbar, float *log_abar, float *deltabar, float *bbar,
+                       float *cbar, float *xbar, float *initialbar, float *Dbar) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * s->groups * slabs, L = s->length, N = s->states;
     const int64_t own = SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
                         2 * CHUNK + panels_of(s->width) * CHUNK;
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
-    const backward_terms f = {s,        log_a,    delta,  b,        c,          x,      ybar,  starts,
-                              finalbar, xbar,     deltabar, log_abar, initialbar, bcbars, space};
+    const backward_terms f = {s,        log_a, delta,    b,        c,          x,    ybar,   D,    starts,
+                              finalbar, xbar,  deltabar, log_abar, initialbar, Dbar, bcbars, space};
     const int ready = space && bcbars;
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)

@@ -44,23 +44,24 @@ def scan(
 
     On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `scalar_fused`).
     """
-    if D is not None and D.ndim > 1:
+    if D is not None and D.ndim > 1 and x.device.type != "cpu":
         y, H = scan(log_a, b, c, x, initial, delta)
         return with_skip(y, x, D), H
     if scalar_fused.applicable(log_a, b, c, x, initial, delta, D):
         return scalar_fused.scan(log_a, b, c, x, initial, delta, D)
+    if initial is None:
+        initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
+    if x.shape[1] and scalar_native.applicable(log_a, b, c, x, initial, delta, D):
+        by_channel = None if D is None else (D.unsqueeze(-1) if D.ndim == 1 else D).expand(x.shape[2:])
+        return scalar_native.scan(log_a, b, c, x, initial, delta, by_channel)
     y, H = _without_skip(log_a, b, c, x, initial, delta)
     return with_skip(y, x, D), H
 
 
 def _without_skip(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if initial is None:
-        initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
     length = x.shape[1]
-    if length and scalar_native.applicable(log_a, b, c, x, initial, delta):
-        return scalar_native.scan(log_a, b, c, x, initial, delta)
     x = x if delta is None else scaled(x, delta)
     outputs, H = [], initial
     for start in range(0, length, SEGMENT):

@@ -19,21 +19,21 @@ from ssmscope.scans.native import SMALL, is_plain
 SOURCE = Path(__file__).with_name("scalar.c")
 
 
-def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None) -> bool:
+def applicable(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, *others: Tensor | None) -> bool:
     """Whether `scan` takes these terms: float32, on a CPU."""
-    terms = (log_a, b, c, x, initial, *([] if delta is None else [delta]))
-    return all(is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling() and available()
+    terms = (log_a, b, c, x, initial, *others)
+    return all(t is None or is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling() and available()
 
 
 def scan(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor, delta: Tensor | None, D: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As `scalar.scan`, where `applicable`; results do not depend on the number of threads.
+    """As `scalar.scan`, where `applicable`, with D (heads, width); results do not depend on the number of threads.
 
     Raises:
         MemoryError: when there is none left for the work.
     """
-    terms = (log_a, b, c, x, initial, delta)
+    terms = (log_a, b, c, x, initial, delta, D)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         return _Scan.apply(*terms)
     return _forward(*terms, keep=False)[:2]
@@ -65,50 +65,53 @@ def _side_by_side(*terms: Tensor) -> list[Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in terms]
 
 
-def _forward(log_a, b, c, x, initial, delta, *, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _forward(log_a, b, c, x, initial, delta, D, *, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """y, the final state, and the states at the chunks' starts or None."""
     library, shape = kernels.loaded(), _shape(x, b)
     b, c, x = _side_by_side(b, c, x)
-    initial = initial.contiguous()
+    initial, D = initial.contiguous(), None if D is None else D.contiguous()
     y, final = x.new_empty(x.shape), initial.new_empty(initial.shape)
     starts = x.new_empty(library.ssm_heads_starts(shape)) if keep else None
-    if library.ssm_heads(shape, *map(_view, (log_a, delta, b, c, x)), *map(address, (initial, y, final, starts))):
+    if library.ssm_heads(shape, *map(_view, (log_a, delta, b, c, x)), *map(address, (D, initial, y, final, starts))):
         raise MemoryError("no memory left for the scan")
     return y, final, starts
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, log_a, b, c, x, initial, delta):
-        y, final, starts = _forward(log_a, b, c, x, initial, delta, keep=True)
-        ctx.save_for_backward(log_a, b, c, x, delta, starts)
+    def forward(ctx, log_a, b, c, x, initial, delta, D):
+        y, final, starts = _forward(log_a, b, c, x, initial, delta, D, keep=True)
+        ctx.save_for_backward(log_a, b, c, x, delta, D, starts)
         return y, final
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y, grad_final):
-        log_a, b, c, x, delta, starts = ctx.saved_tensors
+        log_a, b, c, x, delta, D, starts = ctx.saved_tensors
         b, c, x, grad_y = _side_by_side(b, c, x, grad_y)
         grad_final = grad_final.contiguous()
         grad_log_a, grad_b, grad_c, grad_x, grad_initial = (t.new_empty(t.shape) for t in (log_a, b, c, x, grad_final))
         grad_delta = None if delta is None else delta.new_empty(delta.shape)
+        D = None if D is None else D.contiguous()
+        grad_D = None if D is None else D.new_zeros(len(x), *D.shape)
         failed = kernels.loaded().ssm_heads_backward(
             _shape(x, b),
             *map(_view, (log_a, delta, b, c, x)),
-            address(starts),
+            *map(address, (D, starts)),
             _view(grad_y),
-            *map(address, (grad_final, grad_log_a, grad_delta, grad_b, grad_c, grad_x, grad_initial)),
+            *map(address, (grad_final, grad_log_a, grad_delta, grad_b, grad_c, grad_x, grad_initial, grad_D)),
         )
         if failed:
             raise MemoryError("no memory left for the gradient of the scan")
-        return grad_log_a, grad_b, grad_c, grad_x, grad_initial, grad_delta
+        grad_D = None if grad_D is None else grad_D.sum(0)
+        return grad_log_a, grad_b, grad_c, grad_x, grad_initial, grad_delta, grad_D
 
 
 def _declare(library: ctypes.CDLL) -> None:
     shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
     library.ssm_heads_starts.argtypes, library.ssm_heads_starts.restype = [shape], ctypes.c_int64
-    library.ssm_heads.argtypes = [shape, *[_View] * 5, *[numbers] * 4]
-    library.ssm_heads_backward.argtypes = [shape, *[_View] * 5, numbers, _View, *[numbers] * 7]
+    library.ssm_heads.argtypes = [shape, *[_View] * 5, *[numbers] * 5]
+    library.ssm_heads_backward.argtypes = [shape, *[_View] * 5, *[numbers] * 2, _View, *[numbers] * 8]
 
 
 kernels = building.Library(SOURCE, "scan-of-heads", "the C scan", _declare)

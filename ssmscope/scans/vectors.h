@@ -96,15 +96,15 @@ INLINE lanes eighths(ints k) {
 #define EIGHTHS 0x1.715476p+3f
 #define EIGHTHS_REST 0x1.4ae0bf8p-23f
 
-/* exp(delta A) where that is from e^-80 to e^80, from A in eighths of a power of two, `whole` and `rest`: with
+/* exp(delta A) where that is from e^-80 to e^80, from A in eighths of a power of two, `whole` and `rest` (NULL: 0): with
  * delta A 8 / ln 2 = k + r, |r| <= 1/2, it is 2^(k / 8), of which eight are tabled, times 1 + r q(r) of degree 3, whose
  * largest error is 2.5e-8. exp(0) = 1 exactly, relative error below 2e-7 as of `exponential`, in fewer steps. */
-INLINE lanes decay_within(lanes delta, lanes whole, lanes rest) {
+INLINE lanes decay_within(lanes delta, lanes whole, const lanes *rest) {
     const float shift = 0x1.8p23f;
     lanes shifted = delta * whole + shift;
     lanes k = shifted - shift;
     lanes r = delta * whole - k;
-    r = r + delta * rest;
+    if (rest) r = r + delta * *rest;
     lanes p = r * all(0x1.c6a004p-14f) + 0x1.ec0c32p-9f;
     p = p * r + 0x1.62e432p-4f;
     p = p * r + 1.0f;
