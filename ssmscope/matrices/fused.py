@@ -224,7 +224,7 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
     cut = (length, heads, groups, heads // groups, heads // bc_groups)
     scale = groups / heads
     strides = (*b.stride(), *c.stride(), *gate.stride())
-    common = {"N": state, "TILE": tile, "LEFT": left is not None}
+    common: dict[str, Any] = {"N": state, "TILE": tile, "LEFT": left is not None}
 
     # the small kernels first: the GPU is busy with them while the large one is prepared
     strip = out.new_empty(strip_splits, matrices, length, tile)
@@ -267,9 +267,8 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
         given = (since, until, written, before, decays, b, c, gate, units, gaps, packed, *packed.stride()[:2])
         common |= {"BD": channels, "TERMS": terms, "FLOOR": FLOOR, "PACKED": splits > 1}
         common["STATES"] = min(16, 1 << (state - 1).bit_length())
-        run, how = kernel.tiles, {"num_warps": 8 if tile == 128 else 4}
-        if hopper is not None:
-            run, how = hopper.tiles, {"HIDDEN": HIDDEN, **LAUNCH["tiles"]}
+        run = kernel.tiles if hopper is None else hopper.tiles
+        how = {"num_warps": 8 if tile == 128 else 4} if hopper is None else {"HIDDEN": HIDDEN, **LAUNCH["tiles"]}
         run[(plan.below * splits, matrices)](
             *(*given, *cut, plan.segment, chunks, splits, scale, *strides), **common, **how
         )

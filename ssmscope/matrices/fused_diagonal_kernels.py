@@ -103,13 +103,21 @@ def levels(
             gate = tl.load(left + t[:, None] * left_step + d[None, :] * left_head, mask=t_mask, other=0.0)
         less = tl.where(real, 0.0, HIDDEN)[None, :]
         t_at, s_at = c + t * c_step + bc_group * c_group, b + s * b_step + bc_group * b_group
-        slowest = tl.load(A + d, mask=real, other=0.0)
+        slowest = tl.full([BD], float("-inf"), tl.float32)
         c_most = tl.zeros([TILE // 2], tl.float32)
         b_most = tl.zeros([TILE // 2], tl.float32)
-        for n in range(N):
-            slowest = tl.maximum(slowest, tl.load(A + n * heads + d, mask=real, other=0.0))
-            c_most = tl.maximum(c_most, tl.abs(tl.load(t_at + n * c_state, mask=t_in, other=0.0)))
-            b_most = tl.maximum(b_most, tl.abs(tl.load(s_at + n * b_state, mask=s_in, other=0.0)))
+        for states in range(0, N, 16):
+            n = states + tl.arange(0, 16)
+            known = (n < N)[:, None] & real[None, :]
+            decays = tl.load(A + n[:, None] * heads + d[None, :], mask=known, other=float("-inf"))
+            slowest = tl.maximum(slowest, tl.max(decays, axis=0))
+            known = t_in[:, None] & (n < N)[None, :]
+            c_n = tl.load(t_at[:, None] + n[None, :] * c_state, mask=known, other=0.0)
+            c_most = tl.maximum(c_most, tl.max(tl.abs(c_n), axis=1))
+            known = s_in[:, None] & (n < N)[None, :]
+            b_n = tl.load(s_at[:, None] + n[None, :] * b_state, mask=known, other=0.0)
+            b_most = tl.maximum(b_most, tl.max(tl.abs(b_n), axis=1))
+        slowest = tl.where(real, slowest, 0.0)
         decayed = tl.exp2(S_t * slowest[None, :] - less)
         if LEFT:
             decayed *= tl.abs(gate)
