@@ -219,7 +219,7 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
     )
     decays = torch.mul(A.T, math.log2(math.e), out=A.new_empty(state, heads))
     # what is read along the length lies side by side
-    b, c = (_turned(t, tiles * tile) for t in (b, c))
+    b, c = (_turned(t, (tiles + tiles % 2) * tile) for t in (b, c))
     gate = delta if left is None else left
     cut = (length, heads, groups, heads // groups, heads // bc_groups)
     scale = groups / heads
@@ -239,8 +239,8 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
         UNROLLED=math.gcd(state, UNROLLED["near"]),
         **LAUNCH["near"],
     )
-    levels = (min(tile, length) - 1).bit_length() - NEAR.bit_length() + 1
-    if levels > 0:
+    levels = max((min(tile, length) - 1).bit_length() - NEAR.bit_length() + 1, 0)
+    if hopper is None and levels:
         kernel.levels[(tiles * strip_splits, levels, matrices)](
             *(*diagonal, strip_splits, scale, *strides),
             **common,
@@ -256,22 +256,42 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
     if plan.below:
         before = delta.new_empty(batch, tiles + 1, heads, dtype=torch.float64)
         kernel.starts[(-(-heads // 32), batch)](totals, before, tiles, heads, STEP=TOGETHER, CHANNELS=32)
-        units, gaps = delta.new_empty(matrices, 2, length), delta.new_empty(matrices, plan.below)
+        kinds = 2 if hopper is None else 2 + levels
+        units, gaps = delta.new_empty(matrices, kinds, length), delta.new_empty(matrices, plan.below)
         kernel.bounds[(-(-length // 8) + plan.below, matrices)](
-            *(since, until, written, before, decays.amax(0), b, c, gate, units, gaps, *cut, tiles, *strides),
+            *(since, rest, until, written, before, decays.amax(0), b, c, gate, units, gaps, *cut, tiles, *strides),
             **common,
             ROWS=8,
             BD=128,
+            NEAR=NEAR,
+            LEVELS=kinds - 2,
         )
         channels, chunks = plan.cut(CHANNELS)
-        given = (since, until, written, before, decays, b, c, gate, units, gaps, packed, *packed.stride()[:2])
-        common |= {"BD": channels, "TERMS": terms, "FLOOR": FLOOR, "PACKED": splits > 1}
-        common["STATES"] = min(16, 1 << (state - 1).bit_length())
-        run = kernel.tiles if hopper is None else hopper.tiles
-        how = {"num_warps": 8 if tile == 128 else 4} if hopper is None else {"HIDDEN": HIDDEN, **LAUNCH["tiles"]}
-        run[(plan.below * splits, matrices)](
-            *(*given, *cut, plan.segment, chunks, splits, scale, *strides), **common, **how
-        )
+        given = (until, written, before, decays, b, c, gate, units, gaps, kinds)
+        common |= {"BD": channels, "TERMS": terms, "FLOOR": FLOOR, "STATES": min(16, 1 << (state - 1).bit_length())}
+
+        def tiles_by(
+            run: Any, first: tuple[Any, ...], target: Tensor, programs: tuple[int, ...], shares: int, **how
+        ) -> None:
+            run[programs](
+                *(*first, *given, target, *target.stride()[:2], *cut, plan.segment, chunks, shares, scale, *strides),
+                **common,
+                **how,
+            )
+
+        grid = (plan.below * splits, matrices)
+        if hopper is None:
+            tiles_by(kernel.tiles, (since,), packed, grid, splits, PACKED=splits > 1, num_warps=8 if tile == 128 else 4)
+        else:
+            how = {"NEAR": NEAR, "HIDDEN": HIDDEN, **LAUNCH["tiles"]}
+            pairs = -(-tiles // 2) * strip_splits
+            tiles_by(
+                *(hopper.tiles, (since, rest), strip, (pairs, matrices, levels), strip_splits),
+                PACKED=False,
+                DIAGONAL=True,
+                **how,
+            )
+            tiles_by(hopper.tiles, (since, rest), packed, grid, splits, PACKED=splits > 1, DIAGONAL=False, **how)
     kernel.gather[(tiles**2 * (tile // 8), matrices)](
         *(packed, strip, out, *packed.stride()[:2], *strip.stride()[:2]),
         *(length, splits if splits > 1 else 0, strip_splits),
