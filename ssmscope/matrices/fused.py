@@ -26,13 +26,13 @@ TILE = 128  # rows of the tiles; their sums fill half the registers of a GPU's p
 NEAR = 8  # rows of the triangles on the diagonal
 CHANNELS = 32  # in one step of the tiles' products, times one state
 WIDE = 32  # in one step of what is on the diagonal
-ROWS = 32  # of pairs in a program for the triangles
+ROWS = 64  # of pairs in a program for the triangles
 LAUNCH: dict[str, dict[str, Any]] = {
     "near": {"num_warps": 4},
-    "levels": {"num_warps": 8},
-    "tiles": {"STAGES": 3, "REGISTERS": 80, "num_warps": 4},  # of a Hopper GPU
+    "levels": {"num_warps": 4, "num_stages": 1},
 }
-UNROLLED = {"near": 16, "levels": 2}  # states of a step of the loop over them
+HOPPER = {1: {"STAGES": 4, "REGISTERS": 80}, 2: {"STAGES": 3, "REGISTERS": 72}}  # by the parts of an operand
+UNROLLED = {"near": 8, "levels": 2}  # states of a step of the loop over them
 FILL = 132  # programs of the tiles that run at once
 SHARES = 4  # the most matrices' worth of memory that sums of shares of the channels may take
 TOGETHER = 64  # tiles whose sums of steps are summed at a time
@@ -99,7 +99,7 @@ def mean(
     if out.numel():
         hopper = None
         if delta.device.type == "cuda" and plan.tile == 128 and plan.below:
-            hopper = _hopper(delta.device.index)
+            hopper = _hopper(delta.device.index, PRECISIONS[precision])
         with torch.no_grad(), on(delta):
             _make(out, plan, b, c, delta, A, left, right, PRECISIONS[precision], hopper)
     return out
@@ -219,7 +219,7 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
     )
     decays = torch.mul(A.T, math.log2(math.e), out=A.new_empty(state, heads))
     # what is read along the length lies side by side
-    b, c = (_turned(t, (tiles + tiles % 2) * tile) for t in (b, c))
+    b, c = (_turned(t, tiles * tile) for t in (b, c))
     gate = delta if left is None else left
     cut = (length, heads, groups, heads // groups, heads // bc_groups)
     scale = groups / heads
@@ -239,8 +239,8 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
         UNROLLED=math.gcd(state, UNROLLED["near"]),
         **LAUNCH["near"],
     )
-    levels = max((min(tile, length) - 1).bit_length() - NEAR.bit_length() + 1, 0)
-    if hopper is None and levels:
+    levels = (min(tile, length) - 1).bit_length() - NEAR.bit_length() + 1
+    if levels > 0:
         kernel.levels[(tiles * strip_splits, levels, matrices)](
             *(*diagonal, strip_splits, scale, *strides),
             **common,
@@ -256,42 +256,23 @@ def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: Mod
     if plan.below:
         before = delta.new_empty(batch, tiles + 1, heads, dtype=torch.float64)
         kernel.starts[(-(-heads // 32), batch)](totals, before, tiles, heads, STEP=TOGETHER, CHANNELS=32)
-        kinds = 2 if hopper is None else 2 + levels
-        units, gaps = delta.new_empty(matrices, kinds, length), delta.new_empty(matrices, plan.below)
+        units, gaps = delta.new_empty(matrices, 2, length), delta.new_empty(matrices, plan.below)
         kernel.bounds[(-(-length // 8) + plan.below, matrices)](
-            *(since, rest, until, written, before, decays.amax(0), b, c, gate, units, gaps, *cut, tiles, *strides),
+            *(since, until, written, before, decays.amax(0), b, c, gate, units, gaps, *cut, tiles, *strides),
             **common,
             ROWS=8,
             BD=128,
-            NEAR=NEAR,
-            LEVELS=kinds - 2,
         )
         channels, chunks = plan.cut(CHANNELS)
-        given = (until, written, before, decays, b, c, gate, units, gaps, kinds)
-        common |= {"BD": channels, "TERMS": terms, "FLOOR": FLOOR, "STATES": min(16, 1 << (state - 1).bit_length())}
-
-        def tiles_by(
-            run: Any, first: tuple[Any, ...], target: Tensor, programs: tuple[int, ...], shares: int, **how
-        ) -> None:
-            run[programs](
-                *(*first, *given, target, *target.stride()[:2], *cut, plan.segment, chunks, shares, scale, *strides),
-                **common,
-                **how,
-            )
-
-        grid = (plan.below * splits, matrices)
-        if hopper is None:
-            tiles_by(kernel.tiles, (since,), packed, grid, splits, PACKED=splits > 1, num_warps=8 if tile == 128 else 4)
-        else:
-            how = {"NEAR": NEAR, "HIDDEN": HIDDEN, **LAUNCH["tiles"]}
-            pairs = -(-tiles // 2) * strip_splits
-            tiles_by(
-                *(hopper.tiles, (since, rest), strip, (pairs, matrices, levels), strip_splits),
-                PACKED=False,
-                DIAGONAL=True,
-                **how,
-            )
-            tiles_by(hopper.tiles, (since, rest), packed, grid, splits, PACKED=splits > 1, DIAGONAL=False, **how)
+        given = (since, until, written, before, decays, b, c, gate, units, gaps, packed, *packed.stride()[:2])
+        common |= {"BD": channels, "TERMS": terms, "FLOOR": FLOOR, "PACKED": splits > 1}
+        common["STATES"] = min(16, 1 << (state - 1).bit_length())
+        run, how = kernel.tiles, {"num_warps": 8 if tile == 128 else 4}
+        if hopper is not None:
+            run, how = hopper.tiles, {"num_warps": 4, **HOPPER[terms]}
+            common["HIDDEN"] = HIDDEN
+        rest_given = (*cut, plan.segment, chunks, splits, scale, *strides)
+        run[(plan.below * splits, matrices)](*given, *rest_given, **common, **how)
     kernel.gather[(tiles**2 * (tile // 8), matrices)](
         *(packed, strip, out, *packed.stride()[:2], *strip.stride()[:2]),
         *(length, splits if splits > 1 else 0, strip_splits),
@@ -310,22 +291,26 @@ def _turned(t: Tensor, length: int) -> Tensor:
 
 
 @functools.cache
-def _hopper(index: int) -> ModuleType | None:
-    """The module of the kernel for Hopper GPUs, where this GPU is one and the installed triton compiles it: Gluon, in
-    which it is written, may change from version to version."""
+def _hopper(index: int, terms: int) -> ModuleType | None:
+    """The module of the kernel for Hopper GPUs, where this GPU is one and the installed triton makes of it what gives
+    the right numbers: Gluon, in which it is written, may change from version to version."""
     if torch.cuda.get_device_capability(index) != (9, 0):
         return None
-    device = torch.device("cuda", index)
-    one = torch.ones(1, 2 * TILE, 1, 1, device=device)
+    device, length, heads, state = torch.device("cuda", index), 2 * TILE, 40, 3
+    b = torch.arange(length * state, device=device, dtype=torch.float32).sin().view(1, length, 1, state)
+    c = torch.arange(length * state, device=device, dtype=torch.float32).cos().view(1, length, 1, state)
+    delta, A = c.new_ones(1, length, heads), c.new_zeros(heads, state)
     try:
         from ssmscope.matrices import fused_hopper
 
-        plan, out = _plan(1, 2 * TILE, 1, 1, 1, 1, TILE), one.new_empty(1, 1, 2 * TILE, 2 * TILE)
-        with on(one):
-            _make(out, plan, one, one, one[..., 0], one[0, :1, 0], None, None, 2, fused_hopper)
+        plan, out = _plan(1, length, heads, state, 1, 1, TILE), c.new_empty(1, 1, length, length)
+        with on(c):
+            _make(out, plan, b, c, delta, A, None, None, terms, fused_hopper)
     except kernels.faults(ImportError, AttributeError, TypeError, ValueError, AssertionError):
         return None
-    return fused_hopper
+    expected = (c[0, :, 0].double() @ b[0, :, 0].double().mT).tril()
+    near = (out[0, 0] - expected).abs().max() <= (1e-5 if terms == 2 else 1e-2)
+    return fused_hopper if near else None
 
 
 def _attempt(one: Tensor) -> Tensor:

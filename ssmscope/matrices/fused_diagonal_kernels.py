@@ -125,8 +125,8 @@ def levels(
         decayed = tl.exp2(S_s * slowest[None, :] - less) * tl.abs(w)
         s_unit = unit_of(b_most * tl.maximum(tl.max(decayed, axis=1), LEAST_SHARE))
         t_over, s_over = one_over(t_unit), one_over(s_unit)
-        part = tl.zeros([TILE // 2, TILE // 2], tl.float32)
         for states in range(0, N, UNROLLED):
+            part = tl.zeros([TILE // 2, TILE // 2], tl.float32)
             for k in tl.static_range(UNROLLED):
                 n = states + k
                 A_n = tl.load(A + n * heads + d, mask=real, other=0.0)
@@ -139,7 +139,8 @@ def levels(
                 P_high, P_low = in_parts(P, True, TERMS)
                 Q_high, Q_low = in_parts(Q, True, TERMS)
                 part = dot(part, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS)
-        acc += part * t_unit[:, None] * s_unit[None, :]
+            # the tensor cores cut what they add to a sum, so that they are given short ones
+            acc += part * t_unit[:, None] * s_unit[None, :]
 
     target += split.to(tl.int64) * split_step + matrix * matrix_step
     same = (start[:, None] == start[None, :]) & t_in[:, None] & s_in[None, :]

@@ -128,7 +128,6 @@ def _exponent(most, share):
 @triton.jit
 def bounds(
     since,
-    rest,
     until,
     written,
     before,
@@ -159,13 +158,11 @@ def bounds(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     BD: tl.constexpr,
-    NEAR: tl.constexpr,
-    LEVELS: tl.constexpr,
     LEFT: tl.constexpr,
 ):
-    """`units` (matrices, 2 + LEVELS, length): the binary exponents of what a tile's rows are held over, its columns,
-    and, for each of the LEVELS of `levels`, both. `gaps` (matrices, tiles below the diagonal): how far the slowest state
-    has decayed between the tiles, in powers of two. `slowest` (heads) holds the largest A / log 2 of a channel."""
+    """`units` (matrices, 2, length): the binary exponents of what a tile's rows and its columns are held over. `gaps`
+    (matrices, tiles below the diagonal): how far the slowest state has decayed between the tiles, in powers of two.
+    `slowest` (heads) holds the largest A / log 2 of a channel."""
     program, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, group = matrix // groups, (matrix % groups).to(tl.int32)
     blocks = tl.cdiv(length, ROWS)
@@ -173,12 +170,9 @@ def bounds(
     if program < blocks:
         t = program * ROWS + tl.arange(0, ROWS)
         t_in = t < length
-        level = tl.arange(0, 4)
         read = tl.full([ROWS], float("-inf"), tl.float32)
         wrote = tl.full([ROWS], float("-inf"), tl.float32)
-        both = tl.full([ROWS, 4], float("-inf"), tl.float32)
         since += row * length * heads
-        rest += row * length * heads
         until += row * length * heads
         written += row * length * heads
         for first in range(0, width, BD):
@@ -186,38 +180,19 @@ def bounds(
             inside = t_in[:, None] & (first + own < width)[None, :]
             place = t[:, None] * heads + d[None, :]
             A_d = tl.load(slowest + d, mask=first + own < width, other=0.0)[None, :]
-            high = tl.load(since + place, mask=inside, other=0.0)
-            write = tl.log2(tl.abs(tl.load(written + place, mask=inside, other=0.0)))
-            gate = tl.zeros([ROWS, BD], tl.float32)
+            decayed = tl.load(since + place, mask=inside, other=0.0) * A_d
             if LEFT:
-                gate_at = left + row * left_row + t[:, None] * left_step + d[None, :] * left_head
-                gate = tl.log2(tl.abs(tl.load(gate_at, mask=inside, other=0.0)))
-            share = high * A_d + gate
-            read = tl.maximum(read, tl.max(tl.where(inside, share, float("-inf")), axis=1))
-            share = tl.load(until + place, mask=inside, other=0.0) * A_d + write
-            wrote = tl.maximum(wrote, tl.max(tl.where(inside, share, float("-inf")), axis=1))
-            if LEVELS > 0:
-                low = tl.load(rest + place, mask=inside, other=0.0)
-            for k in tl.static_range(LEVELS):
-                within = t % (2 * (NEAR << k))
-                pivot = tl.minimum(t - within + (NEAR << k), length) - 1
-                place = pivot[:, None] * heads + d[None, :]
-                S = high - tl.load(since + place, mask=inside, other=0.0)
-                S = tl.abs(S + (low - tl.load(rest + place, mask=inside, other=0.0)))
-                share = S * A_d + tl.where((within >= (NEAR << k))[:, None], gate, write)
-                most = tl.max(tl.where(inside, share, float("-inf")), axis=1)
-                both = tl.where((level == k)[None, :], tl.maximum(both, most[:, None]), both)
+                gate = left + row * left_row + t[:, None] * left_step + d[None, :] * left_head
+                decayed += tl.log2(tl.abs(tl.load(gate, mask=inside, other=0.0)))
+            read = tl.maximum(read, tl.max(tl.where(inside, decayed, float("-inf")), axis=1))
+            decayed = tl.load(until + place, mask=inside, other=0.0) * A_d
+            decayed += tl.log2(tl.abs(tl.load(written + place, mask=inside, other=0.0)))
+            wrote = tl.maximum(wrote, tl.max(tl.where(inside, decayed, float("-inf")), axis=1))
         bc_first, bc_last = group * width // bc_width, (group * width + width - 1) // bc_width
-        c_most = _vector_bound(c + row * c_row, c_step, c_group, c_state, t, t_in, bc_first, bc_last, N, ROWS)
-        b_most = _vector_bound(b + row * b_row, b_step, b_group, b_state, t, t_in, bc_first, bc_last, N, ROWS)
-        units += matrix * (2 + LEVELS) * length
-        tl.store(units + t, _exponent(c_most, read), mask=t_in)
-        tl.store(units + length + t, _exponent(b_most, wrote), mask=t_in)
-        if LEVELS > 0:
-            later = ((t[:, None] // (NEAR << level)[None, :]) % 2) == 1
-            exponent = _exponent(tl.where(later, c_most[:, None], b_most[:, None]), both)
-            place = (2 + level)[None, :] * length + t[:, None]
-            tl.store(units + place, exponent, mask=t_in[:, None] & (level < LEVELS)[None, :])
+        most = _vector_bound(c + row * c_row, c_step, c_group, c_state, t, t_in, bc_first, bc_last, N, ROWS)
+        tl.store(units + matrix * 2 * length + t, _exponent(most, read), mask=t_in)
+        most = _vector_bound(b + row * b_row, b_step, b_group, b_state, t, t_in, bc_first, bc_last, N, ROWS)
+        tl.store(units + (matrix * 2 + 1) * length + t, _exponent(most, wrote), mask=t_in)
     else:
         pair = program - blocks
         i, j = _place(pair, tiles)
@@ -229,6 +204,7 @@ def bounds(
             gap = tl.load(before + i * heads + channel, mask=real, other=0.0)
             gap = (gap - tl.load(before + (j + 1) * heads + channel, mask=real, other=0.0)).to(tl.float32)
             decayed = gap * tl.load(slowest + channel, mask=real, other=0.0)
+            decayed = tl.where(decayed == decayed, decayed, 0.0)  # a NaN lives
             slow = tl.maximum(slow, tl.where(real, decayed, float("-inf")))
         nearest = tl.minimum(tl.maximum(tl.max(slow, axis=0), -126.0), 126.0)
         tl.store(gaps + matrix * (tiles * (tiles - 1) // 2) + pair, nearest)
@@ -246,7 +222,6 @@ def tiles(
     left,
     units,
     gaps,
-    kinds,
     target,
     split_step,
     matrix_step,
@@ -294,8 +269,8 @@ def tiles(
     i, j = _place(pair, count)
     t, s = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     t_in, s_in = t < length, s < length
-    t_unit = tl.load(units + matrix * kinds * length + t, mask=t_in, other=0.0)
-    s_unit = tl.load(units + (matrix * kinds + 1) * length + s, mask=s_in, other=0.0)
+    t_unit = tl.load(units + matrix * 2 * length + t, mask=t_in, other=0.0)
+    s_unit = tl.load(units + (matrix * 2 + 1) * length + s, mask=s_in, other=0.0)
     nearest = tl.load(gaps + matrix * (count * (count - 1) // 2) + pair)
     t_over, s_over = tl.exp2(-t_unit), tl.exp2(-s_unit)
 
@@ -339,10 +314,16 @@ def tiles(
                 Q = tl.exp2(S_s * A_n[None, :] - s_less) * b_n[:, None] * w
                 P_high, P_low = in_parts(P, True, TERMS)
                 Q_high, Q_low = in_parts(Q, True, TERMS)
-                acc = dot(acc, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS)
+                if TERMS == 2:  # the tensor cores cut what they add to a sum, so that they are given short ones
+                    part = tl.zeros([TILE, TILE], tl.float32)
+                    acc += dot(part, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS) * scale
+                else:
+                    acc = dot(acc, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS)
 
     half = tl.exp2(0.5 * (t_unit[:, None] + (s_unit + nearest)[None, :]))  # twice: once might leave float32
-    acc = acc * half * half * scale
+    acc = acc * half * half
+    if TERMS == 1:
+        acc *= scale
     t_own, s_own = tl.arange(0, TILE), tl.arange(0, TILE)
     target += split.to(tl.int64) * split_step + matrix * matrix_step
     if PACKED:
