@@ -4,9 +4,9 @@
     python benchmarks/split.py --into /tmp/split --devices cuda:0 cuda:0    # one GPU beside the CPU
 
 A model of each family with random weights is saved in shards and loaded whole on the first GPU, in float32, then with
-each `device_map`. Printed is the largest difference relative to the largest value, of logits (also from float64 on the
-CPU), logits of a run from a state, the logit lens, survival of every layer, the implicit attention of the middle layer,
-relevance and gradient × input; and which devices hold it.
+each `device_map`. Printed is the largest difference from that relative to the largest value, and after a slash that
+from the same model in float64 there, of logits, logits of a run from a state, the logit lens, survival of every layer,
+the implicit attention of the middle layer, relevance and gradient × input; and which devices hold it.
 """
 
 from __future__ import annotations
@@ -93,8 +93,12 @@ def answers(model: Model, ids: list[list[int]]) -> dict[str, Callable[[], Tensor
     }
 
 
+def relative(found: Tensor, expected: Tensor) -> str:
+    return f"{((found - expected).abs().max() / expected.abs().max()).item():.1e}"
+
+
 def told(
-    kind: str, how: str, model: Model, ids: list[list[int]], whole: dict[str, Tensor], exact: Tensor
+    kind: str, how: str, model: Model, ids: list[list[int]], whole: dict[str, Tensor], exact: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     where = Counter(str(weight.device) for weight in model.module.parameters())
     cells, found = [], dict[str, Tensor]()
@@ -105,11 +109,8 @@ def told(
         except (RuntimeError, ValueError) as error:  # of one question; the others are still asked
             cells.append(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}")
             continue
-        expected = whole.get(name, found[name])
-        difference = ((found[name] - expected).abs().max() / expected.abs().max()).item()
-        cells.append(f"{difference:.1e} ({time.perf_counter() - start:.1f} s)")
-        if name == "logits":
-            cells[-1] += f", from float64 {((found[name] - exact).abs().max() / exact.abs().max()).item():.1e}"
+        apart = [relative(found[name], one[name]) for one in (whole, exact) if name in one]
+        cells.append(f"{' / '.join(apart)} ({time.perf_counter() - start:.1f} s)")
     places = ", ".join(f"{count} on {device}" for device, count in sorted(where.items()))
     print(f"| {kind} | {how} | {places} | " + " | ".join(cells) + f" | {model.fingerprint[:12]} |", flush=True)
     return found
@@ -140,8 +141,8 @@ def main() -> None:
         module.save_pretrained(directory, max_shard_size=options.shards)
         del module
         shards = len(list(directory.glob("*.safetensors")))
-        by_float64 = ssmscope.load(directory, dtype="float64")
-        exact = by_float64.logits(by_float64.encode(ids=ids))
+        by_float64 = ssmscope.load(directory, device=first, dtype="float64")
+        exact = told(kind, "whole, float64", by_float64, ids, {}, {})
         whole = told(kind, f"whole, {shards} shards", ssmscope.load(directory, device=first), ids, {}, exact)
         maps: dict[str, Any] = {} if first == second else {"balanced": "balanced", "auto": "auto"}
         for one, other in dict.fromkeys([(first, second), (first, "cpu"), ("cpu", first)]):
