@@ -183,7 +183,6 @@ class _Plan(NamedTuple):
         return channels, self.heads // self.groups // self.segment * -(-self.segment // channels)
 
 
-@functools.lru_cache
 def _plan(batch: int, length: int, heads: int, state: int, groups: int, bc_groups: int, tile: int) -> _Plan:
     plan = _Plan(batch, length, heads, state, groups, bc_groups, tile)
     return plan._replace(splits=_splits(plan), strip_splits=_strip_splits(plan))
