@@ -7,9 +7,9 @@
 PromptBench's side is its own `Attack`, whose evaluation asks the model one example at a time, here through the plain
 transformers model: one forward pass an example, and the likelier of the label words is the answer. (Its own models
 generate text instead, which takes longer.) Ours is `prompt_attack` without a cache on disk. Both are measured in the
-same run, and must agree in the accuracy of every prompt that both tried. (deepwordbug's searches part ways: PromptBench
-scores the prompt that it starts from as −1 − accuracy, and so takes any change of the first word.) Needs textattack,
-and promptbench installed with --no-deps.
+same run, and must agree in the accuracy of every prompt that both measured. (deepwordbug's searches part ways:
+PromptBench scores the prompt that it starts from as −1 − accuracy, and so takes any change of the first word.) Needs
+textattack, and promptbench installed with --no-deps.
 """
 
 from __future__ import annotations
@@ -76,20 +76,29 @@ def theirs(attack: str, prompt: str, evaluate: OneByOne, words: Sequence[str]) -
 
 
 def ours(model: Model, data: TextData, attack: str, prompt: str) -> tuple[float, dict[str, float], int]:
-    """Seconds, the accuracy under every prompt that was tried, and how many evaluations that makes."""
+    """Seconds, the accuracy under every prompt that was measured to the end, and how many evaluations it would be to
+    measure all that were tried."""
     accuracies: dict[str, float] = {}
-    judged = Judge.right
+    tried: set[str] = set()
+    right, fewer = Judge.right, Judge.fewer
 
-    def noted(self: Judge, prompts: Sequence[str]) -> np.ndarray:
-        right = judged(self, prompts)
-        accuracies.update(zip(prompts, right.mean(1).tolist()))
-        return right
+    def measured(self: Judge, prompts: Sequence[str]) -> np.ndarray:
+        found = right(self, prompts)
+        tried.update(prompts)
+        accuracies.update(zip(prompts, found.mean(1).tolist()))
+        return found
 
-    with patch.object(Judge, "right", noted):
+    def counted(self: Judge, prompts: Sequence[str], than: int) -> np.ndarray:
+        found = fewer(self, prompts, than)
+        tried.update(prompts)
+        accuracies.update((each, number / len(data)) for each, number in zip(prompts, found.tolist()) if number < than)
+        return found
+
+    with patch.object(Judge, "right", measured), patch.object(Judge, "fewer", counted):
         start = time.perf_counter()
         prompt_attack(model, data, attacks=(attack,), template=prompt, seed=0)
         taken = time.perf_counter() - start
-    return taken, accuracies, len(accuracies) * len(data)
+    return taken, accuracies, len(tried) * len(data)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,13 @@
 `replay` asks them of a random model of a shape of large.py or timing.py: the searches, which cost the same whatever the
 model, are left out. PromptBench's loop is one forward pass an example, TextAttack's 32 texts at a time, padded to the
 longest of them, both through the model's own forward pass in transformers, without optional kernels. Of theirs an even
-sample is run, for --seconds, and the rates of one run are compared. Seconds on a CPU are of the process, on one thread.
+sample is run, for --seconds, and the rates of one run are compared: evaluations that a search of theirs makes, over the
+seconds in which theirs and ours make them or find that they need not. Seconds on a CPU are of the process, on one
+thread.
+
+Behind each ratio stand the tokens that theirs and ours run, padding included, and the bound of what can be gained with
+the same answers: every beginning that the texts of the attack share run once, and of these tokens the matrix products
+alone, as many at a time as ours runs at most.
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,9 +34,10 @@ from timing import SHAPES, classifier_on, machine, reader
 
 import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
-from ssmscope.attacks.prompts.search import Judge
 from ssmscope.attacks.words.measure import forks
-from ssmscope.evaluation import Evaluator, label_words
+from ssmscope.evaluation import Evaluator, Template, label_words, running
+from ssmscope.evaluation.encoded import token_rows
+from ssmscope.evaluation.forking import Rows, as_bytes
 from ssmscope.model import Model
 from ssmscope.tasks.prompts import CONTENT, content_of, prompts_of
 from ssmscope.tasks.text import TextData, load_text
@@ -48,14 +56,16 @@ def record(options: argparse.Namespace) -> None:
     options.file.write_text(json.dumps(found))
 
 
-def asked_of_prompts(data: TextData, attack: str) -> list[list[str]]:
-    """The prompts that an attack tries, in the waves in which ours asks about them."""
+def asked_of_prompts(data: TextData, attack: str) -> list[tuple[list[str], list[int]]]:
+    """The prompts that an attack tries and the examples that it fills in, in the waves in which ours asks about
+    them."""
     template = f"{prompts_of('sst2').templates[0].partition(CONTENT)[0].rstrip()} {CONTENT}\nAnswer"
-    waves: list[list[str]] = []
+    rows = {content_of("sst2", text): row for row, text in enumerate(data.texts)}
+    waves: list[tuple[list[str], list[int]]] = []
     grid = Evaluator.grid
 
-    def noted(self: Evaluator, templates: Sequence[Any], contents: Sequence[str]) -> np.ndarray:
-        waves.append([each.text for each in templates])
+    def noted(self: Evaluator, templates: Sequence[Template], contents: Sequence[str]) -> np.ndarray:
+        waves.append(([each.text for each in templates], [rows[content] for content in contents]))
         return grid(self, templates, contents)
 
     with patch.object(Evaluator, "grid", noted):
@@ -101,16 +111,52 @@ def sampled(run: Callable[[Any], int], work: Sequence[Any], seconds: float) -> t
     return done, clock() - start
 
 
-def prompts(model: Model, found: dict[str, Any], waves: list[list[str]], seconds: float) -> str:
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """How many tokens each batch has that ours runs, padding included."""
+    tokens: list[int] = []
+    run_batch = running.run_batch
+
+    def noted(model: Model, ids: np.ndarray, *given: Any, **how: Any) -> Any:
+        tokens.append(ids.size)
+        return run_batch(model, ids, *given, **how)
+
+    with patch.object(running, "run_batch", noted):
+        yield tokens
+
+
+def fewest(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens some texts have where they differ: what they begin with alike counts once."""
+    distinct = Rows.of(sorted(set(as_bytes(rows))))
+    return int((distinct.lengths - distinct.shared()).sum())
+
+
+def products_alone(model: Model) -> float:
+    """Seconds a token of the layers' matrix products, of as many tokens as are run together."""
+    number = running.tokens_together(model)
+    layers = [part for mixer in model.mixers for part in mixer.modules() if type(part) is torch.nn.Linear]
+    inputs = {width: layers[0].weight.new_ones(number, width) for width in {part.in_features for part in layers}}
+
+    def run() -> None:
+        with torch.no_grad():
+            for part in layers:
+                torch.nn.functional.linear(inputs[part.in_features], part.weight)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return min(timed(run, model)[0] for _ in range(3)) / number
+
+
+def prompts(model: Model, found: dict[str, Any], waves: list[tuple[list[str], list[int]]], seconds: float) -> str:
     """An attack on prompts by both."""
     labels, contents = np.array(found["labels"]), found["contents"]
     right: dict[tuple[str, int], bool] = {}
 
-    def ours() -> Judge:
-        judge = Judge(Evaluator(model, words=found["words"]), contents, labels)
-        for wave in waves:
-            judge.right(wave)
-        return judge
+    def ours() -> Evaluator:
+        evaluator = Evaluator(model, words=found["words"])
+        for prompts, rows in waves:
+            evaluator.grid([Template(prompt) for prompt in prompts], [contents[row] for row in rows])
+        return evaluator
 
     @torch.no_grad()
     def one(place: tuple[str, int]) -> int:
@@ -121,12 +167,26 @@ def prompts(model: Model, found: dict[str, Any], waves: list[list[str]], seconds
         right[place] = int(logits[ids].argmax()) == labels[row]
         return 1
 
-    places = [(prompt, row) for wave in waves for prompt in wave for row in range(len(contents))]
-    taken, judge = timed(ours, model)
+    def filled(places: Sequence[tuple[str, int]]) -> list[str]:
+        return [prompt.replace(CONTENT, contents[row]) for prompt, row in places]
+
+    places = [
+        (prompt, row) for prompt in {prompt: 0 for some, _ in waves for prompt in some} for row in range(len(labels))
+    ]
+    asked = [(prompt, row) for prompts, rows in waves for prompt in prompts for row in rows]
+    with counted() as tokens:
+        taken, evaluator = timed(ours, model)
     one(places[0])
     theirs = sampled(one, places, seconds)
-    same = np.mean([judge.right([prompt])[0, row] == each for (prompt, row), each in right.items()])
-    return told(len(places), taken, *theirs) + f"; {same:.1%} of the answers the same"
+    both = sorted(right.keys() & set(asked))
+    answers = evaluator.answers(evaluator.scores(filled(both)))
+    same = np.mean([(answer == labels[row]) == right[prompt, row] for answer, (prompt, row) in zip(answers, both)])
+    run = sum(map(len, token_rows(model, filled(places))))
+    least = fewest(token_rows(model, filled(asked)))
+    return (
+        told(model, len(places), taken, *theirs, run, sum(tokens), least)
+        + f"; ours asks {len(set(asked)):,}, {same:.1%} of {len(both)} answers the same"
+    )
 
 
 def texts(model: Model, waves: list[list[str]], batches: list[list[str]], seconds: float) -> str:
@@ -146,11 +206,15 @@ def texts(model: Model, waves: list[list[str]], batches: list[list[str]], second
         logits.update(zip(texts, found.float().cpu().numpy()))
         return len(texts)
 
-    taken, evaluator = timed(ours, model)
+    with counted() as tokens:
+        taken, evaluator = timed(ours, model)
     batch(batches[0])
     theirs = sampled(batch, batches, seconds)
     apart = np.abs(evaluator.scores(list(logits)) - np.array(list(logits.values()))).max()
-    return told(sum(map(len, waves)), taken, *theirs) + f"; logits at most {apart:.1e} apart"
+    run = sum(len(batch) * max(map(len, token_rows(model, batch))) for batch in batches)
+    least = fewest(token_rows(model, [text for wave in waves for text in wave]))
+    number = sum(map(len, batches))
+    return told(model, number, taken, *theirs, run, sum(tokens), least) + f"; logits at most {apart:.1e} apart"
 
 
 def timed(run: Callable[[], Any], model: Model) -> tuple[float, Any]:
@@ -162,11 +226,14 @@ def timed(run: Callable[[], Any], model: Model) -> tuple[float, Any]:
     return clock() - start, found
 
 
-def told(number: int, taken: float, sampled: int, slow: float) -> str:
+def told(model: Model, number: int, taken: float, sampled: int, slow: float, run: int, ran: int, least: int) -> str:
+    ran //= 2 if model.device.type == "cuda" else 1  # which ran twice
     rates = number / taken, sampled / slow
+    bound = number / (least * products_alone(model)) / rates[1]
     return (
         f"ours {number:,} in {taken:.2f} s ({rates[0]:,.1f} a second), theirs {sampled:,} of them in {slow:.1f} s "
-        f"({rates[1]:,.1f} a second): {rates[0] / rates[1]:.1f}x"
+        f"({rates[1]:,.1f} a second): {rates[0] / rates[1]:.1f}x; tokens {run:,} by theirs, {ran:,} by ours "
+        f"({run / ran:.2f}x), {least:,} at least ({run / least:.2f}x), whose products alone would be {bound:.1f}x"
     )
 
 
@@ -181,9 +248,6 @@ def replay(options: argparse.Namespace) -> None:
         model = ssmscope.load(large.built(options.shape, dtype, options.device).module, tokenizer=tokenizer)
     where = torch.cuda.get_device_name() if options.device == "cuda" else machine()
     print(f"{options.shape}, {options.dtype}, {where}, torch {torch.__version__}", flush=True)
-    if options.limit is not None:
-        for name in ("labels", "contents"):
-            found[name] = found[name][: options.limit]
     for attack, waves in found["prompts"].items():
         print(f"{attack} on a prompt:", prompts(model, found, waves, options.seconds), flush=True)
     model = ssmscope.load(classifier_on(model.module), tokenizer=model.tokenizer)
@@ -198,7 +262,8 @@ def main() -> None:
         verb = verbs.add_parser(function.__name__, help=function.__doc__)
         verb.set_defaults(run=function)
         verb.add_argument("file", type=Path)
-        verb.add_argument("--limit", type=int, default=60 if function is record else None, help="examples")
+        if function is record:
+            verb.add_argument("--limit", type=int, default=60, help="examples")
     verb.add_argument("--shape", choices=(*SHAPES, *large.SHAPES), default="falcon")
     verb.add_argument("--device", default="cpu")
     verb.add_argument("--dtype", default="bfloat16")

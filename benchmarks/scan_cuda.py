@@ -111,6 +111,13 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
+def milliseconds(run: Callable[[], object], repeats: int) -> float:
+    """Of a call, among as many one after the other as take 20 ms, so that the first do not count for much."""
+    once = seconds(synchronised(run, 10), 1) / 10
+    calls = max(10, round(0.02 / once))
+    return 1e3 * seconds(synchronised(run, calls), repeats) / calls
+
+
 def limit(shape: tuple[int, ...], gradients: bool, bandwidth: float, clock: float) -> tuple[float, float]:
     """Milliseconds for the bytes at `bandwidth` TB/s, and for the exponentials at 16 a clock cycle and processor."""
     batch, length, channels, states = shape
@@ -139,7 +146,7 @@ def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) 
             found = run() if name.startswith("ours") else alike(run())
             held = torch.cuda.max_memory_allocated() / 2**30
             error = max(relative(a.reshape(b.shape), b) for a, b in zip(found, exact, strict=True))
-            taken, kernels = (1e2 * seconds(synchronised(f, 10), repeats) for f in (run, recorded(run)))
+            taken, kernels = (milliseconds(f, repeats) for f in (run, recorded(run)))
             numbers = f"{taken:>9.3f} {kernels:>9.3f} {error:>11.1e} {held:>7.1f}"
             print(f"{label:<24} {what:<20} {name:<20} {numbers}", flush=True)
         by_bytes, by_exponentials = limit(shape, gradients, bandwidth, clock)

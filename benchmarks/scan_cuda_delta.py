@@ -3,8 +3,9 @@
     python benchmarks/scan_cuda_delta.py
     python benchmarks/scan_cuda_delta.py --shapes 1x8192x32x128x128x16
 
-Ours is `ssm.scan` from float32 terms, and what is left of every token (`survival.left_norms`); flash-linear-attention's
-is `chunk_gated_delta_rule` from bfloat16 terms, where the package can be imported.
+Ours is `ssm.scan` from float32 terms and from x, b and c in bfloat16, and what is left of every token
+(`survival.left_norms`); flash-linear-attention's is `chunk_gated_delta_rule` from bfloat16 terms, where the package can
+be imported.
 Columns as in `scan_cuda_mamba2`; the limit is the time in which the card reads inputs and writes outputs once.
 """
 
@@ -25,6 +26,7 @@ from ssmscope.training.fitting import matrix_products
 SHAPES = ("1x8192x32x128x128x16", "8x2048x32x128x128x16")
 """Batch × length × heads × width × states × heads of keys: Qwen3-Next's layers."""
 NAMES = ("x", "b", "c", "log_a", "beta")
+OURS = (("highest", torch.float32), ("high", torch.float32), ("medium", torch.float32), ("medium", torch.bfloat16))
 Work = Callable[[], list[torch.Tensor]]
 
 
@@ -78,11 +80,12 @@ def table(shape: str, peer: Callable | None, bandwidth: float) -> None:
             taken = milliseconds(work)
             held = (torch.cuda.max_memory_allocated() - base) / 2**30
             least = "" if limit is None else f"{limit:>9.3f}"
-            print(f"{shape:<21} {what:<19} {how:<16} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)  # noqa: B023
+            print(f"{shape:<21} {what:<19} {how:<21} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)  # noqa: B023
 
-        for precision in ("highest", "high", "medium") if what == "forward" else ("highest",):
+        for precision, dtype in OURS if what != "survival" else OURS[:1]:
+            given = replace(r, **{name: getattr(r, name).to(dtype) for name in ("x", "b", "c")})
             with matrix_products(precision):
-                row(f"ours, {precision}", ours(r, what), limit)
+                row(f"ours, {precision}{'' if dtype == torch.float32 else ', 16 bits'}", ours(given, what), limit)
         if peer is not None and what != "survival":
             row("theirs, bfloat16", theirs(peer, r, what))
         row("torch", plain(ours(r, what)))
@@ -107,7 +110,7 @@ def main() -> None:
     why = delta_fused.why_not() or "in use"
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {why}")
     peer = flash_linear_attention()
-    print(f"\n{'':<58} {'ms':>9} {'error':>9} {'GiB':>7} {'limit, ms':>9}")
+    print(f"\n{'':<63} {'ms':>9} {'error':>9} {'GiB':>7} {'limit, ms':>9}")
     for shape in options.shapes:
         table(shape, peer, options.bandwidth)
 

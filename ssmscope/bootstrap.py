@@ -21,8 +21,14 @@ class Estimate:
     low: float
     high: float
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether there is one to be shown: a bootstrap has none for one example, nor for a share of 0 or of 1."""
+        return self.low < self.high
+
     def __str__(self) -> str:
-        return "not defined" if math.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        ends = f" [{self.low:.3f}, {self.high:.3f}]" if self.has_interval else ""
+        return "not defined" if math.isnan(self.value) else f"{self.value:.3f}{ends}"
 
     def times(self, factor: float) -> Estimate:
         return Estimate(self.value * factor, self.low * factor, self.high * factor)

@@ -146,12 +146,13 @@ def encode_values(
     if patch is not None and shape is not None:
         given = in_patches(given, *image_form(channels, shape, patch), patch)
     if given.ndim != 3 or 0 in given.shape or given.shape[2] != channels:
-        raise InputError(f"pixels {tuple(given.shape)} were given; the model reads (images, length, {channels})")
+        what = "pixels" if patch is None else "patches"
+        raise InputError(f"{what} {tuple(given.shape)} were given; the model reads (images, length, {channels})")
     images, length = given.shape[:2]
     if max_tokens is not None and length + 1 > max_tokens:
         raise InputError(
-            f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a pixel, the last "
-            "one the class token): raise --max-tokens"
+            f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a "
+            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise --max-tokens"
         )
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -32,20 +32,37 @@ def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = No
     Raises:
         InputError: for weights that are not in memory.
     """
+    return versions_to_come(weights, settings)()
+
+
+def versions_to_come(
+    weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+) -> Callable[[], dict[str, int]]:
+    """What gives `versions`: a GPU has its part of the work from now on, and is waited for when they are asked for.
+
+    Raises:
+        InputError: as `versions`.
+    """
     there = {
         name: value for name, value in weights.items() if isinstance(value, Tensor) and value.device.type == "cuda"
     }
-    found = hashes(there)
-    for name, value in weights.items():
-        if name in there:
-            continue
-        digest = xxhash.xxh3_64()
-        for part in _parts(value, name):
-            digest.update(part.numpy().data if isinstance(part, Tensor) else part)
-        found[name] = digest.intdigest()
-    for name, setting in (settings or {}).items():
-        found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(json.dumps(setting, sort_keys=True, default=str).encode())
-    return found
+    on_gpus = _hashes_to_come(there)
+
+    def all_of_them() -> dict[str, int]:
+        found = on_gpus()
+        for name, value in weights.items():
+            if name in there:
+                continue
+            digest = xxhash.xxh3_64()
+            for part in _parts(value, name):
+                digest.update(part.numpy().data if isinstance(part, Tensor) else part)
+            found[name] = digest.intdigest()
+        for name, setting in (settings or {}).items():
+            said = json.dumps(setting, sort_keys=True, default=str)
+            found[f"adapter {name}"] = xxhash.xxh3_64_intdigest(said.encode())
+        return found
+
+    return all_of_them
 
 
 def fingerprint(config: Any, weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> str:
@@ -137,7 +154,10 @@ def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
     Raises:
         InputError: for weights that are not in memory.
     """
-    found: dict[str, int] = {}
+    return _hashes_to_come(values)()
+
+
+def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]]:
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in values.items():
         flat = _bytes(value, name)
@@ -145,6 +165,7 @@ def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
         if odd or flat.data_ptr() % 4:
             flat = torch.cat([flat, flat.new_zeros(4 - odd)])
         by_device.setdefault(value.device, {})[name] = flat.view(torch.int32)
+    found: list[tuple[dict[str, Tensor], Tensor]] = []
     for device, own in by_device.items():
         each = list(own.values())
         sums = (
@@ -152,8 +173,8 @@ def hashes(values: Mapping[str, Tensor]) -> dict[str, int]:
             if word_sums.applicable(each)
             else torch.stack([_sum_of_words(words, *_factors(device)) for words in each])
         )
-        found |= zip(own, sums.tolist(), strict=True)
-    return found
+        found.append((own, sums))
+    return lambda: {name: word for own, sums in found for name, word in zip(own, sums.tolist(), strict=True)}
 
 
 def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

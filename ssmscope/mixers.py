@@ -90,7 +90,7 @@ def reader_of(mixer: nn.Module) -> Architecture:
 
 
 def _reader(module: nn.Module) -> Architecture | None:
-    kind = type_before_parametrizations(module)
+    kind: Any = type_before_parametrizations(module) if "parametrizations" in module._modules else type(module)
     if kind not in _READERS and kind.__module__ in _WAITING:
         register(_WAITING[kind.__module__]())
         _WAITING.pop(kind.__module__, None)  # another thread may have been here
@@ -111,6 +111,8 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     """
     if _reader(module) is not None:
         return [module]
+    if not module._modules:  # most parts
+        return []
     inside = innermost(module)
     if inside is not module and _reader(inside) is not None:
         raise InputError(
@@ -190,7 +192,8 @@ def fast_scan(
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
     parts = list(module.modules())
-    caching = [part for part in parts if getattr(getattr(part, "config", None), "use_cache", False)]
+    configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
+    caching = [part for part in configured if getattr(part.config, "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
@@ -199,8 +202,9 @@ def fast_scan(
     norms = [
         (part, partial(_normed, part))
         for part in parts
-        if type(part).__name__ in passes.NORMS and part.weight.device.type == "cuda" and taker_of(part) is None
+        if type(part).__name__ in passes.NORMS and _on_gpu(part.weight) and taker_of(part) is None
     ]
+    blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
@@ -210,8 +214,12 @@ def fast_scan(
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over([*handlers, *norms]))
+        around.enter_context(taken_over([*handlers, *norms, *blocks]))
         yield
+
+
+def _on_gpu(t: Tensor) -> bool:
+    return t.device.type == "cuda"
 
 
 CACHES = ("cache_params", "past_key_values", "state")
@@ -305,6 +313,49 @@ def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     if compiling() and args[0].shape[-1] <= fused_parts.MOST and fused_parts.applicable(*terms):
         return fused_parts.rms_norm(*terms, float(norm.variance_epsilon))
     return below(*args)
+
+
+BLOCKS = ("MambaBlock", "FalconMambaBlock", "Mamba2Block")
+"""The libraries' blocks that add mixer(norm(x)) to x."""
+
+
+class _Residual:
+    """The blocks of one run, in order: what a block adds and the norm of the next one are found in one pass, where
+    there is a kernel and nobody sees the norm."""
+
+    def __init__(self) -> None:
+        self.normed: tuple[Tensor, int, Tensor] | None = None  # of a block's output, as it was then
+
+    @classmethod
+    def handlers(cls, parts: Sequence[nn.Module]) -> list[tuple[nn.Module, Callable[..., Any]]]:
+        """Of all blocks but the last."""
+        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and _on_gpu(p.norm.weight)]
+        run = cls()
+        return [(block, partial(run.block, block, after)) for block, after in zip(blocks, [*blocks[1:], None])]
+
+    def block(self, block: Any, after: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+        """The output of a block, which another one comes after."""
+        known = len(args) == 1 and set(kwargs) <= {"cache_params", "cache_position", "attention_mask"}
+        if not known or not is_own(block, below) or not passes.applicable(args[0]):
+            return below(*args, **kwargs)
+        (x,), norm = args, block.norm
+        normed, self.normed = self.normed, None
+        ready = normed is not None and normed[0] is x and normed[1] == x._version and _unseen(norm)
+        added = block.mixer(normed[2] if ready and normed else norm(x.to(norm.weight.dtype)), **kwargs)
+        x = x.float() if block.residual_in_fp32 and x.dtype != torch.float32 else x
+        own = after is not None and _unseen(after.norm)
+        if not own or not passes.applicable(x, added, after.norm.weight) or x.shape[-1] > passes.MOST:
+            return x + added
+        total, following = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
+        self.normed = total, total._version, following
+        return total
+
+
+def _unseen(norm: Any) -> bool:
+    """Whether a norm is run by `_normed` alone, and no hook sees it."""
+    taker = taker_of(norm)
+    plain = isinstance(taker, partial) and taker.func is _normed and is_own(norm, norm.forward)
+    return plain and not norm._forward_hooks and not norm._forward_pre_hooks
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:

@@ -18,7 +18,7 @@ from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values
 from ssmscope.errors import InputError
-from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions
+from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
@@ -299,6 +299,7 @@ class Model:
         keep_inputs: bool | Sequence[int] = True,
         retention: bool = True,
         visit: Callable[[int, Sequence[int], LayerTrace], None] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Trace:
         """Run the model and record what its layers did.
 
@@ -306,7 +307,7 @@ class Model:
         (`keep_inputs`), or that of the layers with these numbers, and a layer's other terms are recomputed from it when
         `trace.layers[i]` is asked for; without, the trace has no layers, and a long text costs the memory of one layer.
         `visit` is called as the model runs, with a layer's number, the rows that run together, and the layer's terms on
-        them: what it takes from these need not be recomputed.
+        them: what it takes from these need not be recomputed. `meanwhile` is called while a GPU still runs.
 
         Within `edited` it is that of the edited run; edits of scans are in its retention and logits, not in its layers.
 
@@ -345,7 +346,9 @@ class Model:
             logits[places] = last
         assert logits is not None
         numbers, keeps = self.layer_numbers, memory_of(self.module)  # here: a GPU still runs
-        weights = self._versions()
+        coming = versions_to_come(stored_weights(self.module), adapters(self.module))
+        meanwhile()
+        weights = coming()
         for each in answered:
             self._checked(each)
 

@@ -50,12 +50,13 @@ class Range:
     def describe(self, whole: bool) -> str:
         """ "a whole number from 1 on"."""
         kind = "a whole number" if whole else "a number"
+        low, high = (f"{end:,.12g}" for end in (self.low, self.high))
         if self.strict:
-            ends = f" above {self.low:g}" * math.isfinite(self.low) + " and" * math.isfinite(self.low + self.high)
-            return kind + ends + f" below {self.high:g}" * math.isfinite(self.high)
+            ends = f" above {low}" * math.isfinite(self.low) + " and" * math.isfinite(self.low + self.high)
+            return kind + ends + f" below {high}" * math.isfinite(self.high)
         if math.isfinite(self.high):
-            return f"{kind} from {self.low:,g} to {self.high:,g}" if math.isfinite(self.low) else kind
-        return f"{kind} from {self.low:g} on" if math.isfinite(self.low) else kind
+            return f"{kind} from {low} to {high}" if math.isfinite(self.low) else kind
+        return f"{kind} from {low} on" if math.isfinite(self.low) else kind
 
 
 @dataclass(frozen=True)

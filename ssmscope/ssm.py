@@ -301,11 +301,11 @@ def scan(
     backward pass. Exponentials are taken of sums over segments and never divided, so where states decay neither values
     nor gradients overflow. Decays below e⁻⁸⁰ (float32) are treated as e⁻⁸⁰, or on a GPU may be 0. With one decay per
     head, or by the delta rule, on a GPU, products are as exact as torch's own: `torch.set_float32_matmul_precision`
-    chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), by the delta rule forward alone:
-    its gradients have 22 bits always. With one decay per head terms may be of 16 bits there.
+    chooses 22 bits ("highest", the default), the 11 of TF32 ("high") or 8 ("medium"), and terms may be of 16 bits.
 
     Args:
-        recurrence: the terms, see `Recurrence`; float32 or float64, with one decay per head on a GPU also 16 bits.
+        recurrence: the terms, see `Recurrence`; float32 or float64, on a GPU with one decay per head or by the delta
+            rule also 16 bits.
         initial: H_0, zero when absent. A run cut in two, the second started from the first's state, is the whole run.
         retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
             scan computes anyway (no gradient flows through it).
@@ -324,10 +324,11 @@ def scan(
         log_a = recurrence.log_decay().squeeze(-1)
         if state == 1 and recurrence.b.shape[2] == heads and length:
             H = single.scan(log_a, recurrence.written * recurrence.b, _start(recurrence, initial).squeeze(-1))
-            y, final = H * recurrence.c, H[:, -1].unsqueeze(-1)
+            y, final = with_skip(H * recurrence.c, recurrence.x, recurrence.D), H[:, -1].unsqueeze(-1)
         else:
-            y, final = scalar.scan(log_a, recurrence.b, recurrence.c, recurrence.x, initial, recurrence.delta)
-        kept = log_a.detach().exp().mean(-1) if retention else None
+            r = recurrence
+            y, final = scalar.scan(log_a, r.b, r.c, r.x, initial, r.delta, r.D)
+        return Scan(y, final, log_a.detach().exp().mean(-1) if retention else None)
     elif width > 1:
         log_a = recurrence.log_decay()
         y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, _start(recurrence, initial))
@@ -337,7 +338,7 @@ def scan(
             recurrence.x,
             recurrence.b,
             recurrence.c,
-            _start(recurrence, initial),
+            initial,
             recurrence.delta,
             recurrence.A,
             recurrence.log_a,

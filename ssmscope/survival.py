@@ -36,7 +36,7 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
     `half_lives` are tested against."""
     x, length = recurrence.x, recurrence.x.shape[1]
     each = {n: v.repeat_interleave(length, 0) for n in ssm.OVER_TIME if (v := getattr(recurrence, n, None)) is not None}
-    alone = x.unsqueeze(1) * torch.eye(length, dtype=x.dtype)[..., None, None]  # (batch, s, t, heads, width)
+    alone = x.unsqueeze(1) * torch.eye(length).to(x)[..., None, None]  # (batch, s, t, heads, width)
     each["x"] = alone.flatten(0, 1)
     return ssm.scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 
@@ -76,12 +76,14 @@ def _left_sums(recurrence: Recurrence) -> Float[Tensor, "batch length one"]:
 
 
 def _on_gpu(recurrence: Recurrence, *, each: bool) -> Tensor | None:
-    """`passes.left` of Mamba-1's case on a GPU; None elsewhere."""
+    """`passes.left` of Mamba-1's case and `passes.left_of_heads` of Mamba-2's on a GPU; None elsewhere."""
     r, timed = recurrence, _timed(recurrence)
-    if timed is None or r.one_decay_per_head or r.shape[3] != 1 or r.shape[4] > passes.NARROW:
+    if timed is None or any(t.dtype != torch.float32 for t in (r.x, *timed, r.b)):
         return None
-    terms = (*timed, r.b)
-    if any(t.dtype != torch.float32 for t in (r.x, *terms)) or not passes.applicable(*terms):
+    if r.one_decay_per_head:
+        fits = r.shape[3] <= passes.WIDE and passes.applicable(r.x, *timed, r.b)
+        return passes.left_of_heads(r.x, *timed, r.b, each=each) if fits else None
+    if r.shape[3] != 1 or r.shape[4] > passes.NARROW or not passes.applicable(*timed, r.b):
         return None
     return passes.left(r.x, *timed, r.b, each=each)
 

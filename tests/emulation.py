@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ssmscope.scans.nvrtc import Program
+from ssmscope.scans.nvrtc import Launch, Launches, Program
 
 COMPILER = shutil.which("c++") or shutil.which("g++")
 SOURCE = """
@@ -38,16 +38,18 @@ class Emulator:
         self.program, self.entries, self.directory = program, entries, directory
         self.libraries: dict[tuple[str, ...], ctypes.CDLL] = {}
 
-    def __call__(
-        self, defines: tuple[str, ...], blocks: int, threads: int, shared: int, terms: bytes, device: torch.device
-    ) -> None:
-        given = dict(one.split("=") for one in defines)
+    def __call__(self, work: Launches, terms: bytes, device: torch.device) -> None:
+        for launch in work.launches:
+            self.run(launch, terms)
+
+    def run(self, launch: Launch, terms: bytes) -> None:
+        given = dict(one.split("=") for one in launch.defines)
         entry, expected = self.entries.index(given.pop("ENTRY")), int(given.pop("EXPECTED"))
         given.pop("BLOCKS")
         cut = tuple(f"-D{name}={value}" for name, value in given.items())
         if cut not in self.libraries:
             self.libraries[cut] = self.compiled(cut)
-        self.libraries[cut].launch(entry, expected, terms, blocks, threads, shared)
+        self.libraries[cut].launch(entry, expected, terms, launch.blocks, launch.threads, launch.shared)
 
     def compiled(self, cut: tuple[str, ...]) -> ctypes.CDLL:
         made = self.directory / f"{''.join(cut)}.so"

@@ -7,8 +7,9 @@ import torch
 from scan_checks import DEVICE, triton_only
 from torch.nn.functional import silu
 
-from ssmscope.models.parts import causal_convolution
+from ssmscope.models.parts import causal_convolution, evenly_projected
 from ssmscope.scans import fused_parts, scalar_fused
+from ssmscope.scans.compiling import compiled_pieces
 
 
 def library():
@@ -86,3 +87,35 @@ def test_only_plain_tensors_on_a_gpu_are_taken() -> None:
     if DEVICE == "cuda" and scalar_fused.why_not() is None:
         assert fused_parts.applicable(draw(2, 3, 4))
         assert not fused_parts.applicable(draw(2, 3, 4).double()) and not fused_parts.applicable(draw(2, 3, 4).mT)
+
+
+@needs_kernels
+@pytest.mark.parametrize("answers", [1, 70, 300])
+def test_the_cross_entropy_and_its_gradient(answers: int) -> None:
+    logits = 8 * draw(9, answers + 3)[:, 2 : 2 + answers]
+    targets = (torch.arange(9) * 7 % answers).to(DEVICE)
+    targets[[2, 5]] = -100
+    logits.requires_grad_()
+    ours = fused_parts.cross_entropy(logits, targets, -100)
+    exact = torch.nn.functional.cross_entropy(logits.double(), targets, ignore_index=-100)
+    assert (ours - exact).abs() <= 2e-6 * max(float(exact), 1)
+    mine, its = (torch.autograd.grad(3 * loss, logits)[0] for loss in (ours, exact))
+    assert (mine - its).abs().max() <= 2e-6
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_even_projection_has_zeros_behind_and_the_same_gradients(bias: bool) -> None:
+    linear, u = torch.nn.Linear(24, 21, bias=bias).to(DEVICE), draw(2, 5, 24).requires_grad_()
+    given = draw(2, 5, 21, seed=1)
+    with compiled_pieces():
+        ours = evenly_projected(linear, u)
+    assert ours.shape[-1] == 32 and not ours[..., 21:].any()
+    inputs = (u, *linear.parameters())
+    mine = torch.autograd.grad((ours[..., :21] * given).sum(), inputs)
+    its = torch.autograd.grad((linear(u) * given).sum(), inputs)
+    for a, b in zip(mine, its, strict=True):
+        near(a, b)
+    linear.register_forward_hook(lambda part, args, output: 2 * output)
+    with compiled_pieces():
+        assert torch.equal(evenly_projected(linear, u), linear(u))

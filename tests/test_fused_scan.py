@@ -45,7 +45,7 @@ def few_chunks(monkeypatch):
 def cut(monkeypatch, chunks: int, processors: int = 0) -> None:
     monkeypatch.setattr(fused, "_chunks", lambda warps, tiles, backward, processors: min(chunks, tiles))
     monkeypatch.setattr(fused, "_processors", lambda device: processors)
-    fused._plan.cache_clear()
+    fused._planned.cache_clear()
 
 
 SHAPES = [  # batch, length, heads, groups, state
@@ -118,8 +118,8 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     grads = gradients(whole, terms.values())
     for chunks, processors in ((1, 0), (5, 10**6)):
         cut(monkeypatch, chunks, processors)
-        assert fused._plan_of(terms["x"], terms["b"], True).chunks == chunks
-        assert fused._plan_of(terms["x"], terms["b"], True).cd == (1 if processors else 4)
+        plan = fused._pass(terms["x"], terms["b"], "run_backward", False).plan
+        assert plan.chunks == chunks and plan.cd == (1 if processors else 4)
         parts = run(terms, retention=True)
         for a, b in zip((*whole, *grads), (*parts, *gradients(parts, terms.values()))):
             near(b, a.double(), 2e-6)
@@ -154,6 +154,30 @@ def test_one_output_alone():
             near(a, b.double())
 
 
+@needs_kernels
+def test_gradients_of_gradients_are_refused():
+    terms = leaves_of(draw(1, 20, 6, 1, 5))
+    (grad,) = torch.autograd.grad(run(terms)[0].square().sum(), terms["x"], create_graph=True)
+    (alone,) = torch.autograd.grad(run(terms)[0].square().sum(), terms["x"])
+    assert torch.equal(grad, alone)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
+
+
+@needs_kernels
+@pytest.mark.parametrize("length", [0, 20])
+def test_no_initial_state_is_zero(length):
+    """Neither read nor given a gradient."""
+    terms = draw(2, length, 6, 1, 5)
+    terms["initial"].zero_()
+    for absent in ({**terms, "initial": None}, leaves_of({n: t for n, t in terms.items() if n != "initial"})):
+        given = {**absent, "initial": terms["initial"]}
+        out, exact = (run({"initial": None, **t}, retention=True) for t in (absent, given))
+        assert all(map(torch.equal, out, exact))
+    leaves = [terms[n] for n in NAMES if n != "initial"]
+    assert all(map(torch.equal, gradients(out, leaves), gradients(exact, leaves)))
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("processors", [1, 10, 132])
 def test_every_step_of_every_channel_has_one_program(processors, backward, monkeypatch):
@@ -173,7 +197,6 @@ def test_every_step_of_every_channel_has_one_program(processors, backward, monke
 
 def test_single_texts_are_cut_along_their_length_and_many_are_not(monkeypatch):
     monkeypatch.undo()
-    fused._plan.cache_clear()
     for backward in (False, True):
         assert fused._plan(1, 8192, 5120, 1, 16, backward, 132).chunks > 4
         assert fused._plan(64, 256, 1536, 1, 16, backward, 132).chunks == 1
@@ -231,4 +254,5 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
 
 def test_the_structure_of_the_terms_is_the_source_s():
     """38 addresses and strides, three more of sums, and 8 sizes."""
-    assert fused._TERMS.size == 41 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
+    size = 41 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
+    assert fused._PLACES.size + fused._SIZES.size == size

@@ -66,6 +66,7 @@ def test_convolution(length, channels, taps):
     near(passes.silu_convolution(x, weight, None), silu(exact - bias.double()))
     narrow, wide = passes.silu_convolution_and_wide(x.bfloat16(), weight, bias)
     assert torch.equal(narrow.float(), wide) and wide.dtype == torch.float32
+    assert torch.equal(passes.silu_convolution(x.bfloat16(), weight, bias, wide=True), wide)
     near(wide, silu(exact), 2**-6)
 
 
@@ -87,6 +88,14 @@ def test_softplus(channels):
     ours, exact = passes.softplus(x), x.double().exp().log1p().where(x < 30, x.double())
     assert ((ours - exact).abs() <= 1e-6 * x.abs().clamp(min=1) * exact + 1e-37).all()
     assert passes.softplus(x.bfloat16()).dtype == torch.float32
+
+
+@needs_kernels
+@pytest.mark.parametrize(("inner", "channels"), [(3, 5), (80, 140)])
+def test_projections_and_their_softplus(inner, channels):
+    x, weight, bias = (drawn(*shape).bfloat16() for shape in ((2, 70, inner), (channels, inner), (channels,)))
+    v = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    near(passes.projected_softplus(x, weight, bias), torch.nn.functional.softplus(v, threshold=1e3), 1e-5)
 
 
 @needs_kernels
@@ -141,6 +150,34 @@ def test_what_is_left(length, groups, strength):
     exact = survival.left_norms(r.to(torch.float64))
     near(passes.left(r.x, r.delta, r.A, r.b, each=True), exact, 1e-5)
     near(passes.left(r.x, r.delta, r.A, r.b, each=False), exact.sum(2), 1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("length", [1, 2 * passes.KEYS + 7])
+@pytest.mark.parametrize("strength", [0.01, 300.0])
+def test_what_is_left_of_heads(length, strength):
+    r = Recurrence(
+        x=drawn(2, length, 6, 5),
+        b=drawn(2, length, 2, 7, seed=1),
+        c=drawn(2, length, 2, 7, seed=2),
+        delta=drawn(2, length, 6, seed=3).abs(),
+        A=-strength * drawn(6, 1, seed=4).abs(),
+    )
+    exact = survival.left_norms(r.to(torch.float64))
+    near(passes.left_of_heads(r.x, r.delta, r.A, r.b, each=True), exact, 1e-5)
+    near(passes.left_of_heads(r.x, r.delta, r.A, r.b, each=False), exact.sum(2), 1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kinds", [(torch.float32,) * 2, (torch.float32, torch.bfloat16), (torch.bfloat16,) * 2])
+def test_a_sum_and_its_norm(kinds):
+    """Rounded where a library's block rounds: the sum, then what its norm reads; the interpreter cuts digits off."""
+    kind, added = kinds
+    x, f, weight = drawn(2, 5, 40).to(kind), drawn(2, 5, 43, seed=1)[..., 2:42].to(added), drawn(40, seed=2).to(added)
+    total, normed = passes.add_and_rms_norm(x, f, weight, 1e-5)
+    assert total.dtype == (x + f).dtype and normed.dtype == added
+    near(total, (x + f).double(), 1e-6 if total.dtype == torch.float32 else 2**-7)
+    near(normed, passes.rms_norm((x + f).to(added), weight, 1e-5).double(), 1e-6 if added == torch.float32 else 2**-6)
 
 
 def weights(device: str) -> dict[str, Tensor]:

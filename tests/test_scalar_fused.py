@@ -13,7 +13,7 @@ from ssmscope import ssm
 from ssmscope.scans import scalar, scalar_fused
 from ssmscope.ssm import Recurrence
 
-NAMES = ("log_a", "b", "c", "x", "initial", "delta")
+NAMES = ("log_a", "b", "c", "x", "initial", "delta", "D")
 
 
 def draw(batch=2, length=37, heads=6, groups=1, width=5, state=4, *, scale=1.0, seed=0) -> dict[str, torch.Tensor]:
@@ -29,6 +29,7 @@ def draw(batch=2, length=37, heads=6, groups=1, width=5, state=4, *, scale=1.0, 
         "x": normal(batch, length, heads, width),
         "initial": normal(batch, heads, width, state),
         "delta": torch.rand(batch, length, heads, generator=g).to(DEVICE),
+        "D": normal(heads),
     }
 
 
@@ -48,9 +49,8 @@ def few_programs(monkeypatch):
 
 def definition(terms) -> ssm.Scan:
     t = {name: value.double() for name, value in terms.items()}
-    return ssm.scan_reference(
-        Recurrence(x=t["x"], b=t["b"], c=t["c"], delta=t["delta"], log_a=t["log_a"][..., None]), t["initial"]
-    )
+    initial, log_a = t.pop("initial"), t.pop("log_a")
+    return ssm.scan_reference(Recurrence(**t, log_a=log_a[..., None]), initial)
 
 
 near = partial(scan_checks.near, tolerance=2e-6)
@@ -149,7 +149,8 @@ def test_rows_heads_and_segments_one_after_the_other(groups, monkeypatch):
     monkeypatch.setattr(scalar_fused, "WALKS", 40)
     terms = draw(2, 2 * scalar_fused.STEPS + 3, 4, groups, 5, 130)
     plan = scalar_fused._plan(terms["x"], terms["b"], terms["delta"], "highest")
-    assert len(plan.cuts(terms["x"].nbytes)) == 4
+    rows, heads = plan.cuts(terms["x"].nbytes)
+    assert len(rows) * len(heads) == 4
     agree(terms)
 
 
@@ -219,9 +220,10 @@ def test_what_wants_no_gradient_gets_none():
     exact = definition(terms)
     near(of_y, torch.autograd.grad(exact.y.sum(), x, retain_graph=True)[0].double())
     near(of_final, torch.autograd.grad(exact.state.sum(), x)[0].double())
-    without = scalar_fused.scan(*(terms[name] for name in NAMES[:-1]))
-    near(without[0].detach(), definition({**terms, "delta": torch.ones_like(terms["delta"])}).y.detach())
-    from_zero = scalar_fused.scan(*(terms[name] for name in NAMES[:4]), None, terms["delta"])
+    without = scalar_fused.scan(*(terms[name] for name in NAMES[:-2]))
+    neither = {**terms, "delta": torch.ones_like(terms["delta"]), "D": torch.zeros_like(terms["D"])}
+    near(without[0].detach(), definition(neither).y.detach())
+    from_zero = scalar_fused.scan(*(terms[name] for name in NAMES[:4]), None, terms["delta"], terms["D"])
     exact = definition({**terms, "initial": torch.zeros_like(terms["initial"])})
     for a, b in zip(from_zero, (exact.y, exact.state), strict=True):
         near(a.detach(), b.detach())

@@ -49,7 +49,7 @@ def stopwords() -> tuple[frozenset[str], str]:
         with nltk.data.find("corpora/stopwords/english").open(encoding="utf-8") as lines:
             return frozenset(lines.read().split()), "NLTK's English stop words"
     except (ImportError, LookupError):
-        return FUNCTION_WORDS, f"{len(FUNCTION_WORDS)} English function words (NLTK's list is not installed)"
+        return FUNCTION_WORDS, f"{len(FUNCTION_WORDS)} English function words, as NLTK's list is not installed"
 
 
 def textattack() -> ModuleType:

@@ -16,9 +16,9 @@ from torch import Tensor
 from ssmscope import __version__
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.evaluation.forking import Rows, as_bytes, forked, whole
+from ssmscope.evaluation.forking import Rows, as_bytes, whole
 from ssmscope.evaluation.generating import Speaker
-from ssmscope.evaluation.running import Read, continues, run_pieces, states_together, tokens_together
+from ssmscope.evaluation.running import Read, continues, planned, run_pieces, states_together, tokens_together
 from ssmscope.evaluation.scoring import Paths, log_probabilities, table
 from ssmscope.evaluation.store import Store
 from ssmscope.evaluation.template import Template
@@ -280,15 +280,9 @@ class Evaluator:
         return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _through(self, rows: Rows, read: Read, *, states: bool = False) -> None:
-        run_pieces(
-            self.model,
-            rows,
-            forked(rows) if self._forks else whole(rows),
-            read,
-            tokens_at_once=self._tokens_at_once,
-            states_at_once=self._states_at_once,
-            states=states,
-        )
+        most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}
+        pieces = planned(self.model, rows, **most) if self._forks else whole(rows)
+        run_pieces(self.model, rows, pieces, read, **most, states=states)
 
 
 def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ SAVED = 256
 """… unless so many tokens are saved; …"""
 CONTINUING = 2
 """… to continue from a state costs a row about as much as so many tokens."""
+FEWER = 0.5, 1, 2, 4, 16, 64
+"""How many times as many tokens that are, of several ways to fork."""
 AT_ONCE = 2**22
 """How many tokens are compared at a time."""
 
@@ -111,18 +113,26 @@ def whole(rows: Rows) -> Pieces:
     return Pieces(np.arange(len(rows)), zero, rows.lengths, zero - 1, zero, no, ~no)
 
 
-def forked(rows: Rows, shared: Int[np.ndarray, " rows"] | None = None) -> Pieces:
+def forked(rows: Rows, *, fewer: float = 1) -> Pieces:
     """Sorted, distinct rows with shared beginnings run once, where that saves enough.
 
     A run forks where rows part, at least `APART` tokens after the fork before, and where a row ends that others go on
     from, which is run to there anyway.
+
+    Args:
+        fewer: how many times as many tokens lie between two forks at least, and are saved where fewer do.
     """
+    return next(ways_to_fork(rows, (fewer,)))
+
+
+def ways_to_fork(rows: Rows, fewer: Sequence[float] = FEWER) -> Iterator[Pieces]:
+    """As `forked`, in several ways, by the tree of the rows' beginnings."""
     lengths = rows.lengths.tolist()
     n = len(lengths)
     # the tree of beginnings: node i < n is the end of row i, the others are where rows part, −1 is the root
     depth, parent, row = list(lengths), [-1] * n, list(range(n))
     path: list[int] = []  # from the root to the end of the row before
-    for current, common in enumerate((rows.shared() if shared is None else shared).tolist()):
+    for current, common in enumerate(rows.shared().tolist()):
         last = -1
         while path and depth[path[-1]] > common:
             if last >= 0:
@@ -149,12 +159,27 @@ def forked(rows: Rows, shared: Int[np.ndarray, " rows"] | None = None) -> Pieces
     for upper in parent:
         if upper >= 0:
             inner[upper] = True
+    for times in fewer:
+        yield _chosen(depth, parent, row, below, inner, order, n, times)
+
+
+def _chosen(
+    depth: Sequence[int],
+    parent: Sequence[int],
+    row: Sequence[int],
+    below: Sequence[int],
+    inner: Sequence[bool],
+    order: Sequence[int],
+    n: int,
+    times: float,
+) -> Pieces:
+    """The pieces between the nodes of a tree at which a run forks, and its rows' ends, the first `n`."""
     nearest, above, level = list(range(len(depth))), [-1] * len(depth), [0] * len(depth)
     chosen = []
     for node in order:
         fork = nearest[parent[node]] if parent[node] >= 0 else -1
         length = depth[node] - (depth[fork] if fork >= 0 else 0)
-        if node < n or (inner[node] and _worth(below[node], length)):
+        if node < n or (inner[node] and _worth(below[node], length, times)):
             above[node], level[node] = fork, level[fork] + 1 if fork >= 0 else 0
             chosen.append(node)
         if not (inner[node] and chosen and chosen[-1] == node):
@@ -172,6 +197,6 @@ def forked(rows: Rows, shared: Int[np.ndarray, " rows"] | None = None) -> Pieces
     )
 
 
-def _worth(rows: int, length: int) -> bool:
+def _worth(rows: int, length: int, times: float) -> bool:
     """Whether so many rows save enough by sharing so many tokens."""
-    return length >= APART or (rows - 1) * length - rows * CONTINUING >= SAVED
+    return length >= APART * times or (rows - 1) * length - rows * CONTINUING >= SAVED * times

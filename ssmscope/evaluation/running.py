@@ -12,7 +12,8 @@ from torch import Tensor
 from ssmscope.attention_layers import AttentionState
 from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
-from ssmscope.evaluation.forking import Pieces, Rows
+from ssmscope.evaluation.forking import CONTINUING, Pieces, Rows, ways_to_fork, whole
+from ssmscope.mixers import looks_ahead
 from ssmscope.model import Model, Run
 from ssmscope.states import States, gathered, joined, size
 from ssmscope.trace import LayerState
@@ -23,9 +24,10 @@ TOKENS_AT_ONCE = 512, 2048
 """The fewest and the most tokens of a batch there."""
 ON_A_GPU = 32
 """How many times as many run together there."""
-PADDING = 24, 2**24
-"""How many tokens of padding a batch there has at most, since to read the weights for one more batch takes as long, and
-what is added to them: so many weights over those of a layer, as long as it takes to start a layer's operations."""
+PADDING = {"cpu": (24, 2**24), "cuda": (768, 2**36)}
+"""How many tokens of padding a batch has at most, since to read the weights for one more batch takes as long, and what
+is added to them: so many weights over those of a layer, as long as it takes to start a layer's operations. On a GPU
+that is half a millisecond, in which an H200 multiplies a token by some 2³⁶ weights."""
 LOGITS_AT_ONCE = 2**26
 """How many numbers the logits of a batch have: 256 MiB of float32."""
 STATES_AT_ONCE = 2**29
@@ -48,8 +50,8 @@ def tokens_together(model: Model) -> int:
 def padding_together(model: Model) -> int:
     """How much padding costs the model's device no more than one more batch."""
     weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
-    tokens = PADDING[0] + PADDING[1] * len(model.mixers) // max(1, weights)
-    return tokens * (1 if model.device.type == "cpu" else ON_A_GPU)
+    reading, starting = PADDING["cpu" if model.device.type == "cpu" else "cuda"]
+    return reading + starting * len(model.mixers) // max(1, weights)
 
 
 def states_together(model: Model, size: int) -> int:
@@ -57,6 +59,33 @@ def states_together(model: Model, size: int) -> int:
     if model.device.type != "cuda":
         return max(1, STATES_AT_ONCE // max(1, size))
     return max(1, torch.cuda.get_device_properties(model.device).total_memory // 16 // max(1, size))
+
+
+def planned(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
+    """Sorted, distinct rows with shared beginnings run once, in the way that costs the model's device least: by the
+    tokens that are run, padding included, and by what every batch costs. For the numbers see `run_pieces`."""
+    batch, held = padding_together(model), _rows_together(model, states_at_once)
+
+    def cost(pieces: Pieces) -> int:
+        lengths = pieces.stop - pieces.start
+        total = CONTINUING * int((pieces.above >= 0).sum())
+        together = groups(pieces)
+        for group in together:
+            own = lengths[group].tolist()
+            parts = by_length(own, tokens_at_once, most=None if group is together[-2] else held, padding=batch)
+            total += sum(batch + len(part) * own[part[-1]] for part in parts)
+        return total
+
+    return min((*ways_to_fork(rows), whole(rows)), key=cost)
+
+
+def groups(pieces: Pieces) -> list[Int[np.ndarray, " chosen"]]:
+    """The pieces that run together, by length: those that others continue from, level after level, then the other
+    beginnings of rows, and the others."""
+    ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
+    kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
+    levels = [ascending[kept & (level == number)] for number in range(int(level[kept].max(initial=-1)) + 1)]
+    return [*levels, ascending[~kept & first], ascending[~kept & ~first]]
 
 
 def run_pieces(
@@ -100,21 +129,19 @@ def run_pieces(
             ended.append(after)
         return joined(ended)
 
-    ascending = np.argsort(pieces.stop - pieces.start, kind="stable")
-    kept, first, level = (what[ascending] for what in (pieces.kept, pieces.above < 0, pieces.level))
+    *levels, first, others = groups(pieces)
     left: list[States] = []
     held = 0
-    for number in range(int(level[kept].max(initial=-1)) + 1):
-        chosen = ascending[kept & (level == number)]
+    for chosen in levels:
         left.append(run(chosen, left[-1] if left else (), True))
         places[chosen] = np.arange(len(chosen))
-    for number in range(len(left)):
-        places[pieces.kept & (pieces.level == number)] += held
-        held += int((kept & (level == number)).sum())
+    for chosen in levels:
+        places[chosen] += held
+        held += len(chosen)
     everything = joined(left)
     left.clear()
-    run(ascending[~kept & first], (), states)
-    run(ascending[~kept & ~first], everything, states)
+    run(first, (), states)
+    run(others, everything, states)
 
 
 def _rows_together(model: Model, states_at_once: int | None) -> int:
@@ -131,11 +158,16 @@ def run_batch(
     *,
     keep: bool = False,
 ) -> Run:
-    """The logits at each row's last token, (rows, …), and with `keep` the states after it."""
+    """The logits at each row's last token, (rows, …), and with `keep` the states after it.
+
+    The layers know of padding where states are kept, and where they read what comes after a token. Elsewhere padding
+    changes nothing that is read: it stands behind it.
+    """
     device = model.device
     batch = Batch(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), (), ())
+    real = batch.mask if keep or looks_ahead(model.module) else torch.ones_like(batch.mask)
     after: list[LayerState] = []
-    with torch.no_grad(), model.running(mask=batch.mask, states=states, keep=after if keep else None):
+    with torch.no_grad(), model.running(mask=real, states=states, keep=after if keep else None):
         logits = model.forward(batch, last_only=True)
     return Run(logits, tuple(after))
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Picture, Prose, TokenRows
 from ssmscope.show.pictures import sized
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block, TokenRows
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,6 @@ class Paired(Result, kind="pair"):
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.paired_rows import differences
         from ssmscope.results import TABLE_ROWS
-        from ssmscope.show.blocks import Picture, Prose
 
         yield Prose(self.headline, "title")
         for name, result in zip(self.names, self.results):

@@ -67,10 +67,12 @@ def register() -> None:
     for module in _modules().values():
         if hasattr(module, "MIXERS"):
             mixers.register(module)
-        for config, classes in getattr(module, "AUTO", ()):
-            transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-            for auto, model_class in classes.items():
-                getattr(transformers, auto).register(config, model_class, exist_ok=True)
+        for model in getattr(module, "AUTO", ()):
+            transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+            _, task, of = model.__name__.rpartition("For")
+            getattr(transformers, f"AutoModel{task}{of if task else ''}").register(
+                model.config_class, model, exist_ok=True
+            )
 
 
 register()

@@ -22,7 +22,6 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     MambaModel,
-    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
@@ -383,10 +382,7 @@ class BaleenMamba2ForCausalLM(_BaleenLanguageModel, Mamba2ForCausalLM):
         _randomize(self, BaleenMamba2Mixer)
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (BaleenMambaConfig, {"AutoModel": BaleenMambaModel, "AutoModelForCausalLM": BaleenMambaForCausalLM}),
-    (BaleenMamba2Config, {"AutoModel": BaleenMamba2Model, "AutoModelForCausalLM": BaleenMamba2ForCausalLM}),
-)
+AUTO = (BaleenMambaModel, BaleenMambaForCausalLM, BaleenMamba2Model, BaleenMamba2ForCausalLM)
 
 
 def information_loss(module: nn.Module) -> Tensor | None:

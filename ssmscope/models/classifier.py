@@ -202,4 +202,4 @@ def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
 
-AUTO = ((SSMClassifierConfig, {"AutoModelForSequenceClassification": SSMForSequenceClassification}),)
+AUTO = (SSMForSequenceClassification,)

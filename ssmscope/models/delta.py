@@ -21,12 +21,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import normalize, rms_norm, silu, softplus
-from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.gated_delta import unit
-from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
+from ssmscope.models.linear_attention import LinearAttentionConfig, family
 from ssmscope.models.parts import (
     ReadMixer,
     activated_convolution,
@@ -218,22 +217,8 @@ class _DeltaNet:
             module.reset_parameters()
 
 
-class DeltaNetModel(_DeltaNet, LinearAttentionModel):
-    """A (Gated) DeltaNet's backbone."""
-
-    config_class = DeltaNetConfig
-
-
-class DeltaNetForCausalLM(_DeltaNet, LinearAttentionForCausalLM):
-    """A (Gated) DeltaNet's language model."""
-
-    config_class = DeltaNetConfig
-    backbone_class = DeltaNetModel
-
-
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (DeltaNetConfig, {"AutoModel": DeltaNetModel, "AutoModelForCausalLM": DeltaNetForCausalLM}),
-)
+DeltaNetModel, DeltaNetForCausalLM = family(DeltaNetConfig, _DeltaNet)
+AUTO = (DeltaNetModel, DeltaNetForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

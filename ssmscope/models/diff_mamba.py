@@ -22,8 +22,6 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     MambaModel,
-    PretrainedConfig,
-    PreTrainedModel,
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
@@ -348,10 +346,7 @@ class DiffMamba1ForCausalLM(WholeSequences, _Differential, MambaForCausalLM):
         self.post_init()
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (DiffMambaConfig, {"AutoModel": DiffMambaModel, "AutoModelForCausalLM": DiffMambaForCausalLM}),
-    (DiffMamba1Config, {"AutoModel": DiffMamba1Model, "AutoModelForCausalLM": DiffMamba1ForCausalLM}),
-)
+AUTO = (DiffMambaModel, DiffMambaForCausalLM, DiffMamba1Model, DiffMamba1ForCausalLM)
 
 
 def lambdas(module: nn.Module) -> dict[int, float]:

@@ -29,8 +29,6 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     MambaModel,
-    PretrainedConfig,
-    PreTrainedModel,
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
@@ -269,10 +267,7 @@ class GFSSMMambaForCausalLM(WholeSequences, _Grouped, MambaForCausalLM):
     config_class = GFSSMMambaConfig
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (GFSSMConfig, {"AutoModel": GFSSMModel, "AutoModelForCausalLM": GFSSMForCausalLM}),
-    (GFSSMMambaConfig, {"AutoModel": GFSSMMambaModel, "AutoModelForCausalLM": GFSSMMambaForCausalLM}),
-)
+AUTO = (GFSSMModel, GFSSMForCausalLM, GFSSMMambaModel, GFSSMMambaForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

@@ -38,8 +38,6 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     MambaModel,
-    PretrainedConfig,
-    PreTrainedModel,
 )
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
@@ -476,10 +474,7 @@ class GroupMamba2ForCausalLM(WholeSequences, _Group, Mamba2ForCausalLM):
     _tied_weights_keys = MAMBA2_TIED
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (GroupMambaConfig, {"AutoModel": GroupMambaModel, "AutoModelForCausalLM": GroupMambaForCausalLM}),
-    (GroupMamba2Config, {"AutoModel": GroupMamba2Model, "AutoModelForCausalLM": GroupMamba2ForCausalLM}),
-)
+AUTO = (GroupMambaModel, GroupMambaForCausalLM, GroupMamba2Model, GroupMamba2ForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

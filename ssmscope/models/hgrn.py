@@ -29,11 +29,10 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, rms_norm, silu
-from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope import ssm
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
-from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
+from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
 from ssmscope.models.parts import (
     ReadMixer,
     as_mask,
@@ -326,50 +325,10 @@ class GatedModel(LinearAttentionModel):
         return found
 
 
-class HGRNModel(GatedModel):
-    """An HGRN's backbone."""
-
-    config_class = HGRNConfig
-
-
-class HGRN2Model(GatedModel):
-    """An HGRN2's backbone."""
-
-    config_class = HGRN2Config
-
-
-class GSAModel(GatedModel):
-    """A GSA's backbone."""
-
-    config_class = GSAConfig
-
-
-class HGRNForCausalLM(LinearAttentionForCausalLM):
-    """An HGRN's language model."""
-
-    config_class = HGRNConfig
-    backbone_class = HGRNModel
-
-
-class HGRN2ForCausalLM(LinearAttentionForCausalLM):
-    """An HGRN2's language model."""
-
-    config_class = HGRN2Config
-    backbone_class = HGRN2Model
-
-
-class GSAForCausalLM(LinearAttentionForCausalLM):
-    """A GSA's language model."""
-
-    config_class = GSAConfig
-    backbone_class = GSAModel
-
-
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (HGRNConfig, {"AutoModel": HGRNModel, "AutoModelForCausalLM": HGRNForCausalLM}),
-    (HGRN2Config, {"AutoModel": HGRN2Model, "AutoModelForCausalLM": HGRN2ForCausalLM}),
-    (GSAConfig, {"AutoModel": GSAModel, "AutoModelForCausalLM": GSAForCausalLM}),
-)
+HGRNModel, HGRNForCausalLM = family(HGRNConfig, backbone=GatedModel)
+HGRN2Model, HGRN2ForCausalLM = family(HGRN2Config, backbone=GatedModel)
+GSAModel, GSAForCausalLM = family(GSAConfig, backbone=GatedModel)
+AUTO = (HGRNModel, HGRNForCausalLM, HGRN2Model, HGRN2ForCausalLM, GSAModel, GSAForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

@@ -402,18 +402,6 @@ class LinearAttentionModel(BlocksInTurn, _LinearAttentionPreTrainedModel):
         return attention_mask, hidden, steps.expand(len(x), -1) if position_ids is None else position_ids
 
 
-class GLAModel(LinearAttentionModel):
-    """A GLA Transformer's backbone."""
-
-    config_class = GLAConfig
-
-
-class RetNetModel(LinearAttentionModel):
-    """A RetNet's backbone."""
-
-    config_class = RetNetConfig
-
-
 class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel, GenerationMixin):
     """The backbone and a head on the vocabulary."""
 
@@ -427,24 +415,18 @@ class LinearAttentionForCausalLM(HeadOnBackbone, _LinearAttentionPreTrainedModel
         self.post_init()
 
 
-class GLAForCausalLM(LinearAttentionForCausalLM):
-    """A GLA Transformer's language model."""
-
-    config_class = GLAConfig
-    backbone_class = GLAModel
-
-
-class RetNetForCausalLM(LinearAttentionForCausalLM):
-    """A RetNet's language model."""
-
-    config_class = RetNetConfig
-    backbone_class = RetNetModel
+def family(
+    config: type[PretrainedConfig], *first: type, backbone: type[LinearAttentionModel] = LinearAttentionModel
+) -> tuple[type[LinearAttentionModel], type[LinearAttentionForCausalLM]]:
+    """NAMEModel, the backbone, and NAMEForCausalLM, the language model, of NAMEConfig; `first` are bases of both."""
+    name, own = config.__name__.removesuffix("Config"), {"config_class": config, "__module__": config.__module__}
+    model = type(f"{name}Model", (*first, backbone), own)
+    return model, type(f"{name}ForCausalLM", (*first, LinearAttentionForCausalLM), {**own, "backbone_class": model})
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (GLAConfig, {"AutoModel": GLAModel, "AutoModelForCausalLM": GLAForCausalLM}),
-    (RetNetConfig, {"AutoModel": RetNetModel, "AutoModelForCausalLM": RetNetForCausalLM}),
-)
+GLAModel, GLAForCausalLM = family(GLAConfig)
+RetNetModel, RetNetForCausalLM = family(RetNetConfig)
+AUTO = (GLAModel, GLAForCausalLM, RetNetModel, RetNetForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

@@ -24,9 +24,8 @@ from ssmscope.models.parts import (
     hide_padding,
     layer_state,
     opened_by,
+    projected_step,
     projection,
-    step_projection,
-    step_size,
 )
 from ssmscope.scans import passes
 from ssmscope.ssm import Recurrence, Scan
@@ -53,7 +52,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
     elif hasattr(mixer, "dt_layernorm"):  # Jamba's
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
-    delta = hide_padding(step_size(step_projection(mixer, step)), mask)
+    delta = hide_padding(projected_step(mixer, step), mask)
     recurrence = Recurrence(
         x=wide.unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),

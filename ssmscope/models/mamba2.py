@@ -14,12 +14,13 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
-    activated_convolution,
     as_mask,
     at_least_float32,
     constant,
     convolution,
     convolved_entry,
+    convolved_wide,
+    evenly_projected,
     gated_norm,
     gated_norm_weight,
     hide_padding,
@@ -40,7 +41,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
-    return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
+    return terms(mixer, u, evenly_projected(mixer.in_proj, u), mixer.time_step_limit, mask, state)
 
 
 def terms(
@@ -51,15 +52,15 @@ def terms(
     mask: Tensor | None,
     state: LayerState | None,
 ) -> LayerTrace:
-    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, with Δ from limits[0] to
-    limits[1]."""
+    """The layer's terms from what `in_proj` gave, z, x, B, C and Δ before its softplus, and what may stand behind, with
+    Δ from limits[0] to limits[1]."""
     mask = as_mask(mask)
-    z, conv_input, step = projected.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
+    sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
+    z, conv_input, step, _ = projected.split([*sizes, projected.shape[-1] - sum(sizes)], dim=-1)
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
-    xBC = at_least_float32(hide_padding(xBC, mask))
+    xBC = convolved_wide(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps, mask)
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))

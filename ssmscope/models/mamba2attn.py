@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from transformers import GenerationMixin, Mamba2Config, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, Mamba2Config, PretrainedConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2PreTrainedModel
 
 from ssmscope.errors import InputError
@@ -176,6 +176,4 @@ class Mamba2AttnForCausalLM(HeadOnBackbone, _Mamba2AttnPreTrainedModel, Generati
         self.post_init()
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (Mamba2AttnConfig, {"AutoModel": Mamba2AttnModel, "AutoModelForCausalLM": Mamba2AttnForCausalLM}),
-)
+AUTO = (Mamba2AttnModel, Mamba2AttnForCausalLM)

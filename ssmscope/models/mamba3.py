@@ -26,7 +26,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
-from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
@@ -287,9 +286,7 @@ class Mamba3ForCausalLM(_Initialised, Mamba2AttnForCausalLM):
     backbone_class = Mamba3Model
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (Mamba3Config, {"AutoModel": Mamba3Model, "AutoModelForCausalLM": Mamba3ForCausalLM}),
-)
+AUTO = (Mamba3Model, Mamba3ForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -23,6 +24,7 @@ from ssmscope.affine import (
 )
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
+from ssmscope.intercept import is_own
 from ssmscope.mixers import as_constant, reader_of
 from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling, piece
@@ -88,6 +90,22 @@ def causal_convolution(
     return y if bias is None else y + bias.to(x.dtype)
 
 
+def evenly_projected(linear: nn.Module, u: Tensor) -> Tensor:
+    """A linear layer's output; where pieces are compiled on a GPU with zeros behind, so that each row begins at a
+    multiple of 64 bytes: products of other sizes, and kernels that read their rows, take twice as long."""
+    odd = compiling() and u.is_cuda and type(linear) is nn.Linear and linear.weight.shape[0] % EVEN
+    seen = odd and (linear._forward_hooks or linear._forward_pre_hooks or not is_own(linear, linear.forward))
+    if not odd or seen:
+        return linear(u)
+    missing = -linear.weight.shape[0] % EVEN
+    weight, bias = as_constant(linear.weight), None if linear.bias is None else as_constant(linear.bias)
+    return nn.functional.linear(u, pad(weight, (0, 0, 0, missing)), None if bias is None else pad(bias, (0, missing)))
+
+
+EVEN = 16
+"""Numbers of a row that is `evenly_projected`: a multiple of so many."""
+
+
 def activated_convolution(
     x: Float[Tensor, "batch length channels"],
     weight: Float[Tensor, "#channels 1 taps"],
@@ -124,8 +142,7 @@ def convolved_and_wide(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`activated_convolution` with zeros at padding, and the same in at least float32; both in one pass on a GPU."""
-    narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
-    if narrow and tail is None and taps is None and mask is None and passes.applicable(x, weight, bias):
+    if _in_one_pass(x, weight, bias, act, tail, taps, mask):
         return passes.silu_convolution_and_wide(x, weight[:, 0], bias)
     found = hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask)
     return found, at_least_float32(found)
@@ -253,6 +270,43 @@ def convolution(mixer: nn.Module, x: Float[Tensor, "batch length channels"]) -> 
     _check_weight_is_all(mixer, "conv1d")
     taps = mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size
     return depthwise(mixer.conv1d, x.shape[-1], taps, _named(mixer, "conv1d"))
+
+
+def convolved_wide(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    act: Callable[[Tensor], Tensor],
+    tail: Tensor | None = None,
+    taps: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """`activated_convolution` with zeros at padding in at least float32, in one pass on a GPU."""
+    if _in_one_pass(x, weight, bias, act, tail, taps, mask):
+        return passes.silu_convolution(x, weight[:, 0], bias, wide=True)
+    return at_least_float32(hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask))
+
+
+def _in_one_pass(x: Tensor, weight: Tensor, bias: Tensor | None, act: Any, *absent: Tensor | None) -> bool:
+    """Whether a kernel gives the convolution of numbers of 16 bits in float32."""
+    narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
+    return narrow and all(t is None for t in absent) and passes.applicable(x, weight, bias)
+
+
+def projected_step(mixer: nn.Module, step: Tensor) -> Tensor:
+    """Δ of a Mamba's mixer, softplus(dt_proj(step)) in at least float32; in one pass on a GPU.
+
+    Raises:
+        InputError: as `step_projection`.
+    """
+    linear = mixer.dt_proj
+    plain = type(linear) is nn.Linear and linear.bias is not None and is_own(linear, linear.forward)
+    narrow = step.ndim == 3 and step.dtype in (torch.float16, torch.bfloat16) and step.dtype == linear.weight.dtype
+    if not (plain and narrow and not linear._forward_hooks and not linear._forward_pre_hooks):
+        return step_size(step_projection(mixer, step))
+    if not passes.applicable(step, linear.weight, linear.bias):
+        return step_size(step_projection(mixer, step))
+    return passes.projected_softplus(step, linear.weight, linear.bias)
 
 
 def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, normalize
-from transformers import PretrainedConfig, PreTrainedModel
 
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
@@ -444,9 +443,7 @@ class RWKV7ForCausalLM(_RWKV7, LinearAttentionForCausalLM):
     backbone_class = RWKV7Model
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (RWKV7Config, {"AutoModel": RWKV7Model, "AutoModelForCausalLM": RWKV7ForCausalLM}),
-)
+AUTO = (RWKV7Model, RWKV7ForCausalLM)
 
 
 def examples() -> dict[str, nn.Module]:

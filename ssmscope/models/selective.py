@@ -211,16 +211,7 @@ class SelectiveSSMForCausalLM(HeadOnBackbone, _SelectiveSSMPreTrainedModel, Gene
         self.post_init()
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (
-        SelectiveSSMConfig,
-        {
-            "AutoModel": SelectiveSSMModel,
-            "AutoModelForCausalLM": SelectiveSSMForCausalLM,
-            "AutoModelForSequenceClassification": SelectiveSSMForSequenceClassification,
-        },
-    ),
-)
+AUTO = (SelectiveSSMModel, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification)
 
 
 def examples() -> dict[str, nn.Module]:

@@ -80,7 +80,8 @@ def _says_what_is_wrong(path: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         raise InputError(f"{path} is not opened: a pickle may hold tensors only, and this one holds more") from error
     except (*BROKEN, *UNPICKLABLE, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no readable PyTorch checkpoint ({reason(error)})") from error
+        told = "" if isinstance(error, IndexError) else f" ({reason(error)})"  # of a stack within pickle
+        raise InputError(f"{path} is no readable PyTorch checkpoint{told}; give a model, see ssmscope.load") from error
 
 
 def read_headers(path: Path) -> dict[str, Stored]:

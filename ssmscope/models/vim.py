@@ -269,9 +269,7 @@ class VimModel(BlocksInTurn, PreTrainedModel):
         return x + self.position
 
 
-AUTO: tuple[tuple[type[PretrainedConfig], dict[str, type[PreTrainedModel]]], ...] = (
-    (VimConfig, {"AutoModel": VimModel}),
-)
+AUTO = (VimModel,)
 
 
 def examples() -> dict[str, nn.Module]:

@@ -1,9 +1,11 @@
-"""The delta rule by Triton kernels (`delta_fused_kernels`), for float32 on a GPU; optional.
+"""The delta rule by Triton kernels (`delta_fused_kernels`), for 32 or 16 bits on a GPU; optional.
 
-Products have the precision of torch's own matrix products, `torch.get_float32_matmul_precision()`: "highest", the
-default, has 22 bits, "high" the 11 bits of TF32, "medium" the 8 bits of bfloat16 (see `scalar_fused`); triangular
-systems, gradients and what is left of keys have 22 bits always. Without the kernels (`launching`) `delta` stays with
-torch, and so do gradients where every state has its own decay.
+Products have the precision of torch's own matrix products, `torch.get_float32_matmul_precision()`, forward and
+backward: "highest", the default, has 22 bits, "high" the 11 bits of TF32, "medium" the 8 bits of bfloat16 (see
+`scalar_fused`), in which chunks' states are then kept too; triangular systems have 22 bits, with "medium" 11. Terms may
+be of 16 bits: they are read as they are, and outputs and gradients have the type of x and of their terms. What is left
+of keys has 22 bits always. Without the kernels (`launching`) `delta` stays with torch, and so do gradients where every
+state has its own decay.
 """
 
 from __future__ import annotations
@@ -15,14 +17,11 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.launching import Kernels, on
-from ssmscope.scans.scalar_fused import PRECISIONS, Precision
+from ssmscope.scans.launching import Kernels, bound, on
+from ssmscope.scans.scalar_fused import DTYPES, MOST, PRECISIONS, STEPS, Precision, _columns
 
-MOST = 256  # of N: with more, a program's tiles no longer fit
 ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
-STEPS = 64  # of a chunk
 AT_ONCE = 1 << 16  # steps of all sequences whose chunks' states are held
-FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 CUTS = {
     "solve": (64, 4, 1),
     "solve_back": (64, 4, 1),
@@ -35,12 +34,12 @@ CUTS = {
 
 
 def applicable(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
-    """Whether `scan` and `keys_left` take these terms: float32, on one GPU with the shared memory of an H100, with
-    states of a size that fits, and no gradient through decays of states."""
+    """Whether `scan` and `keys_left` take these terms: of 32 or 16 bits, on one GPU with the shared memory of an H100,
+    with states of a size that fits, and no gradient through decays of states."""
     if b.device.type != "cuda" or not 1 <= b.shape[-1] <= MOST:
         return False
     terms = (log_a, beta, b, *others)
-    if not all(t.numel() and t.device == b.device and native.is_plain(t, "cuda") for t in terms):
+    if not all(t.numel() and t.device == b.device and native.is_plain(t, "cuda", DTYPES) for t in terms):
         return False
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in terms)
     if wanted and (log_a.shape[-1] > 1 or not others):
@@ -57,11 +56,11 @@ def scan(log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: 
     segments = _segments(beta)
     if len(segments) == 1:  # not sliced: the gradient of a slice fills a whole tensor
         return _Scan.apply(log_a, beta, b, c, x, initial, precision)
-    outputs, H = [], initial
+    outputs, H = [], initial.float()
     for part in segments:
         y, H = _Scan.apply(*(t[:, part] for t in (log_a, beta, b, c, x)), H, precision)
         outputs.append(y)
-    return torch.cat(outputs, dim=1), H
+    return torch.cat(outputs, dim=1), H.to(initial.dtype)
 
 
 def keys_left(log_a: Tensor, beta: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -69,7 +68,7 @@ def keys_left(log_a: Tensor, beta: Tensor, b: Tensor) -> Iterator[tuple[slice, T
     state = b.shape[-1]
     P = torch.eye(state, device=b.device).expand(b.shape[0], beta.shape[2], -1, -1)
     for part in reversed(_segments(beta)):
-        terms = log_a[:, part].contiguous(), beta[:, part].contiguous(), _columns(b[:, part])
+        terms = _whole(log_a[:, part]), _whole(beta[:, part]), _columns(b[:, part])
         with on(b):
             keys, _, P = _plan(*terms, state, "highest").back(*terms, P)
         yield part, keys
@@ -122,14 +121,20 @@ class _Plan(NamedTuple):
         how = {"BY_STATE": self.by_state, "EVEN": self.length % self.steps == 0, **self.precision.sizes}
         return {**tiles, **how, "WIDTH": columns, "num_warps": warps, "num_stages": stages}
 
-    def rows(self, like: Tensor, size: int) -> Tensor:
-        return like.new_empty(self.batch, self.length, self.heads, size)
+    @property
+    def kept(self) -> torch.dtype:
+        """What r, ū and the chunks' states are kept in."""
+        return torch.float32 if self.precision.sizes["SCALED"] else self.precision.dtype
+
+    def rows(self, like: Tensor, size: int, dtype: torch.dtype | None = None) -> Tensor:
+        return like.new_empty(self.batch, self.length, self.heads, size, dtype=dtype or self.kept)
 
     def sides(self, like: Tensor, count: int) -> tuple[list[Tensor], Tensor, Tensor]:
         """So many matrices of chunks in parts, their units, and room for the chunks' decays."""
         each, parts = (self.batch, self.chunks, self.heads), (self.precision.terms, self.steps, self.state)
         matrices = [like.new_empty(*each, *parts, dtype=self.precision.dtype) for _ in range(count)]
-        return matrices, like.new_empty(count, *each), like.new_empty(*each, self.state if self.by_state else 1)
+        units = like.new_empty(count, *each, dtype=torch.float32)
+        return matrices, units, units.new_empty(*each, self.state if self.by_state else 1)
 
     def forward(
         self, log_a: Tensor, beta: Tensor, b: Tensor, x: Tensor, initial: Tensor
@@ -138,8 +143,8 @@ class _Plan(NamedTuple):
         (W, E), units, D = self.sides(b, 2)
         U = self.rows(b, self.width)
         strides = (*b.stride()[:3], *x.stride()[:3])
-        kernels.loaded().solve[self.programs](
-            *(log_a, beta, b, x, W, E, units, U, D, *self.shape, *strides), **self.sizes("solve")
+        bound(kernels.loaded().solve, **self.sizes("solve"))(
+            self.programs, log_a, beta, b, x, W, E, units, U, D, *self.shape, *strides
         )
         return U, *self.carry([W, E], units, U, D, None, initial, keep=True)
 
@@ -158,11 +163,10 @@ class _Plan(NamedTuple):
         sides, units, D = self.sides(b, 3 if reads else 2)
         U = self.rows(b, self.width) if reads else self.rows(b, self.width).zero_()
         c, grad_y = (b, U) if c is None or grad_y is None else (c, grad_y)
-        kernels.loaded().solve_back[self.programs](
+        bound(kernels.loaded().solve_back, **self.sizes("solve_back"), READ=reads)(
+            self.programs,
             *(log_a, beta, b, c, grad_y, *sides[:2], sides[-1], units, U, D),
             *(*self.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
-            **self.sizes("solve_back"),
-            READ=reads,
         )
         return U, *self.carry(sides, units, U, D, grad_y if reads else None, last, keep=reads, reverse=True)
 
@@ -180,17 +184,15 @@ class _Plan(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """The states before chunks and the last one, and r in place of U."""
         states = U.new_empty((self.batch, self.chunks, self.heads, self.state, self.width) if keep else (1,))
-        last = torch.empty_like(first, memory_format=torch.contiguous_format)
+        first = _whole(first)
+        last = torch.empty_like(first)
         sizes = self.sizes("carry" if read is None else "carry_back")
         programs = self.batch * self.heads * -(-self.width // sizes["WIDTH"])
         y = U if read is None else read
-        kernels.loaded().carry[(programs,)](
-            *(*sides[:2], sides[-1], units, U, D, y, first.contiguous(), states, last),
+        bound(kernels.loaded().carry, **sizes, REVERSE=reverse, READ=read is not None, KEEP=keep)(
+            (programs,),
+            *(*sides[:2], sides[-1], units, U, D, y, first, states, last),
             *(self.batch, self.length, self.heads, self.chunks, *y.stride()[:3]),
-            **sizes,
-            REVERSE=reverse,
-            READ=read is not None,
-            KEEP=keep,
         )
         return states, last
 
@@ -204,9 +206,9 @@ def _plan(log_a: Tensor, beta: Tensor, b: Tensor, width: int, precision: str) ->
     return _Plan(batch, length, heads, groups, width, state, log_a.shape[-1] > 1, PRECISIONS[precision])
 
 
-def _columns(t: Tensor) -> Tensor:
-    """The term with its last dimension side by side."""
-    return t if t.stride(-1) == 1 and t.stride(1) < FARTHEST else t.contiguous()
+def _whole(t: Tensor) -> Tensor:
+    """The term in float32 and in one piece."""
+    return t.float().contiguous()
 
 
 class _Scan(torch.autograd.Function):
@@ -214,35 +216,39 @@ class _Scan(torch.autograd.Function):
     def forward(ctx, log_a, beta, b, c, x, initial, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         plan = _plan(log_a, beta, b, x.shape[-1], precision)
-        log_a, beta, b, c, x = log_a.contiguous(), beta.contiguous(), *map(_columns, (b, c, x))
+        ctx.save_for_backward(log_a, beta, b, c, x, initial)
+        ctx.precision = precision
+        log_a, beta, b, c, x = _whole(log_a), _whole(beta), *map(_columns, (b, c, x))
         y = x.new_empty(x.shape)
         with on(x):
             U, states, final = plan.forward(log_a, beta, b, x, initial)
-            kernels.loaded().read[plan.programs](
-                *(log_a, beta, b, c, U, states, y, *plan.shape, *b.stride()[:3], *c.stride()[:3]), **plan.sizes("read")
+            bound(kernels.loaded().read, **plan.sizes("read"))(
+                plan.programs, log_a, beta, b, c, U, states, y, *plan.shape, *b.stride()[:3], *c.stride()[:3]
             )
-        ctx.save_for_backward(log_a, beta, b, c, x, initial)
-        return y, final
+        return y, final.to(initial.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        log_a, beta, b, c, x, initial = ctx.saved_tensors
-        plan = _plan(log_a, beta, b, x.shape[-1], "highest")
+        terms = ctx.saved_tensors
+        log_a, beta, b, c, x, initial = terms
+        plan = _plan(log_a, beta, b, x.shape[-1], ctx.precision)
+        log_a, beta, b, c, x = _whole(log_a), _whole(beta), *map(_columns, (b, c, x))
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_final = torch.zeros_like(initial) if grad_final is None else grad_final
         grad_a, grad_beta = torch.empty_like(log_a), torch.empty_like(beta)
-        grad_b, grad_c = plan.rows(b, plan.state), plan.rows(b, plan.state)
+        grad_b, grad_c = (plan.rows(b, plan.state, torch.float32) for _ in "bc")
         with on(x):
             U, states, _ = plan.forward(log_a, beta, b, x, initial)
             grad_x, adjoints, grad_initial = plan.back(log_a, beta, b, grad_final, c, grad_y)
-            kernels.loaded().back[plan.programs](
+            bound(kernels.loaded().back, **plan.sizes("back"))(
+                plan.programs,
                 *(log_a, beta, b, c, grad_y, U, grad_x, states, adjoints, grad_a, grad_beta, grad_b, grad_c),
                 *(*plan.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
-                **plan.sizes("back"),
             )
         grad_b, grad_c = (g.unflatten(2, (plan.groups, -1)).sum(3) for g in (grad_b, grad_c))
-        return grad_a, grad_beta, grad_b, grad_c, grad_x, grad_initial, None
+        found = (grad_a, grad_beta, grad_b, grad_c, grad_x, grad_initial)
+        return *(g.to(t.dtype) for g, t in zip(found, terms, strict=True)), None
 
 
 kernels = Kernels(

@@ -88,10 +88,19 @@ def kept(
 
 
 @triton.jit
-def place(heads, chunks):
-    """Of this program: its sequence, chunk and head."""
+def load(at, rows, columns, step, real, valid, EVEN: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile of a term, in float32."""
+    return load_tile(at, rows, columns, step, real, valid, EVEN, WHOLE).to(tl.float32)
+
+
+@triton.jit
+def place(length, heads, groups, chunks, q):
+    """Of this program: its sequence, group, first step, where its numbers of a head and of a chunk begin, and which of
+    its steps are real."""
     program = tl.program_id(0).to(tl.int64)
-    return program // (heads * chunks), program // heads % chunks, program % heads
+    row, chunk, head = program // (heads * chunks), program // heads % chunks, program % heads
+    group, start = head // (heads // groups), chunk * q.shape[0]
+    return row, group, head, start, (row * length + start) * heads + head, program, q < length - start
 
 
 @triton.jit
@@ -144,7 +153,7 @@ def met(
                 log_a + (at + (column + 1) * heads) * N + n, mask=real_n & (column + 1 < length) & (i > 0), other=0.0
             )
             since += tl.where((q > column)[:, None], tl.where(next_a < LEAST, LEAST, next_a)[None, :], 0.0)
-            key = tl.load(k + column * k_step + n, mask=real_n & (column < length), other=0.0)
+            key = tl.load(k + column * k_step + n, mask=real_n & (column < length), other=0.0).to(tl.float32)
             S = tl.where((q == column)[None, :], tl.sum(reader * tl.exp(since) * key[None, :], axis=1)[:, None], S)
         S = tl.where(q[:, None] >= q[None, :], S, 0.0)
     else:
@@ -153,21 +162,21 @@ def met(
 
 
 @triton.jit
-def inverse(L, q):
-    """(I + L)⁻¹ of L below the diagonal, (Q, Q): of two blocks on the diagonal whose inverses are known, the corner
-    is −D⁻¹ L A⁻¹."""
+def inverse(L, q, TERMS: tl.constexpr):
+    """(I + L)⁻¹ of L below the diagonal, (Q, Q), by products of so many parts of 11 bits: of two blocks on the diagonal
+    whose inverses are known, the corner is −D⁻¹ L A⁻¹."""
     Q: tl.constexpr = q.shape[0]
     t, s = q[:, None], q[None, :]
     T = tl.where(t == s, 1.0, tl.where((t // 2 == s // 2) & (t > s), -L, 0.0))
-    high, low, unit = split(-L, True, 2)
+    high, low, unit = split(-L, True, TERMS)
     zero = tl.zeros_like(high)
     size = 2
     while size < Q:
         corner = (t // (2 * size) == s // (2 * size)) & (t // size > s // size)
-        parts = split(T, True, 2)
+        parts = split(T, True, TERMS)
         of_corner = (tl.where(corner, high, zero), tl.where(corner, low, zero), unit)
-        half = product(tl.zeros([Q, Q], tl.float32), parts, of_corner, True, 2)
-        T = product(T, split(half, True, 2), parts, True, 2)
+        half = product(tl.zeros([Q, Q], tl.float32), parts, of_corner, True, TERMS)
+        T = product(T, split(half, True, TERMS), parts, True, TERMS)
         size *= 2
     return T
 
@@ -181,6 +190,19 @@ def keep_total(D, at, total, n, real_n, N: tl.constexpr, BY_STATE: tl.constexpr)
 
 
 @triton.jit
+def keys_of(
+    log_a, beta, k, at, k_step, q, n, heads, real, real_n,
+    N: tl.constexpr, STATES: tl.constexpr, BY_STATE: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr,
+    TERMS: tl.constexpr,
+):  # fmt: skip
+    """A chunk's keys, where they are and in parts, β, and its `decays`."""
+    k_t = load(k, q, n, k_step, real, real_n, EVEN, N == STATES)
+    strength = tl.load(beta + at + q * heads, mask=real, other=0.0)
+    from_start, to_end, total, s = decays(log_a, at, q, n, heads, real, real_n, N, BY_STATE)
+    return k, k_t, split(k_t, SCALED, TERMS), strength, from_start, to_end, total, s
+
+
+@triton.jit
 def solve(
     log_a, beta, k, x, W, E, units, U, D, length, heads, groups, chunks, k_row, k_step, k_group, x_row, x_step, x_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
@@ -189,32 +211,27 @@ def solve(
     """What is read of a chunk's first state, W = T Γ_start k, and written into its last, E = β Γ_end k, in parts
     (batch, chunks, heads, TERMS, Q, N) with their `units` (2, batch, chunks, heads), E's first; U = T x (batch,
     length, heads, P); and its whole decay D (batch, chunks, heads, N or 1)."""
-    WHOLE_N: tl.constexpr = N == STATES
     WHOLE_P: tl.constexpr = P % WIDTH == 0
-    row, chunk, head = place(heads, chunks)
-    group = head // (heads // groups)
+    PARTS: tl.constexpr = 2 if SCALED else 1
     q, p, n = tl.arange(0, Q), tl.arange(0, WIDTH), tl.arange(0, STATES)
-    start = chunk * Q
-    real, real_n = q < length - start, n < N
-    at = (row * length + start) * heads + head
-    k_at = k + row * k_row + group * k_group + start * k_step
-    k_t = load_tile(k_at, q, n, k_step, real, real_n, EVEN, WHOLE_N)
-    strength = tl.load(beta + at + q * heads, mask=real, other=0.0)
-    from_start, to_end, total, s = decays(log_a, at, q, n, heads, real, real_n, N, BY_STATE)
-    k_parts = split(k_t, SCALED, TERMS)
-    own = (row * chunks + chunk) * heads + head
+    row, group, head, start, at, own, real = place(length, heads, groups, chunks, q)
+    real_n = n < N
+    k_at, k_t, k_parts, strength, from_start, to_end, total, s = keys_of(
+        log_a, beta, k + row * k_row + group * k_group + start * k_step, at, k_step, q, n, heads, real, real_n,
+        N, STATES, BY_STATE, EVEN, SCALED, TERMS,
+    )  # fmt: skip
     all_chunks = tl.num_programs(0)
     keep_total(D, own, total, n, real_n, N, BY_STATE)
     keep(E, units, own, q, n, k_t * to_end * strength[:, None], real_n, N, STATES, SCALED, TERMS)
     L = met(k_t, k_parts, k_parts, log_a, at, k_at, k_step, s, q, n, heads, real, real_n, N, BY_STATE, SCALED, TERMS)
-    T = split(inverse(tl.where(q[:, None] > q[None, :], L * strength[None, :], 0.0), q), SCALED, TERMS)
+    T = split(inverse(tl.where(q[:, None] > q[None, :], L * strength[None, :], 0.0), q, PARTS), SCALED, TERMS)
     side = split(k_t * from_start, SCALED, TERMS)
     w = product(tl.zeros([Q, STATES], tl.float32), T, side, SCALED, TERMS)
     keep(W, units + all_chunks, own, q, n, w, real_n, N, STATES, SCALED, TERMS)
     for p0 in range(0, P, WIDTH):
         wide = p < P - p0
         x_at = x + row * x_row + head * x_head + start * x_step + p0
-        x_t = load_tile(x_at, q, p, x_step, real, wide, EVEN, WHOLE_P)
+        x_t = load(x_at, q, p, x_step, real, wide, EVEN, WHOLE_P)
         u = product(tl.zeros([Q, WIDTH], tl.float32), T, split(x_t, SCALED, TERMS), SCALED, TERMS)
         store_tile(U + at * P + p0, q, p, heads * P, real, wide, u, EVEN, WHOLE_P)
 
@@ -229,28 +246,24 @@ def solve_back(
     """`solve` of the adjoint: W = −T̄ Γ_end k, E = −β Γ_start k, and with READ F = Γ_start c and U = T̄ Aᵀ ȳ."""
     WHOLE_N: tl.constexpr = N == STATES
     WHOLE_P: tl.constexpr = P % WIDTH == 0
-    row, chunk, head = place(heads, chunks)
-    group = head // (heads // groups)
+    PARTS: tl.constexpr = 2 if SCALED else 1
     q, p, n = tl.arange(0, Q), tl.arange(0, WIDTH), tl.arange(0, STATES)
-    start = chunk * Q
-    real, real_n = q < length - start, n < N
-    at = (row * length + start) * heads + head
-    k_at = k + row * k_row + group * k_group + start * k_step
-    k_t = load_tile(k_at, q, n, k_step, real, real_n, EVEN, WHOLE_N)
-    strength = tl.load(beta + at + q * heads, mask=real, other=0.0)
-    from_start, to_end, total, s = decays(log_a, at, q, n, heads, real, real_n, N, BY_STATE)
-    k_parts = split(k_t, SCALED, TERMS)
-    own = (row * chunks + chunk) * heads + head
+    row, group, head, start, at, own, real = place(length, heads, groups, chunks, q)
+    real_n = n < N
+    k_at, k_t, k_parts, strength, from_start, to_end, total, s = keys_of(
+        log_a, beta, k + row * k_row + group * k_group + start * k_step, at, k_step, q, n, heads, real, real_n,
+        N, STATES, BY_STATE, EVEN, SCALED, TERMS,
+    )  # fmt: skip
     all_chunks = tl.num_programs(0)
     keep_total(D, own, total, n, real_n, N, BY_STATE)
     keep(E, units, own, q, n, -k_t * from_start * strength[:, None], real_n, N, STATES, SCALED, TERMS)
     L = met(k_t, k_parts, k_parts, log_a, at, k_at, k_step, s, q, n, heads, real, real_n, N, BY_STATE, SCALED, TERMS)
-    T = flip(split(inverse(tl.where(q[:, None] > q[None, :], L * strength[:, None], 0.0), q), SCALED, TERMS))
+    T = flip(split(inverse(tl.where(q[:, None] > q[None, :], L * strength[:, None], 0.0), q, PARTS), SCALED, TERMS))
     w = product(tl.zeros([Q, STATES], tl.float32), T, split(-k_t * to_end, SCALED, TERMS), SCALED, TERMS)
     keep(W, units + all_chunks, own, q, n, w, real_n, N, STATES, SCALED, TERMS)
     if READ:
         c_at = c + row * c_row + group * c_group + start * c_step
-        c_t = load_tile(c_at, q, n, c_step, real, real_n, EVEN, WHOLE_N)
+        c_t = load(c_at, q, n, c_step, real, real_n, EVEN, WHOLE_N)
         c_parts = split(c_t, SCALED, TERMS)
         keep(F, units + 2 * all_chunks, own, q, n, c_t * from_start, real_n, N, STATES, SCALED, TERMS)
         A = met(
@@ -261,7 +274,7 @@ def solve_back(
         for p0 in range(0, P, WIDTH):
             wide = p < P - p0
             y_at = ybar + row * ybar_row + head * ybar_head + start * ybar_step + p0
-            y_t = load_tile(y_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P)
+            y_t = load(y_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P)
             y_parts = split(y_t, SCALED, TERMS)
             u = product(tl.zeros([Q, WIDTH], tl.float32), both, y_parts, SCALED, TERMS)
             store_tile(U + at * P + p0, q, p, heads * P, real, wide, u, EVEN, WHOLE_P)
@@ -301,7 +314,7 @@ def carry(
         at = (row * length + start) * heads + head
         w = kept(W, units + all_chunks, own, q, n, real_n, N, STATES, SCALED, TERMS)
         e = kept(E, units, own, q, n, real_n, N, STATES, SCALED, TERMS)
-        r = load_tile(U + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
+        r = load(U + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
         if BY_STATE:
             decay = tl.load(D + own * N + n, mask=real_n, other=0.0)[:, None]
         else:
@@ -312,7 +325,7 @@ def carry(
         if READ:
             f = kept(F, units + 2 * all_chunks, own, q, n, real_n, N, STATES, SCALED, TERMS)
             y_at = ybar + row * ybar_row + head * ybar_head + start * ybar_step + p0
-            y_t = split(load_tile(y_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P), SCALED, TERMS)
+            y_t = split(load(y_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P), SCALED, TERMS)
             H = product(H, flip(f), y_t, SCALED, TERMS)
     tl.store(last + matrix, H, mask=real_n[:, None] & wide[None, :])
 
@@ -326,26 +339,23 @@ def read(
     """y = Γ_start c Hᵀ + A β r of every chunk, H the state before it; (batch, length, heads, P)."""
     WHOLE_N: tl.constexpr = N == STATES
     WHOLE_P: tl.constexpr = P % WIDTH == 0
-    row, chunk, head = place(heads, chunks)
-    group = head // (heads // groups)
     q, p, n = tl.arange(0, Q), tl.arange(0, WIDTH), tl.arange(0, STATES)
-    start = chunk * Q
-    real, real_n = q < length - start, n < N
-    at = (row * length + start) * heads + head
-    k_at = k + row * k_row + group * k_group + start * k_step
-    k_t = load_tile(k_at, q, n, k_step, real, real_n, EVEN, WHOLE_N)
+    row, group, head, start, at, own, real = place(length, heads, groups, chunks, q)
+    real_n = n < N
+    k_at, k_t, k_parts, strength, from_start, to_end, total, s = keys_of(
+        log_a, beta, k + row * k_row + group * k_group + start * k_step, at, k_step, q, n, heads, real, real_n,
+        N, STATES, BY_STATE, EVEN, SCALED, TERMS,
+    )  # fmt: skip
     c_at = c + row * c_row + group * c_group + start * c_step
-    c_t = load_tile(c_at, q, n, c_step, real, real_n, EVEN, WHOLE_N)
-    strength = tl.load(beta + at + q * heads, mask=real, other=0.0)
-    from_start, to_end, total, s = decays(log_a, at, q, n, heads, real, real_n, N, BY_STATE)
-    c_parts, k_parts = split(c_t, SCALED, TERMS), split(k_t, SCALED, TERMS)
+    c_t = load(c_at, q, n, c_step, real, real_n, EVEN, WHOLE_N)
+    c_parts = split(c_t, SCALED, TERMS)
     A = met(c_t, c_parts, k_parts, log_a, at, k_at, k_step, s, q, n, heads, real, real_n, N, BY_STATE, SCALED, TERMS)
     A, reader = split(A, SCALED, TERMS), split(c_t * from_start, SCALED, TERMS)
-    states_at = states + ((row * chunks + chunk) * heads + head) * N * P
+    states_at = states + own * N * P
     for p0 in range(0, P, WIDTH):
         wide = p < P - p0
-        H = load_tile(states_at + p0, n, p, P, real_n, wide, WHOLE_N, WHOLE_P)
-        r = load_tile(U + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
+        H = load(states_at + p0, n, p, P, real_n, wide, WHOLE_N, WHOLE_P)
+        r = load(U + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
         out = product(tl.zeros([Q, WIDTH], tl.float32), reader, split(H, SCALED, TERMS), SCALED, TERMS)
         out = product(out, A, split(r * strength[:, None], SCALED, TERMS), SCALED, TERMS)
         store_tile(y + at * P + p0, q, p, heads * P, real, wide, out, EVEN, WHOLE_P)
@@ -368,26 +378,23 @@ def back(
     """
     WHOLE_N: tl.constexpr = N == STATES
     WHOLE_P: tl.constexpr = P % WIDTH == 0
-    row, chunk, head = place(heads, chunks)
-    group = head // (heads // groups)
     q, p, n = tl.arange(0, Q), tl.arange(0, WIDTH), tl.arange(0, STATES)
-    start = chunk * Q
-    real, real_n = q < length - start, n < N
-    at = (row * length + start) * heads + head
+    row, group, head, start, at, own, real = place(length, heads, groups, chunks, q)
+    real_n = n < N
     strength = tl.load(beta + at + q * heads, mask=real, other=0.0)[:, None]
     B, G = tl.zeros([Q, Q], tl.float32), tl.zeros([Q, Q], tl.float32)
     of_c, of_k = tl.zeros([Q, STATES], tl.float32), tl.zeros([Q, STATES], tl.float32)
     erased = tl.zeros([Q, STATES], tl.float32)
     across, exchanged = tl.zeros([STATES], tl.float32), tl.zeros([Q], tl.float32)
-    states_at = ((row * chunks + chunk) * heads + head) * N * P
+    states_at = own * N * P
     for p0 in range(0, P, WIDTH):
         wide = p < P - p0
-        r = load_tile(U + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
-        ubar = load_tile(Ubar + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
+        r = load(U + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
+        ubar = load(Ubar + at * P + p0, q, p, heads * P, real, wide, EVEN, WHOLE_P)
         y_at = ybar + row * ybar_row + head * ybar_head + start * ybar_step + p0
-        y_t = load_tile(y_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P)
-        H = load_tile(states + states_at + p0, n, p, P, real_n, wide, WHOLE_N, WHOLE_P)
-        adjoint = load_tile(adjoints + states_at + p0, n, p, P, real_n, wide, WHOLE_N, WHOLE_P)
+        y_t = load(y_at, q, p, ybar_step, real, wide, EVEN, WHOLE_P)
+        H = load(states + states_at + p0, n, p, P, real_n, wide, WHOLE_N, WHOLE_P)
+        adjoint = load(adjoints + states_at + p0, n, p, P, real_n, wide, WHOLE_N, WHOLE_P)
         across += tl.sum(H * adjoint, axis=1)
         exchanged += tl.sum(r * ubar, axis=1)
         ubar *= strength
@@ -400,9 +407,9 @@ def back(
         erased = product(erased, ubar_parts, H_parts, SCALED, TERMS)
         store_tile(Ubar + at * P + p0, q, p, heads * P, real, wide, ubar, EVEN, WHOLE_P)
     k_at = k + row * k_row + group * k_group + start * k_step
-    k_t = load_tile(k_at, q, n, k_step, real, real_n, EVEN, WHOLE_N)
+    k_t = load(k_at, q, n, k_step, real, real_n, EVEN, WHOLE_N)
     c_at = c + row * c_row + group * c_group + start * c_step
-    c_t = load_tile(c_at, q, n, c_step, real, real_n, EVEN, WHOLE_N)
+    c_t = load(c_at, q, n, c_step, real, real_n, EVEN, WHOLE_N)
     from_start, to_end, total, s = decays(log_a, at, q, n, heads, real, real_n, N, False)
     of_c, of_k, erased = from_start * of_c, to_end * of_k, from_start * erased
     gamma = between(s, q)

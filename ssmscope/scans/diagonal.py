@@ -45,7 +45,7 @@ def scan(
     x: Tensor,
     b: Tensor,
     c: Tensor,
-    initial: Tensor,
+    initial: Tensor | None,
     delta: Tensor | None,
     A: Tensor | None,
     log_a: Tensor | None,
@@ -60,17 +60,18 @@ def scan(
     Δ_t x_t. log a is `log_a`, or Δ A (`expected`: −log(1 − Δ A)). Mamba-1's case in float32 runs through
     kernels, where they can be compiled: of C on a CPU, of CUDA on a GPU.
     """
-    how = {"expected": expected, "retention": retention}
+    inside = None
     if log_a is None and delta is not None and A is not None and fused.applicable(x, b, c, initial, delta, A):
-        inside = D if fused.adds_skip(D, x, b, c, initial, delta, A) else None
-        y, final, kept = fused.scan(x, b, c, initial, delta, A, inside, **how)
+        inside = D if D is not None and fused.adds_skip(D, x, b, c, initial, delta, A) else None
+        y, final, kept = fused.scan(x, b, c, initial, delta, A, inside, expected=expected, retention=retention)
     else:
-        inside = None
-        y, final, kept = _without_skip(x, b, c, initial, delta, A, log_a, **how)
+        y, final, kept = _without_skip(x, b, c, initial, delta, A, log_a, expected=expected, retention=retention)
     return y if D is None or inside is not None else skipped(y, x, D.reshape(-1, 1)), final, kept
 
 
 def _without_skip(x, b, c, initial, delta, A, log_a, *, expected: bool, retention: bool):
+    if initial is None:
+        initial = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
     if log_a is None and delta is not None and A is not None:
         if native.applicable(x, b, c, initial, delta, A):
             return native.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)

@@ -123,6 +123,11 @@ __device__ __forceinline__ long long matrix(const Terms &T, const Place &p) {
     return (long long)p.row * T.heads + p.first;
 }
 
+// Where the channels of a block start in (batch, channels, states), which may be absent.
+__device__ __forceinline__ const float *given(const float *from, const Terms &T, const Place &p) {
+    return from ? from + matrix(T, p) * T.states : nullptr;
+}
+
 // From (channels, states), padded with `other`; all of it where there is nothing to read from.
 __device__ __forceinline__ void load_slots(Slots &v, const float *from, int states, const Place &p, float other) {
     FOR_SLOTS {
@@ -281,11 +286,12 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
         }
         copies_issued();
     };
+    const float share = 1.0f / ((float)T.heads * T.states);  // of a decay in their mean
     float *y = T.y + ((long long)p.row * T.length + p.begin * TILE) * T.heads + p.first;
     float *kept = T.kept + (((long long)(p.block * WARPS + p.warp) * T.groups + p.group) * T.batch + p.row) * T.length;
     issue(p.begin);
     load_A(A, T, p);
-    load_slots(H, T.initial + matrix(T, p) * T.states, T.states, p, 0.0f);
+    load_slots(H, given(T.initial, T, p), T.states, p, 0.0f);
 #pragma unroll 2
     for (int k = 0; k < p.chunk; k++) carry_in(H, T, p, k);
     for (int tile = p.begin; tile < p.end; tile++) {
@@ -330,7 +336,7 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
 #pragma unroll
             for (int i = 0; i < 16; i++) total += decays[p.lane / 2 * SPREAD + p.lane % 2 * 16 + i];
             total += swap_lanes(total, 1);
-            if (p.lane % 2 == 0 && p.lane / 2 < steps) kept[tile * TILE + p.lane / 2] = total;
+            if (p.lane % 2 == 0 && p.lane / 2 < steps) kept[tile * TILE + p.lane / 2] = total * share;
         }
     }
     if (p.chunk == T.chunks - 1) store_slots(H, T.final + matrix(T, p) * T.states, T.states, p);
@@ -358,7 +364,7 @@ __device__ __forceinline__ void run_backward(const Terms &T) {
     };
     issue(p.end - 1);
     load_A(A, T, p);
-    load_slots(carried, T.finalbar ? T.finalbar + matrix(T, p) * T.states : nullptr, T.states, p, 0.0f);
+    load_slots(carried, given(T.finalbar, T, p), T.states, p, 0.0f);
 #pragma unroll 2
     for (int k = T.chunks - 1; k > p.chunk; k--) carry_in(carried, T, p, k);
     for (int tile = p.end - 1; tile >= p.begin; tile--) {
@@ -471,7 +477,7 @@ __device__ __forceinline__ void run_backward(const Terms &T) {
         }
         // the next tile's barrier stands before its first write to `parts`
     }
-    if (p.chunk == 0) store_slots(carried, T.initialbar + matrix(T, p) * T.states, T.states, p);
+    if (p.chunk == 0 && T.initialbar) store_slots(carried, T.initialbar + matrix(T, p) * T.states, T.states, p);
     store_slots(Abar, T.Abar + ((long long)p.chunk * T.batch * T.heads + matrix(T, p)) * T.states, T.states, p);
 }
 

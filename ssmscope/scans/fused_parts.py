@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssmscope.scans import native, passes, scalar_fused
-from ssmscope.scans.launching import on
+from ssmscope.scans.launching import bound, on
 
 TILE = 2048  # numbers of the rows that a norm's program takes at once
 TIMES = 8  # that it does so for gradients
 MOST = 1024  # channels of a norm: with more, a program's rows no longer fit
+ANSWERS = 2**15  # of a cross-entropy, at most
 
 
 def applicable(*tensors: Tensor) -> bool:
@@ -49,6 +50,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _RmsNorm.apply(x, weight, eps)
 
 
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """The mean cross-entropy of `logits` (rows, answers) and `targets` (rows,) that are not `ignored`; the gradient
+    reads the logits again, and nothing of their size is kept."""
+    return _CrossEntropy.apply(logits, targets, ignored)
+
+
 class _SiluConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -65,10 +72,10 @@ class _SiluConvolution(torch.autograd.Function):
         grad_total, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
         sums = x.new_empty(batch, grid[1], taps + 1, channels)
         with on(x):
-            _kernels().convolve_back_activation[grid](
-                *(x, weight, bias, grad, grad_total, sums, length, *x.stride()[:2], *grad.stride()[:2]), **sizes
+            bound(_kernels().convolve_back_activation, **sizes)(
+                grid, x, weight, bias, grad, grad_total, sums, length, *x.stride()[:2], *grad.stride()[:2]
             )
-            _kernels().convolve_back_input[grid](grad_total, weight, grad_x, length, **sizes)
+            bound(_kernels().convolve_back_input, **sizes)(grid, grad_total, weight, grad_x, length)
         by_taps = sums.sum((0, 1))
         return grad_x, by_taps[:taps].mT, by_taps[taps]
 
@@ -80,8 +87,9 @@ class _GatedNorm(torch.autograd.Function):
         out = y.new_empty(y.shape)
         sizes = _norm_sizes(y)
         with on(y):
-            _kernels().norm[(-(-len(flat_y) // sizes["ROWS"]),)](
-                *(flat_y, flat_z, weight, out, len(flat_y), eps, flat_y.stride(0), flat_z.stride(0)), **sizes
+            bound(_kernels().norm, **sizes)(
+                (-(-len(flat_y) // sizes["ROWS"]),),
+                *(flat_y, flat_z, weight, out, len(flat_y), eps, flat_y.stride(0), flat_z.stride(0)),
             )
         ctx.save_for_backward(y, z, weight)
         ctx.eps = eps
@@ -96,8 +104,8 @@ class _GatedNorm(torch.autograd.Function):
         grad_y, grad_z, sums = y.new_empty(y.shape), y.new_empty(y.shape), y.new_empty(programs, y.shape[-1])
         strides = (flat_y.stride(0), flat_z.stride(0), given.stride(0))
         with on(y):
-            _kernels().norm_back[(programs,)](
-                *(flat_y, flat_z, weight, given, grad_y, grad_z, sums, len(flat_y), ctx.eps, *strides), **sizes
+            bound(_kernels().norm_back, **sizes)(
+                (programs,), flat_y, flat_z, weight, given, grad_y, grad_z, sums, len(flat_y), ctx.eps, *strides
             )
         return grad_y, grad_z, sums.sum(0), None
 
@@ -117,10 +125,43 @@ class _RmsNorm(torch.autograd.Function):
         sizes, programs = _back_sizes(flat)
         grad_x, sums = x.new_empty(x.shape), x.new_empty(programs, x.shape[-1])
         with on(x):
-            _kernels().rms_norm_back[(programs,)](
-                *(flat, weight, given, grad_x, sums, len(flat), ctx.eps, flat.stride(0), given.stride(0)), **sizes
+            bound(_kernels().rms_norm_back, **sizes)(
+                (programs,), flat, weight, given, grad_x, sums, len(flat), ctx.eps, flat.stride(0), given.stride(0)
             )
         return grad_x, sums.sum(0), None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+        log_sums, losses = (logits.new_empty(len(logits)) for _ in range(2))
+        sizes = _loss_sizes(logits)
+        with on(logits):
+            bound(_kernels().cross_entropy, **sizes)(
+                (len(logits),), logits, targets, log_sums, losses, logits.shape[1], logits.stride(0), ignored
+            )
+        asked = (targets != ignored).sum()
+        ctx.save_for_backward(logits, targets, log_sums, asked)
+        ctx.ignored = ignored
+        return losses.sum() / asked
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, targets, log_sums, asked = ctx.saved_tensors
+        grad_logits = logits.new_empty(logits.shape)
+        scale, sizes = grad / asked, _loss_sizes(logits)
+        with on(logits):
+            bound(_kernels().cross_entropy_back, **sizes)(
+                (len(logits),),
+                *(logits, targets, log_sums, scale, grad_logits, logits.shape[1], logits.stride(0), ctx.ignored),
+            )
+        return grad_logits, None, None
+
+
+def _loss_sizes(logits: Tensor) -> dict[str, Any]:
+    width = scalar_fused._power(logits.shape[1], 16)
+    return {"WIDTH": width, "num_warps": min(16, max(4, width // 512))}
 
 
 def _rows(t: Tensor) -> Tensor:

@@ -123,6 +123,31 @@ def rms_norm_back(
 
 
 @triton.jit
+def cross_entropy(logits, targets, log_sums, losses, answers, row_stride, ignored, WIDTH: tl.constexpr):
+    """Of a row of logits (rows, answers) the logarithm of the sum of exponentials, and that less the target's logit, 0
+    where the target is the ignored one."""
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    value = tl.load(logits + row * row_stride + c, mask=c < answers, other=float("-inf"))
+    most = tl.max(value, axis=0)
+    log_sum = most + tl.log(tl.sum(tl.exp(value - most), axis=0))
+    target = tl.load(targets + row)
+    own = tl.sum(tl.where(c == target, value, 0.0), axis=0)
+    tl.store(log_sums + row, log_sum)
+    tl.store(losses + row, tl.where(target == ignored, 0.0, log_sum - own))
+
+
+@triton.jit
+def cross_entropy_back(logits, targets, log_sums, scale, grad, answers, row_stride, ignored, WIDTH: tl.constexpr):
+    """scale · (softmax of a row − 1 at the target), 0 where the target is the ignored one; `scale` is one number."""
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    target = tl.load(targets + row)
+    factor = tl.where(target == ignored, 0.0, tl.load(scale))
+    value = tl.load(logits + row * row_stride + c, mask=c < answers, other=float("-inf"))
+    share = tl.exp(value - tl.load(log_sums + row)) - tl.where(c == target, 1.0, 0.0)
+    tl.store(grad + row * answers + c, factor * share, mask=c < answers)
+
+
+@triton.jit
 def by_normed(value, given, scale, eps, CHANNELS: tl.constexpr):
     """The gradients of scale · RMSNorm(value) by the value and, of each row, by the scale."""
     factor = tl.rsqrt(tl.sum(value * value, axis=1) / CHANNELS + eps)[:, None]

@@ -17,6 +17,7 @@ from ssmscope.scans.building import SWITCH, address
 
 __all__ = ["SWITCH", "applicable", "available", "is_plain", "scan", "why_not"]
 SOURCE = Path(__file__).with_name("native.c")
+PLAIN = (Tensor, torch.nn.Parameter)
 SMALL = 2**15  # decays; fewer are not worth waking threads for
 
 
@@ -31,10 +32,21 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
 def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether the tensor is what such a device's memory says: of these types, no subclass, no lazy negation, no
     forward-mode tangent, no batch or other level of torch.func."""
-    plain = type(t) in (Tensor, torch.nn.Parameter) and t.device.type == device and t.layout == torch.strided
-    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return False
-    return t.dtype in dtypes and not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+    return t.device.type == device and are_plain((t,), t.device, dtypes)
+
+
+def are_plain(
+    terms: tuple[Tensor, ...], device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> bool:
+    """Whether all terms are on this device, and `is_plain` there."""
+    wrapped, tangents = torch._C._functorch.is_functorch_wrapped_tensor, forward_ad._current_level >= 0
+    for t in terms:
+        plain = type(t) in PLAIN and t.device == device and t.layout == torch.strided and not wrapped(t)
+        if not plain or t.dtype not in dtypes or t.is_neg():
+            return False
+        if tangents and forward_ad.unpack_dual(t).tangent is not None:
+            return False
+    return True
 
 
 def scan(

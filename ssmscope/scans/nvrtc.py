@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,23 @@ LOST = 201  # the driver's word for a thread that has no context yet
 SHARED = 8  # its attribute for the shared memory that a block may have
 PLENTY = 48 * 2**10  # bytes of it that need no leave
 _One = ctypes.c_char_p * 1
+
+
+class Launch(NamedTuple):
+    """A kernel and how much of it runs: `blocks` of `threads`, each block with `shared` bytes of shared memory.
+    `defines` are NAME=VALUE, what the source is compiled with."""
+
+    defines: tuple[str, ...]
+    blocks: int
+    threads: int
+    shared: int
+
+
+class Launches:
+    """Kernels that run one after the other, given the same structure."""
+
+    def __init__(self, *launches: Launch) -> None:
+        self.launches = launches
 
 
 class Program(Kernels):
@@ -39,6 +56,7 @@ class Program(Kernels):
         super().__init__(str(source), name, attempt)
         self.source = source
         self._function = functools.cache(self._load)
+        self._ready = functools.lru_cache(256)(self._prepare)
 
     def look(self) -> Any:
         """NVRTC and the driver, or why there is one of them only; `found` keeps the answer."""
@@ -54,28 +72,37 @@ class Program(Kernels):
         """What goes wrong where a kernel cannot be compiled or launched."""
         return (RuntimeError, OSError, *others)
 
-    def launch(
-        self, defines: tuple[str, ...], blocks: int, threads: int, shared: int, terms: bytes, device: torch.device
-    ) -> None:
-        """Run `blocks` of `threads` on the device's current stream, each with so many bytes of shared memory.
+    def launch(self, work: Launches, terms: bytes, device: torch.device) -> None:
+        """Run the kernels on the device's current stream.
 
         Args:
-            defines: NAME=VALUE, what the source is compiled with.
             terms: the structure.
-            device: the current one.
 
         Raises:
-            RuntimeError: the kernel cannot be compiled, or not launched.
+            RuntimeError: a kernel cannot be compiled, or not launched.
         """
-        function, context = self._function(defines, shared, device.index)
-        driver = self.found()[1]
+        if torch._C._cuda_getDevice() != device.index:
+            with torch.cuda.device(device):
+                return self.launch(work, terms, device)
+        driver, context, kernels = self._ready(work, device.index)
         stream = torch._C._cuda_getCurrentRawStream(device.index)  # as a Stream it would take longer than the launch
-        work = (function, blocks, 1, 1, threads, 1, 1, shared, stream, _One(terms), None)
-        code = driver.cuLaunchKernel(*work)
-        if code == LOST:
-            _driven(driver.cuCtxSetCurrent(context))
-            code = driver.cuLaunchKernel(*work)
-        _driven(code)
+        given = _One(terms)
+        for kernel in kernels:
+            code = driver.cuLaunchKernel(*kernel, stream, given, None)
+            if code == LOST:
+                _driven(driver.cuCtxSetCurrent(context))
+                code = driver.cuLaunchKernel(*kernel, stream, given, None)
+            _driven(code)
+
+    def _prepare(self, work: Launches, index: int) -> tuple[ctypes.CDLL, ctypes.c_void_p | None, list[tuple[Any, ...]]]:
+        """The driver, the context, and what `cuLaunchKernel` takes first."""
+        _, driver = self.loaded()
+        kernels, context = [], None
+        for launch in work.launches:
+            function, context = self._function(launch.defines, launch.shared, index)
+            sizes = (launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared)
+            kernels.append((ctypes.c_void_p(function), *map(ctypes.c_uint, sizes)))  # converted once
+        return driver, context, kernels
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
         """The kernel on a GPU, which must be the current one, and the context that it is in."""

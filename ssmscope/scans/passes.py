@@ -13,15 +13,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Kernels, bound, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 32  # of a convolution that a program takes
 CHANNELS = 64  # of them, at most
 KEYS = 128  # positions whose keys a program decays
 STEPS_LEFT, CHANNELS_LEFT = 16, 64  # that it does at a time
+PROJECT = 128, 128, 64, 8, 3  # rows, channels and their inputs that a program multiplies at a time, warps, stages
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
+WIDE = 256  # of a head, at most
 NORMS = (
     *("MambaRMSNorm", "FalconMambaRMSNorm", "Mamba2RMSNorm", "BambaRMSNorm", "GraniteMoeHybridRMSNorm"),
     *("JambaRMSNorm", "FalconH1RMSNorm"),
@@ -46,23 +48,24 @@ def _plain(t: Tensor) -> bool:
     return not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
 
 
-def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
-    return _convolved(x, weight, bias, None)
+def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,);
+    `wide`: what is of x's type in float32."""
+    return _convolved(x, weight, bias, x.new_empty(x.shape, dtype=torch.float32 if wide else x.dtype), None)
 
 
 def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """`silu_convolution`, and its copy in float32."""
     wide = x.new_empty(x.shape, dtype=torch.float32)
-    return _convolved(x, weight, bias, wide), wide
+    return _convolved(x, weight, bias, x.new_empty(x.shape), wide), wide
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, wide: Tensor | None) -> Tensor:
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
-    y, (grid, sizes) = x.new_empty(x.shape), cut(x, weight, 2 * CHANNELS)
+    grid, sizes = cut(x, weight, 2 * CHANNELS)
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
-        kernels.loaded().convolve[grid](*terms, x.shape[1], *x.stride()[:2], **sizes, BOTH=wide is not None)
+        bound(kernels.loaded().convolve, **sizes, BOTH=wide is not None)(grid, *terms, x.shape[1], *x.stride()[:2])
     return y
 
 
@@ -79,8 +82,8 @@ def gated(y: Tensor, z: Tensor) -> Tensor:
     batch, length, channels = z.shape
     out, width = z.new_empty(z.shape), min(_power(channels, 16), 1024)
     with on(z):
-        kernels.loaded().gate[(batch, length, -(-channels // width))](
-            *(y, z, out, length, *y.stride()[:2], *z.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().gate, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), y, z, out, length, *y.stride()[:2], *z.stride()[:2]
         )
     return out
 
@@ -91,8 +94,8 @@ def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float, size: int) -> T
     out, width = z.new_empty(z.shape), _power(size, 16)
     sizes = {"CHANNELS": channels, "SIZE": size, "WIDTH": width, "num_warps": 8 if width > 2048 else 4}
     with on(z):
-        kernels.loaded().norm[(batch, length, channels // size)](
-            *(y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]), **sizes
+        bound(kernels.loaded().norm, **sizes)(
+            (batch, length, channels // size), y, z, weight, out, length, eps, *y.stride()[:2], *z.stride()[:2]
         )
     return out
 
@@ -102,8 +105,22 @@ def softplus(x: Tensor) -> Tensor:
     batch, length, channels = x.shape
     out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
     with on(x):
-        kernels.loaded().softplus[(batch, length, -(-channels // width))](
-            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().softplus, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
+        )
+    return out
+
+
+def projected_softplus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """log(1 + eᵛ) in float32 of v = x weightᵀ + bias, (batch, length, channels), of 16 bits; v is not rounded."""
+    flat, (channels, inner) = x.reshape(-1, x.shape[-1]), weight.shape
+    out = x.new_empty(*x.shape[:-1], channels, dtype=torch.float32)
+    rows, width, depth, warps, stages = PROJECT
+    sizes = {"CHANNELS": channels, "INNER": inner, "ROWS": rows, "WIDTH": width, "DEPTH": depth}
+    with on(x):
+        bound(kernels.loaded().project_and_softplus, **sizes, num_warps=warps, num_stages=stages)(
+            (-(-len(flat) // rows), -(-channels // width)),
+            *(flat, weight.contiguous(), bias, out, len(flat), flat.stride(0)),
         )
     return out
 
@@ -113,8 +130,8 @@ def widened(x: Tensor) -> Tensor:
     batch, length, channels = x.shape
     out, width = x.new_empty(x.shape, dtype=torch.float32), min(_power(channels, 16), 1024)
     with on(x):
-        kernels.loaded().widen[(batch, length, -(-channels // width))](
-            *(x, out, length, *x.stride()[:2]), CHANNELS=channels, WIDTH=width, num_warps=4
+        bound(kernels.loaded().widen, CHANNELS=channels, WIDTH=width, num_warps=4)(
+            (batch, length, -(-channels // width)), x, out, length, *x.stride()[:2]
         )
     return out
 
@@ -125,13 +142,28 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     out = x.new_empty(x.shape, dtype=x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype))
     flat, width = x.reshape(-1, channels), _power(channels, 16)
     rows = max(1, 2048 // width)
+    sizes = {"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None}
     with on(x):
-        kernels.loaded().rms_norm[(-(-len(flat) // rows),)](
-            *(flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)),
-            **{"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "WEIGHTED": weight is not None},
-            num_warps=8 if width > 4096 else 4,
+        bound(kernels.loaded().rms_norm, **sizes, num_warps=8 if width > 4096 else 4)(
+            (-(-len(flat) // rows),), flat, x if weight is None else weight, out, len(flat), eps, flat.stride(0)
         )
     return out
+
+
+def add_and_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added of (…, channels), and `rms_norm` of that in the weight's type, in one pass."""
+    channels = x.shape[-1]
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, added.dtype))
+    out = x.new_empty(x.shape, dtype=weight.dtype)
+    flat, also, width = x.reshape(-1, channels), added.reshape(-1, channels), _power(channels, 16)
+    rows = max(1, 2048 // width)
+    sizes = {"CHANNELS": channels, "ROWS": rows, "WIDTH": width, "num_warps": 8 if width > 4096 else 4}
+    with on(x):
+        bound(kernels.loaded().add_and_norm, **sizes)(
+            (-(-len(flat) // rows),),
+            *(flat, also, weight, total, out, len(flat), eps, flat.stride(0), also.stride(0)),
+        )
+    return total, out
 
 
 def lengths(x: Tensor) -> Tensor:
@@ -140,8 +172,8 @@ def lengths(x: Tensor) -> Tensor:
     out, padded = x.new_empty(batch, length, heads, dtype=torch.float32), _power(width, 16)
     rows = max(1, 4096 // padded)
     with on(x):
-        kernels.loaded().lengths[(-(-out.numel() // rows),)](
-            *(x, out, out.numel(), heads, length, *x.stride()[:3]), WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4
+        bound(kernels.loaded().lengths, WIDTH=width, ROWS=rows, PADDED=padded, num_warps=4)(
+            (-(-out.numel() // rows),), x, out, out.numel(), heads, length, *x.stride()[:3]
         )
     return out
 
@@ -150,23 +182,49 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
     length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; Δ and A float32."""
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
-    chunks = -(-length // KEYS)
-    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
-    totals = padded.unflatten(1, (chunks, KEYS)).sum(2).double()
-    after = delta.new_zeros(totals.shape)
-    after[:, :-1] = totals[:, 1:].flip(1).cumsum(1).flip(1)
+    after = _after(delta)
     share = channels // groups
     block = min(CHANNELS_LEFT, _power(share))
     programs = groups * -(-share // block)
     out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
-    sizes = {"N": state, "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT, "EACH": each, "num_warps": 4}
+    sizes = {"N": state, "STATES": _power(state), "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT}
     with on(x):
-        kernels.loaded().left[(batch, chunks, programs)](
+        bound(kernels.loaded().left, **sizes, EACH=each, num_warps=4)(
+            (batch, after.shape[1], programs),
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
-            **sizes,
         )
     return out if each else out.sum(0)
+
+
+def left_of_heads(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tensor:
+    """As `left`, of heads of any width with one decay each, A (heads, 1)."""
+    batch, length, heads, width = x.shape
+    after = _after(delta)
+    out = delta.new_empty((batch, length, heads) if each else (heads, batch, length))
+    sizes = {"P": width, "WIDTH": _power(width), "STEPS": KEYS, "EACH": each, "num_warps": 4}
+    with on(x):
+        bound(kernels.loaded().left_of_heads, **sizes)(
+            (batch, after.shape[1], heads),
+            *(x, delta, A.squeeze(-1) / math.log(2), lengths(b), after, out, length, heads, b.shape[2]),
+            *(*x.stride()[:3], *delta.stride()),
+        )
+    return out if each else out.sum(0)
+
+
+def _after(delta: Tensor) -> Tensor:
+    """The sums of Δ (batch, length, channels) behind each `KEYS` positions, (batch, chunks, channels)."""
+    batch, length, channels = delta.shape
+    chunks = -(-length // KEYS)
+    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
+    totals = padded.unflatten(1, (chunks, KEYS)).sum(2)
+    after, many = totals.new_empty(totals.shape), _power(chunks)
+    block = max(1, min(_power(channels), 4096 // many))
+    with on(delta):
+        bound(kernels.loaded().later_sums, CHUNKS=many, BLOCK=block, num_warps=4)(
+            (batch, -(-channels // block)), totals, after, chunks, channels
+        )
+    return after
 
 
 def _power(size: int, least: int = 1) -> int:

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ssmscope.scans import scalar_fused, scalar_native
 from ssmscope.scans.compiling import piece
-from ssmscope.scans.diagonal import scaled
+from ssmscope.scans.diagonal import scaled, with_skip
 from ssmscope.scans.exponents import smallest_exponent
 
 CHUNK = 32  # steps of one block of matrix products
@@ -37,13 +37,25 @@ def scan(
     x: Float[Tensor, "batch length heads width"],
     initial: Float[Tensor, "batch heads width state"] | None,
     delta: Float[Tensor, "batch length heads"] | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
-    """y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and the initial state 0 when absent.
+    """y_t = c_tᵀ H_t + D x_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ, D (heads,) or (heads, width); Δ is 1
+    and the initial state and D are 0 when absent.
 
     On a GPU products are as exact as torch's own, `torch.get_float32_matmul_precision()` (see `scalar_fused`).
     """
-    if scalar_fused.applicable(log_a, b, c, x, initial, delta):
-        return scalar_fused.scan(log_a, b, c, x, initial, delta)
+    if D is not None and D.ndim > 1:
+        y, H = scan(log_a, b, c, x, initial, delta)
+        return with_skip(y, x, D), H
+    if scalar_fused.applicable(log_a, b, c, x, initial, delta, D):
+        return scalar_fused.scan(log_a, b, c, x, initial, delta, D)
+    y, H = _without_skip(log_a, b, c, x, initial, delta)
+    return with_skip(y, x, D), H
+
+
+def _without_skip(
+    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None
+) -> tuple[Tensor, Tensor]:
     if initial is None:
         initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
     length = x.shape[1]

@@ -12,13 +12,15 @@ gradients have the type of x and of their terms. Without the kernels (`launching
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Bound, Kernels, bound, on
 
 FILL = 256  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
 WALKS = 264  # programs that run at once where each walks many chunks: with fewer, the length is cut into segments
@@ -57,118 +59,162 @@ PRECISIONS = {
 
 
 def applicable(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> bool:
     """Whether `scan` takes these terms: of 32 or 16 bits, on one GPU, with states of a size that fits."""
     if x.device.type != "cuda" or not x.numel() or not 1 <= b.shape[3] <= MOST:
         return False
-    terms = [t for t in (log_a, b, c, x, initial, delta) if t is not None]
-    plain = all(t.device == x.device and native.is_plain(t, "cuda", DTYPES) for t in terms)
+    terms = tuple(t for t in (log_a, b, c, x, initial, delta, D) if t is not None)
+    plain = native.are_plain(terms, x.device, DTYPES)
     return plain and not torch.compiler.is_compiling() and available(x.device)
 
 
 def scan(
-    log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None = None
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `scalar.scan`, where `applicable`; the same numbers in every run on the same kind of GPU."""
-    return _Scan.apply(log_a, b, c, x, initial, delta, torch.get_float32_matmul_precision())
+    """As `scalar.scan`, where `applicable`, D (heads,); the same numbers in every run on the same kind of GPU."""
+    precision = torch.get_float32_matmul_precision()
+    b, c, x = map(_columns, (b, c, x))
+    terms = (log_a, b, c, x, initial, delta, None if D is None else D.contiguous())
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
+        return _Scan.apply(*terms, precision)
+    return _forward(*terms, precision)
 
 
-class _Plan(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Plan:
     """How a scan is cut: chunks of `STEPS`, heads into parts of at most 64 of their width, of which `blocks` programs
-    share those of a group."""
+    share those of a group; `fill`, `walks` and `span` as above."""
 
     batch: int
     length: int
     heads: int
-    groups: int
     width: int
+    groups: int
     state: int
     weighted: bool
     precision: Precision
+    fill: int
+    walks: int
+    span: int
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         return -(-self.length // STEPS)
 
-    @property
+    @functools.cached_property
     def part(self) -> int:
         """Columns of a tile of a head, a power of two of at least 16."""
         return min(_power(self.width, 16), 64)
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
         return -(-self.width // self.part)
 
-    @property
+    @functools.cached_property
     def blocks(self) -> int:
         side_by_side = self.batch * self.chunks * self.groups
-        return min(-(-FILL // side_by_side), self.heads // self.groups * self.parts)
+        return min(-(-self.fill // side_by_side), self.heads // self.groups * self.parts)
 
-    @property
+    @functools.cached_property
     def programs(self) -> int:
         """Of the kernels that work on all chunks side by side."""
         return self.batch * self.chunks * self.groups * self.blocks
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         return self.length, self.heads, self.groups, self.chunks
 
+    @functools.cached_property
+    def by_head(self) -> tuple[int, ...]:
+        return self.batch, self.chunks, self.heads, self.parts
+
+    @functools.cached_property
+    def _made(self) -> dict[tuple[Any, ...], Bound]:
+        return {}
+
+    def kernel(self, name: str, how: str, **flags: bool | int) -> Bound:
+        """A kernel compiled for its constants, the `sizes` and these."""
+        key = (name, how, *flags.values())
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = bound(getattr(kernels.loaded(), name), **self.sizes(how) | flags)
+        return found
+
     def sizes(self, kernel: str) -> dict[str, Any]:
         """The constants that a kernel is compiled for."""
-        tiles = {"P": self.width, "N": self.state, "WIDTH": self.part, "STATES": _power(self.state, 16), "Q": STEPS}
+        states = _power(self.state, 16)
+        if kernel == "sums":
+            heads = min(_power(self.heads), 16)
+            return {"Q": STEPS, "HEADS": heads, "WEIGHTED": self.weighted, "num_warps": 4}
+        if kernel == "parts":
+            tiles = {"N": self.state, "STATES": states, "Q": STEPS, "num_warps": 4 if states >= STEPS else 2}
+            return {**tiles, **self.precision.sizes}
+        tiles = {"P": self.width, "N": self.state, "WIDTH": self.part, "STATES": states, "Q": STEPS}
         how = {"WEIGHTED": self.weighted, "EVEN": self.length % STEPS == 0, **self.precision.sizes}
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of STEPS columns enters one of
         # fewer.
-        warps = 2 if min(self.part, tiles["STATES"]) < STEPS else 4
-        if warps == 4 and tiles["STATES"] > 128 and kernel in ("read", "read bfloat16", "states"):
+        warps = 2 if min(self.part, states) < STEPS else 4
+        if warps == 4 and states > 128 and kernel in ("read", "read bfloat16", "states"):
             warps = 8
         launch = LAUNCH[kernel]
+        if kernel in ("keep", "adjoint"):
+            tiles["STATES"] = self._states
         return {**tiles, **how, **launch, "num_warps": warps * launch["num_warps"]}
 
     def sums(self, log_a: Tensor, delta: Tensor | None) -> Tensor:
-        S = torch.empty(
-            *(self.batch, self.chunks, self.heads, 2 if delta is None else 3, STEPS),
-            dtype=torch.float32,
-            device=log_a.device,
-        )
-        heads, weights = min(_power(self.heads), 16), log_a if delta is None else delta
-        kernels.loaded().sums[(self.batch * self.chunks * -(-self.heads // heads),)](
+        terms = 3 if self.weighted else 2
+        S = log_a.new_empty((self.batch, self.chunks, self.heads, terms, STEPS), dtype=torch.float32)
+        kernel, weights = self.kernel("sums", "sums"), log_a if delta is None else delta
+        kernel(
+            (self.batch * self.chunks * -(-self.heads // kernel.constants["HEADS"]),),
             *(log_a, weights, S, self.length, self.heads, self.chunks, *log_a.stride(), *weights.stride()),
-            **{"Q": STEPS, "HEADS": heads, "WEIGHTED": self.weighted, "num_warps": 4},
         )
         return S
 
     def in_parts(self, S: Tensor, b: Tensor, c: Tensor, inner: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """b and c in parts, their units, and the products of both within chunks if asked for."""
         each, precision = (self.batch, self.chunks, self.groups), self.precision
-        b_parts, c_parts = (S.new_empty(*each, precision.terms, STEPS, self.state, dtype=precision.dtype) for _ in "bc")
-        units, states = S.new_empty(*each, 2, STEPS), _power(self.state, 16)
-        products = S.new_empty(*each, STEPS, STEPS) if inner else units
-        kernels.loaded().parts[(self.batch * self.chunks * self.groups,)](
+        shape = (*each, precision.terms, STEPS, self.state)
+        b_parts, c_parts = (S.new_empty(shape, dtype=precision.dtype) for _ in "bc")
+        units = S.new_empty((*each, 2, STEPS))
+        products = S.new_empty((*each, STEPS, STEPS)) if inner else units
+        self.kernel("parts", "parts", INNER=inner)(
+            (self.batch * self.chunks * self.groups,),
             *(b, c, b_parts, c_parts, units, products, self.length, self.groups, self.chunks),
             *(*b.stride()[:3], *c.stride()[:3]),
-            **{"N": self.state, "STATES": states, "Q": STEPS, "num_warps": 4 if states >= STEPS else 2},
-            **precision.sizes,
-            INNER=inner,
         )
         return b_parts, c_parts, units, products
 
-    def read(self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The outputs and the last state."""
+    def read(
+        self, S: Tensor, x: Tensor, b: Tensor, c: Tensor, first: Tensor | None, D: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The outputs in x's type and the last state in that of the first."""
         y = x.new_empty(x.shape)
         b_parts, c_parts, units, inner = self.in_parts(S, b, c, inner=True)
-        last = S.new_empty(self.batch, self.heads, self.width, self.state)
-        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner)
+        last = (x if first is None else first).new_empty((self.batch, self.heads, self.width, self.state))
+        self._walk(S, x, b_parts, units, first, last, y, c_parts, inner, D)
         return y, last
 
     def states(
         self, S: Tensor, x: Tensor, b: Tensor, units: Tensor, first: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The states before the chunks in parts, their units and those of x."""
-        chunks = (self.batch, self.chunks, self.heads)
-        states = S.new_empty(*chunks, self.precision.terms, self.width, self.state, dtype=self.precision.dtype)
-        state_units, x_units = S.new_empty(*chunks, self.parts), S.new_empty(*chunks, self.parts, STEPS)
+        chunks, terms = self.by_head[:3], self.precision.terms
+        states = S.new_empty((*chunks, terms, self.width, self.state), dtype=self.precision.dtype)
+        state_units, x_units = S.new_empty(self.by_head), S.new_empty((*self.by_head, STEPS))
         self._walk(S, x, b, units, first, None, states, kept_units=(state_units, x_units))
         return states, state_units, x_units
 
@@ -178,12 +224,12 @@ class _Plan(NamedTuple):
         """Writes the adjoints after the chunks in the place of the states before them; their units and those of ȳ, and
         what of both meets at each chunk. `ends`: the adjoint after the last chunk, and room for that before the
         first, or None."""
-        met = S.new_empty(*before.shape, -(-self.state // self._states))
-        kept_units = torch.empty_like(before), S.new_empty(*before.shape, STEPS)
+        met = S.new_empty((*self.by_head, -(-self.state // self._states)))
+        kept_units = S.new_empty(self.by_head), S.new_empty((*self.by_head, STEPS))
         self._walk(S, grad_y, c, units, *ends, states, kept_units=kept_units, before=before, met=met)
         return *kept_units, met
 
-    @property
+    @functools.cached_property
     def _states(self) -> int:
         """Of N, how many a program has that walks and keeps the states."""
         return min(_power(self.state, 16), 128)
@@ -199,59 +245,57 @@ class _Plan(NamedTuple):
         out: Tensor,
         c: Tensor | None = None,
         inner: Tensor | None = None,
+        D: Tensor | None = None,
         *,
         kept_units: tuple[Tensor | None, Tensor | None] = (None, None),
         before: Tensor | None = None,
         met: Tensor | None = None,
     ) -> None:
         read = "read" if self.precision.dtype == torch.float16 else "read bfloat16"
-        sizes = self.sizes(read if c is not None else "keep" if before is None else "adjoint")
-        if c is None:
-            sizes["STATES"] = self._states
-        blocks = -(-self.state // sizes["STATES"])
-        walks = self.batch * self.heads * self.parts * blocks
-        segments = max(1, min(self.chunks // SPAN, WALKS // walks))
-        span = -(-self.chunks // segments)
-        segments = -(-self.chunks // span)
+        how = read if c is not None else "keep" if before is None else "adjoint"
+        walks, span, segments = self._segments(self._states if c is None else self.state)
         finals = ends = S
         if segments > 1:
-            finals = S.new_empty(segments - 1, self.batch, self.heads, self.width, self.state)
-            ends = S.new_empty(segments - 1, self.batch, self.heads, self.parts, 2)
+            finals = S.new_empty((segments - 1, self.batch, self.heads, self.width, self.state))
+            ends = S.new_empty((segments - 1, self.batch, self.heads, self.parts, 2))
+        terms = (
+            *(S, left, right, units, right if c is None else c, S if inner is None else inner),
+            *(S if D is None else D, S if first is None else first.contiguous(), finals, ends, out),
+            *(S if t is None else t for t in (*kept_units, before, met, last)),
+            *(self.batch, *self.shape, span, segments, *left.stride()[:3]),
+        )
+        flags = {"REVERSE": before is not None, "FIRST": first is not None, "LAST": last is not None}
         for step in (1, 2) if segments > 1 else (0,):
-            kernels.loaded().carry[(walks * (segments - (step == 1)),)](
-                *(S, left, right, units, right if c is None else c, S if inner is None else inner),
-                *(S if first is None else first.contiguous(), finals, ends, out),
-                *(S if t is None else t for t in (*kept_units, before, met, last)),
-                *(self.batch, *self.shape, span, segments, *left.stride()[:3]),
-                **sizes,
-                REVERSE=before is not None,
-                FIRST=first is not None,
-                LAST=last is not None,
-                READ=c is not None,
-                PASS=step,
-            )
+            programs = walks * (segments - (step == 1))
+            self.kernel("carry", how, **flags, READ=c is not None, SKIP=D is not None, PASS=step)((programs,), *terms)
 
-    def by_step(self, parts: Tensor) -> Tensor:
+    def _segments(self, states: int) -> tuple[int, int, int]:
+        """Programs of a walk that has so many states each, chunks of a segment and their number."""
+        walks = self.batch * self.heads * self.parts * -(-self.state // states)
+        segments = max(1, min(self.chunks // self.span, self.walks // walks))
+        span = -(-self.chunks // segments)
+        return walks, span, -(-self.chunks // span)
+
+    def by_step(self, parts: Tensor, dtype: torch.dtype) -> Tensor:
         """(batch, chunks, heads, parts, Q) as (batch, length, heads)."""
         whole = parts.squeeze(3) if self.parts == 1 else parts.sum(3)
-        return whole.transpose(2, 3).flatten(1, 2)[:, : self.length]
+        turned = whole.transpose(2, 3).to(dtype, memory_format=torch.contiguous_format, copy=True)
+        return turned.view(self.batch, -1, self.heads)[:, : self.length]
 
-    def cuts(self, room: int) -> list[tuple[slice, slice, slice]]:
-        """Rows, heads and their groups whose gradients are found one after the other, so that their states take no more
-        than `room` bytes, or `HELD`."""
+    def cuts(self, room: int) -> tuple[list[slice], list[tuple[slice, slice]]]:
+        """Rows, and heads with their groups, whose gradients are found one after the other, so that their states take
+        no more than `room` bytes, or `HELD`."""
         of_head = self.chunks * self.width * self.state * self.precision.terms * 2
         room = max(HELD, room)
         share = self.heads // self.groups  # heads that are cut apart only where there is but one group
         least, units = (1, self.heads) if self.groups == 1 else (share, self.groups)
         rows = min(max(1, room // (of_head * self.heads)), self.batch)
         each = units if rows > 1 else min(max(1, room // (of_head * least)), units)
-        found = []
-        for row in range(0, self.batch, rows):
-            for one in range(0, units, each):
-                heads = slice(one * least, min(one + each, units) * least)
-                groups = slice(None) if self.groups == 1 else slice(one, one + each)
-                found.append((slice(row, row + rows), heads, groups))
-        return found
+        all_heads = []
+        for one in range(0, units, each):
+            heads = slice(one * least, min(one + each, units) * least)
+            all_heads.append((heads, slice(None) if self.groups == 1 else slice(one, one + each)))
+        return [slice(row, row + rows) for row in range(0, self.batch, rows)], all_heads
 
 
 def _power(size: int, least: int = 1) -> int:
@@ -259,9 +303,10 @@ def _power(size: int, least: int = 1) -> int:
 
 
 def _plan(x: Tensor, b: Tensor, delta: Tensor | None, precision: str) -> _Plan:
-    batch, length, heads, width = x.shape
-    groups, state = b.shape[2:]
-    return _Plan(batch, length, heads, groups, width, state, delta is not None, PRECISIONS[precision])
+    return _planned(*x.shape, *b.shape[2:], delta is not None, PRECISIONS[precision], FILL, WALKS, SPAN)
+
+
+_planned = functools.lru_cache(maxsize=256)(_Plan)
 
 
 def _columns(t: Tensor) -> Tensor:
@@ -269,81 +314,121 @@ def _columns(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 and t.stride(1) < FARTHEST else t.contiguous()
 
 
+def _forward(
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    x: Tensor,
+    initial: Tensor | None,
+    delta: Tensor | None,
+    D: Tensor | None,
+    precision: str,
+) -> tuple[Tensor, Tensor]:
+    """The outputs and the last state of terms in `_columns`."""
+    plan = _plan(x, b, delta, precision)
+    with on(x):
+        return plan.read(plan.sums(log_a, delta), x, b, c, initial, D)
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, log_a, b, c, x, initial, delta, precision) -> tuple[Tensor, Tensor]:
+    def forward(ctx, log_a, b, c, x, initial, delta, D, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        plan = _plan(x, b, delta, precision)
-        b, c, x = map(_columns, (b, c, x))
-        with on(x):
-            y, final = plan.read(plan.sums(log_a, delta), x, b, c, initial)
-        ctx.save_for_backward(log_a, b, c, x, initial, delta)
+        ctx.save_for_backward(log_a, b, c, x, initial, delta, D)
         ctx.precision = precision
-        return y, final.to(x.dtype if initial is None else initial.dtype)
+        return _forward(log_a, b, c, x, initial, delta, D, precision)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        log_a, b, c, x, initial, delta = ctx.saved_tensors
+        log_a, b, c, x, initial, delta, D = ctx.saved_tensors
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_x = x.new_empty(x.shape)
-        whole = (log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x)
+        whole = (log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x)
         with on(x):
-            cuts = _plan(x, b, delta, ctx.precision).cuts(x.numel() * x.element_size())
-            if len(cuts) == 1:
-                found = _gradients(whole, ctx.precision)
-            else:
-                wanted = (log_a, b, c, initial, delta)
-                found = tuple(None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in wanted)
-                for rows, heads, groups in cuts:
-                    by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
-                    at = (by_head, by_group, by_group, by_head, state, by_head, by_head, state, by_head)
-                    some = tuple(None if t is None else t[place] for t, place in zip(whole, at, strict=True))
-                    parts = _gradients(some, ctx.precision)
-                    for total, place, part in zip(found, (*at[:3], *at[4:6]), parts, strict=True):
-                        if total is not None and part is not None:
-                            total[place] += part
-        of_log_a, of_b, of_c, of_initial, of_delta = (
+            found = _in_cuts(whole, ctx.precision)
+        of_log_a, of_b, of_c, of_initial, of_delta, of_D = (
             None if g is None or t is None else g.to(t.dtype)
-            for g, t in zip(found, (log_a, b, c, initial, delta), strict=True)
+            for g, t in zip(found, (log_a, b, c, initial, delta, D), strict=True)
         )
-        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, None
+        return of_log_a, of_b, of_c, grad_x, of_initial, of_delta, of_D, None
+
+
+def _in_cuts(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
+    """As `_gradients`, of rows and heads one part after the other."""
+    plan = _plan(terms[3], terms[1], terms[5], precision)
+    all_rows, all_heads = plan.cuts(terms[3].nbytes)
+    if len(all_rows) == len(all_heads) == 1:
+        return _gradients(terms, precision)
+    of_group = None if plan.groups == 1 else 2  # heads share b and c: theirs are added; others stand side by side
+    along, rows_along = (2, of_group, of_group, 1, 2, 0), (0, 0, 0, 0, 0, None)
+    of_all = _Parts(rows_along)
+    for rows in all_rows:
+        of_rows = _Parts(along)
+        for heads, groups in all_heads:
+            by_head, by_group, state = (rows, slice(None), heads), (rows, slice(None), groups), (rows, heads)
+            at = (by_head, by_group, by_group, by_head, state, by_head, heads, by_head, state, by_head)
+            some = tuple(None if t is None else t[place] for t, place in zip(terms, at, strict=True))
+            of_rows.add(_gradients(some, precision))
+        of_all.add(of_rows.joined())
+    return of_all.joined()
+
+
+class _Parts:
+    """Tensors that come in parts, side by side along a dimension each, or to be added where that is None."""
+
+    def __init__(self, along: tuple[int | None, ...]) -> None:
+        self.along = along
+        self.parts: tuple[list[Tensor], ...] = tuple([] for _ in along)
+
+    def add(self, parts: tuple[Tensor | None, ...]) -> None:
+        for held, part, dim in zip(self.parts, parts, self.along, strict=True):
+            if part is not None and dim is None and held:
+                held[0].add_(part)
+            elif part is not None:
+                held.append(part)
+
+    def joined(self) -> tuple[Tensor | None, ...]:
+        return tuple(
+            None if not held else held[0] if dim is None or len(held) == 1 else torch.cat(held, dim)
+            for held, dim in zip(self.parts, self.along, strict=True)
+        )
 
 
 def _gradients(terms: tuple[Any, ...], precision: str) -> tuple[Tensor | None, ...]:
-    """Those of log_a, b, c, initial and delta in float32; that of x is written to the last of the terms: these, ȳ, the
-    gradient of the last state, and room for x's."""
-    log_a, b, c, x, initial, delta, grad_y, grad_final, grad_x = terms
+    """Those of log_a, b, c, initial, delta and D, of b, c, initial and D in float32; that of x is written to the last
+    of the terms: these, ȳ, the gradient of the last state, and room for x's."""
+    log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x = terms
     plan = _plan(x, b, delta, precision)
     S = plan.sums(log_a, delta)
     b_parts, c_parts, units, _ = plan.in_parts(S, b, c, inner=False)
     states, state_units, x_units = plan.states(S, x, b_parts, units, initial)
-    was_read, through = (S.new_empty(*state_units.shape, STEPS) for _ in range(2))
-    grad_delta = through if delta is None else torch.empty_like(through)
-    grad_b, grad_c = (S.new_empty(plan.blocks, *b.shape) for _ in range(2))
+    was_read, through = (S.new_empty(x_units.shape) for _ in range(2))
+    grad_delta = through if delta is None else S.new_empty(x_units.shape)
+    grad_b, grad_c = (S.new_empty((plan.blocks, *b.shape)) for _ in range(2))
+    grad_D = S if D is None else S.new_empty(plan.by_head)
     shape, programs = (plan.batch, *plan.shape, plan.blocks), (plan.programs,)
-    kernels.loaded().back_states[programs](
+    plan.kernel("back_states", "states", REVERSE=False)(
+        programs,
         *(S, grad_y, c_parts, units, states, state_units, x_units, was_read, grad_c, *shape, *grad_y.stride()[:3]),
-        **plan.sizes("states"),
-        REVERSE=False,
     )
     grad_initial = None if initial is None else S.new_empty(initial.shape)
     ends = grad_final, grad_initial
     adjoint_units, y_units, met = plan.adjoints(S, grad_y, c_parts, units, ends, states, state_units)
-    kernels.loaded().back_states[programs](
+    plan.kernel("back_states", "states", REVERSE=True)(
+        programs,
         *(S, x, b_parts, units, states, adjoint_units, x_units, was_read, grad_b, *shape, *x.stride()[:3]),
-        **plan.sizes("states"),
-        REVERSE=True,
     )
-    kernels.loaded().back[programs](
+    plan.kernel("back", "back", N_BLOCKS=met.shape[-1], SKIP=D is not None)(
+        programs,
         *(S, x, b_parts, c_parts, grad_y, units, states, adjoint_units, x_units, y_units),
-        *(was_read, met, through, grad_delta, grad_x, grad_b, grad_c, *shape),
+        *(was_read, met, S if D is None else D, through, grad_delta, grad_x, grad_b, grad_c, grad_D, *shape),
         *(*x.stride()[:3], *grad_y.stride()[:3], *grad_x.stride()[:3]),
-        **plan.sizes("back"),
-        N_BLOCKS=met.shape[-1],
     )
     grad_b, grad_c = (g.squeeze(0) if plan.blocks == 1 else g.sum(0) for g in (grad_b, grad_c))
-    return plan.by_step(through), grad_b, grad_c, grad_initial, None if delta is None else plan.by_step(grad_delta)
+    of_delta = None if delta is None else plan.by_step(grad_delta, delta.dtype)
+    of_D = None if D is None else grad_D.sum((0, 1, 3))
+    return plan.by_step(through, log_a.dtype), grad_b, grad_c, grad_initial, of_delta, of_D
 
 
 kernels = Kernels(

@@ -103,18 +103,18 @@ def parts(
 
 @triton.jit
 def carry(
-    S, left, right, units, c, inner, first, finals, ends, out, state_units, left_units,
+    S, left, right, units, c, inner, D, first, finals, ends, out, state_units, left_units,
     before_units, met, last, batch, length, heads, groups, chunks, span, segments, left_row, left_step, left_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
     WEIGHTED: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr, REVERSE: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, READ: tl.constexpr, PASS: tl.constexpr, STAGES: tl.constexpr,
-    BARRIER: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, READ: tl.constexpr, SKIP: tl.constexpr, PASS: tl.constexpr,
+    STAGES: tl.constexpr, BARRIER: tl.constexpr,
 ):  # fmt: skip
     """The state (P, N) after the last chunk, `last` (batch, heads, P, N), of H ← a_Q H + Σ_s (a_Q / a_s) Δ_s left_s
     right_sᵀ, a_t = 2^{S_t}, if LAST; from `first`, with FIRST, or 0. `left` is x and `right` b in parts. With READ
     `out` is y (batch, length, heads, P),
 
-        y_t = Σ_{s≤t} (a_t / a_s) Δ_s inner[t, s] x_s + a_t H c_t;
+        y_t = Σ_{s≤t} (a_t / a_s) Δ_s inner[t, s] x_s + a_t H c_t, with SKIP + D x_t;
 
     without, the state before every chunk in parts, (batch, chunks, heads, TERMS, P, N), with `state_units` (batch,
     chunks, heads, P blocks) and the units of `left`, `left_units` (batch, chunks, heads, P blocks, Q).
@@ -190,6 +190,9 @@ def carry(
                 if WEIGHTED:
                     written *= tl.load(S_at + 2 * Q + q)
                 L = L * between(high[:, None], high[None, :]) * written[None, :]
+                if SKIP:
+                    own = tl.exp2(-low) * left_unit * tl.load(D + head).to(tl.float32)
+                    L += tl.where(q[:, None] == q[None, :], own[None, :], 0.0)
                 L_unit = row_units(L, SCALED)
                 L_high, L_low = in_parts(L * one_over(L_unit)[:, None], SCALED, TERMS)
                 x_high, x_low = in_parts(left_t * one_over(left_unit)[:, None], SCALED, TERMS)
@@ -316,12 +319,12 @@ def _later(K, until, TERMS: tl.constexpr):
 
 @triton.jit
 def back(
-    S, x, b, c, ybar, units, adjoints, adjoint_units, x_units, ybar_units, was_read, met, abar, deltabar, xbar, bbars,
-    cbars, batch, length, heads, groups, chunks, blocks, x_row, x_step, x_head, ybar_row, ybar_step, ybar_head,
-    xbar_row, xbar_step, xbar_head,
+    S, x, b, c, ybar, units, adjoints, adjoint_units, x_units, ybar_units, was_read, met, D,
+    abar, deltabar, xbar, bbars, cbars, Dbars, batch, length, heads, groups, chunks, blocks, x_row, x_step, x_head,
+    ybar_row, ybar_step, ybar_head, xbar_row, xbar_step, xbar_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
     WEIGHTED: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr, N_BLOCKS: tl.constexpr,
-    STAGES: tl.constexpr, BARRIER: tl.constexpr,
+    SKIP: tl.constexpr, STAGES: tl.constexpr, BARRIER: tl.constexpr,
 ):  # fmt: skip
     """Of every chunk the other gradients, and what its own steps add to those of b and c, with L[t, s] = a_t / a_s for
     s ≤ t:
@@ -332,7 +335,8 @@ def back(
     The gradient of log a_r is what passes through step r: what is written at s < r or before the chunk, and read at
     t ≥ r or after it, Σ_{s<r≤t} K[t, s] (c_t · b_s) + Σ_{t≥r} `was_read`_t + Σ_{s<r} written_s + `met`. A sum without
     differences: however small it is, its digits are right. `abar` and `deltabar` (batch, chunks, heads, parts, Q).
-    Matrices of two steps stand here as [s, t].
+    Matrices of two steps stand here as [s, t]. With SKIP x̄_t += D ȳ_t, and `Dbars` (batch, chunks, heads, parts) are
+    the parts of the gradient of D, Σ_t ȳ_t · x_t.
     """
     WIDE: tl.constexpr = (P + WIDTH - 1) // WIDTH
     PARTS: tl.constexpr = 3 if WEIGHTED else 2
@@ -369,7 +373,10 @@ def back(
         if WEIGHTED:
             d = tl.load(S_at + 2 * Q + q)
         L = between(high[None, :], high[:, None]) * (tl.exp2(low) * ybar_unit)[None, :]
-        Lbc = tl.where(later, L * bc, 0.0)
+        Lbc = tl.where(later, L * bc, 0.0) * d[:, None]
+        if SKIP:
+            skipped = tl.exp2(low) * ybar_unit * tl.load(D + head).to(tl.float32)
+            Lbc += tl.where(q[:, None] == q[None, :], skipped[:, None], 0.0)
         unit = row_units(Lbc, SCALED)
         L_high, L_low = in_parts(Lbc * one_over(unit)[:, None], SCALED, TERMS)
         out = dot(tl.zeros([Q, WIDTH], tl.float32), L_high, L_low, ybar_t, ybar_low, TERMS)
@@ -380,7 +387,7 @@ def back(
         weight = decay_of(high_end - high, low_end - low) * (b_unit * tl.load(adjoint_units + own))
         across = across * weight[:, None]
         xbar_at = xbar + row * xbar_row + head * xbar_head + start * xbar_step + p0
-        store_tile(xbar_at, q, p, xbar_step, real, wide, (out + across) * d[:, None], EVEN, WHOLE_P)
+        store_tile(xbar_at, q, p, xbar_step, real, wide, out + across * d[:, None], EVEN, WHOLE_P)
         x_at = x + row * x_row + head * x_head + start * x_step + p0
         x_s = load_tile(x_at, q, p, x_step, real, wide, EVEN, WHOLE_P).to(tl.float32)
         written = tl.sum(across * x_s, axis=1)
@@ -388,6 +395,9 @@ def back(
             tl.debug_barrier()  # what stands above need no longer be held
         x_high, x_low = in_parts(x_s * one_over(x_unit)[:, None], SCALED, TERMS)
         K = dot(tl.zeros([Q, Q], tl.float32), x_high, x_low, tl.trans(ybar_t), tl.trans(ybar_low), TERMS)
+        if SKIP:
+            each = tl.sum(tl.where(q[:, None] == q[None, :], K, 0.0), axis=1) * x_unit * ybar_unit
+            tl.store(Dbars + own, tl.sum(each, axis=0))
         K = tl.where(later, L * K, 0.0) * (s_weight * x_unit)[:, None]
         if WEIGHTED:
             tl.store(deltabar + own * Q + q, tl.sum(K * bc, axis=1) + written)

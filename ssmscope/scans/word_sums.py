@@ -30,7 +30,7 @@ def sums(words: Sequence[Tensor], rows: Tensor, columns: Tensor) -> Tensor:
         return out
     with on(rows):
         kernels.loaded().summed[(len(owners),)](
-            *(owners.to(rows.device), table.to(rows.device), rows, columns, out),
+            *(_sent(owners, rows), _sent(table, rows), rows, columns, out),
             **{
                 "TENSORS": len(words),
                 "ROWS": len(rows),
@@ -41,6 +41,11 @@ def sums(words: Sequence[Tensor], rows: Tensor, columns: Tensor) -> Tensor:
             },
         )
     return out
+
+
+def _sent(t: Tensor, to: Tensor) -> Tensor:
+    """A tensor where another is, without waiting for what the GPU has to do before."""
+    return t.pin_memory().to(to.device, non_blocking=True) if to.device.type == "cuda" else t
 
 
 kernels = Kernels(

@@ -166,9 +166,16 @@ def interval(axes: Axes, at: float, found: Estimate, colour: str = INK, *, uprig
 
 
 def points(
-    axes: Axes, names: Sequence[str], found: Sequence[Estimate], colours: Sequence[str], *, numbers: bool = True
+    axes: Axes,
+    names: Sequence[str],
+    found: Sequence[Estimate],
+    colours: Sequence[str],
+    *,
+    numbers: bool = True,
+    letters: int = NAME,
 ) -> None:
-    """A row per name: a point with its interval beside zero, and at the right, where there is room, its numbers."""
+    """A row per name, of which so many letters are shown: a point with its interval beside zero, and at the right,
+    where there is room, its numbers."""
     axes.grid(False, axis="y")
     axes.axvline(0, color=SOFT, linewidth=0.8)
     for place, (each, colour) in enumerate(zip(found, colours)):
@@ -177,7 +184,7 @@ def points(
         if numbers:
             style: dict[str, Any] = dict(transform=axes.get_yaxis_transform(), va="center", size=8.5, color=INK)
             axes.text(1.02, place, written(each), **style)
-    axes.set_yticks(range(len(names)), [shorten(visible(name), NAME) for name in names], parse_math=False)
+    axes.set_yticks(range(len(names)), [shorten(visible(name), letters) for name in names], parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5))
 

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 def number(value: float, digits: int | None = None, *, significant: int = 3) -> str:
-    """A number with so many digits behind the point, or else so many significant ones; a whole
-    number up to a million has all of its digits."""
+    """A number with so many digits behind the point, or else so many significant ones, zeros at the end among them; a
+    whole number up to a million has all of its digits."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    if digits is None and value == int(value) and 10**significant <= abs(value) < 1e6:
-        return f"{value:,.0f}".replace("-", "−")
-    text = f"{value:.{significant}g}" if digits is None else f"{value:.{digits}f}"
+    if not digits and value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}".replace("-", "−")
+    text = f"{value:#.{significant}g}".rstrip(".") if digits is None else f"{value:.{digits}f}"
     return (text if float(text) else text.lstrip("-")).replace("-", "−")
 
 
@@ -29,7 +29,7 @@ def counted(count: int, noun: str) -> str:
 
 def brackets(found: Estimate, digits: int | None = None, *, significant: int = 3) -> str:
     """The interval, " [0.1, 0.2]" with the space before it; nothing where there is none."""
-    if math.isnan(found.low) or math.isnan(found.high):
+    if not found.has_interval:
         return ""
     low, high = (number(end, digits, significant=significant) for end in (found.low, found.high))
     return f" [{low}, {high}]"

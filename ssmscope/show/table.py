@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 BEST, WORST = "★", "▼"
 """The marks of the best and the worst, beside bold and underlined."""
 
+SMALL = 0.01
+"""Shares below it show too little in three digits behind the point."""
+
 LONGEST = 200
 """As many characters as a cell shows."""
 
@@ -67,13 +70,18 @@ def in_percent(found: Estimate, *, interval: bool = True, sign: bool = True) -> 
     if math.isnan(found.value):
         return "not defined"
     value, low, high = (f"{round(100 * each, 1) + 0.0:.1f}" for each in (found.value, found.low, found.high))
-    ends = f" [{low}, {high}]" if interval and not math.isnan(found.low) else ""
+    ends = f" [{low}, {high}]" if interval and found.has_interval else ""
     return f"{value}{' %' if sign else ''}{ends}".replace("-", "−")
 
 
 def as_share(value: float, absent: str = "not defined") -> str:
-    """An accuracy or another share from 0 to 1, without an interval."""
-    return absent if math.isnan(value) else f"{value:.3f}"
+    """An accuracy or another share from 0 to 1, without an interval; a small one has three significant digits."""
+    return absent if math.isnan(value) else number(value, 3 if value == 0 or value >= SMALL else None)
+
+
+def digits_of(shares: Iterable[Estimate]) -> int | None:
+    """How many digits behind the point show shares: 3, or None, for significant ones, where all are small."""
+    return 3 if any(abs(found.value) >= SMALL for found in shares) else None
 
 
 def plain(value: float) -> Cell:
@@ -185,13 +193,15 @@ def table(
 def folded(frame: DataFrame, *, heads: Sequence[str] = (), limit: int | None = None) -> Table:
     """Any tidy table: NAME, NAME_low and NAME_high, or value, low and high, as one column; `heads` are its labels.
 
-    A column `model` that is the same in all rows is left out: what the table stands in names the model. Numbers have
-    four significant digits. Of more than `limit` rows the first are shown, and the remarks say so.
+    A column `model` that is the same in all rows is left out: what the table stands in names the model; and so is a
+    column that is missing in all rows. Numbers have four significant digits. Of more than `limit` rows the first are
+    shown, and the remarks say so.
     """
     frame = frame if "model" in heads else _of_one_model(frame)
     ends = interval_columns(frame)
     hidden = {end for pair in ends.values() for end in pair}
-    columns = [name for name in frame.columns if name not in hidden and name not in heads]
+    empty = {name for name in frame.columns if len(frame) and frame[name].isna().all()}
+    columns = [name for name in frame.columns if name not in hidden and name not in heads and name not in empty]
     shown = frame.head(limit) if limit is not None else frame
     values = {name: shown[name].tolist() for name in shown.columns}
     numbers = {name for name in columns if frame[name].dtype.kind in "iuf"}

@@ -15,6 +15,8 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.errors import InputError
 from ssmscope.models.baleen import information_loss
+from ssmscope.scans import fused_parts
+from ssmscope.scans.compiling import compiling
 from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
 from ssmscope.tasks.subwords import SubwordDropout
 from ssmscope.tasks.tokens import IGNORED
@@ -270,12 +272,19 @@ class NextTokens(Arrays):
     def loss_of(self, module: Any, batch: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
             logits = module(**self.embedded(module, batch["ids"])).logits
-        loss = cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
-        return regularized(module, loss)
+        return regularized(module, mean_loss(logits.float().flatten(0, 1), batch["targets"].flatten()))
 
     def answers(self, module: Any, part: str, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         batch = self.taken(part, rows)
         return module(input_ids=batch["ids"]).logits, batch["targets"]
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of logits (rows, answers) and the targets (rows,) that are asked for, in one pass where
+    pieces are compiled and there is a kernel."""
+    if compiling() and logits.shape[1] <= fused_parts.ANSWERS and fused_parts.applicable(logits):
+        return fused_parts.cross_entropy(logits, targets, IGNORED)
+    return cross_entropy(logits, targets, ignore_index=IGNORED)
 
 
 class Questions(Arrays):

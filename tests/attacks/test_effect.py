@@ -325,6 +325,7 @@ class TestResult:
         assert "\x1b[" in shown and "highest retention" in shown
 
     def test_page(self, result):
+        assert result.to_html().count(result.changed_name) == 2  # the title, and that of the window
         page = result.to_html()
         assert "<script" not in page and "http" not in page.replace("http-equiv", "")
         bars = [float(height) for height in re.findall(r'<i class="bar[^"]*" style="height:([\d.]+)px', page)]

@@ -406,7 +406,7 @@ class TestResult:
             "“a bad film”",
             "worst of each",
             "75 %",
-            "Most often the lowest log-odds",
+            "most often lowest at",
             f"{result.worst}",
         ):
             assert part in shown

@@ -79,16 +79,24 @@ def theirs(promptbench, model, data_of, monkeypatch):
 def ours(model, data, name: str, template: str, monkeypatch, **options):
     """The prompts that we evaluate, and the attack on the template."""
     asked: list[str] = []
-    real = Judge.right
+    real = Evaluator.grid
 
-    def right(self, prompts):
-        asked.extend(prompts)
-        return real(self, prompts)
+    def grid(self, templates, contents):
+        asked.extend(each.text for each in templates)
+        return real(self, templates, contents)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Judge, "right", right)
+        patch.setattr(Evaluator, "grid", grid)
         found = prompt_attack(model, data, attacks=[name], template=template, words=WORDS, **options)
     return asked, found
+
+
+def always() -> Judge:
+    """Every example is right under every prompt."""
+    evaluator = SimpleNamespace(
+        grid=lambda templates, contents: np.zeros((len(templates), len(contents))), answers=lambda scores: scores
+    )
+    return Judge(evaluator, ["a"] * 3, np.zeros(3))
 
 
 @pytest.mark.parametrize("name", ["stresstest", "checklist"])
@@ -144,9 +152,7 @@ class TestDeepWordBug:
         monkeypatch.setattr(Judge, "right", lambda self, prompts: np.ones_like(real(self, prompts)))
         _, their_result = theirs("deepwordbug", ENDS_IN_A_WORD)
         assert their_result["PDR"] == 0 and their_result["attacked prompt"] != ENDS_IN_A_WORD
-        judge = Judge(None, [], np.zeros(3))
-        monkeypatch.setattr(Judge, "right", lambda self, prompts: np.ones((len(prompts), 3), dtype=bool))
-        found = searched(recipe("deepwordbug", flavour="prompt"), ENDS_IN_A_WORD, judge, words=WORDS, seed=0)
+        found = searched(recipe("deepwordbug", flavour="prompt"), ENDS_IN_A_WORD, always(), words=WORDS, seed=0)
         assert found[0] == ENDS_IN_A_WORD
 
     def test_another_seed_is_another_search(self, theirs):
@@ -172,12 +178,11 @@ class TestAsPromptBench:
         assert found.accuracy.value == pytest.approx(their_result["attacked score"])
         assert found.drop.value == pytest.approx(their_result["PDR"])
 
-    def test_the_first_change_is_always_taken(self, monkeypatch):
-        monkeypatch.setattr(Judge, "right", lambda self, prompts: np.ones((len(prompts), 3), dtype=bool))
+    def test_the_first_change_is_always_taken(self):
         given = dict(words=WORDS, seed=0)
-        judge, parts = Judge(None, [], np.zeros(3)), recipe("deepwordbug", flavour="prompt")
-        assert searched(parts, ENDS_IN_A_WORD, judge, **given)[0] == ENDS_IN_A_WORD
-        assert searched(parts, ENDS_IN_A_WORD, judge, as_promptbench=True, **given)[0] != ENDS_IN_A_WORD
+        parts = recipe("deepwordbug", flavour="prompt")
+        assert searched(parts, ENDS_IN_A_WORD, always(), **given)[0] == ENDS_IN_A_WORD
+        assert searched(parts, ENDS_IN_A_WORD, always(), as_promptbench=True, **given)[0] != ENDS_IN_A_WORD
 
     def test_the_content_is_not_broken(self):
         string, sentence = "d6ZQ3u0GBQ", " and true is true "

@@ -7,7 +7,9 @@ import importlib.util
 import json
 import math
 import random
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,13 +186,13 @@ class TestProtected:
         """Also the words that deepwordbug would like to change most."""
         template = "Is this content negative, Positive or 'NEGATIVE'? content {content} content"
         tried = []
-        real = Judge.right
+        real = Evaluator.grid
 
-        def right(self, prompts):
-            tried.extend(prompts)
-            return real(self, prompts)
+        def grid(self, templates, contents):
+            tried.extend(each.text for each in templates)
+            return real(self, templates, contents)
 
-        monkeypatch.setattr(Judge, "right", right)
+        monkeypatch.setattr(Evaluator, "grid", grid)
         attack(model, data, attacks=["deepwordbug", "textbugger"], template=[template])
         assert len(set(tried)) > 30
         for prompt in tried:
@@ -238,12 +240,11 @@ class TestZeroAccuracy:
         """Once a prompt leaves nothing right, no other is tried."""
         waves = []
 
-        def right(self, prompts):
-            waves.append(list(prompts))
-            return np.array([["{content}" in p and (p == TEMPLATES[0] or "[UNK]" in p)] * 4 for p in prompts])
+        def grid(templates, contents):
+            waves.append([each.text for each in templates])
+            return np.array([[p == TEMPLATES[0] or "[UNK]" in p] * len(contents) for p in waves[-1]])
 
-        judge = Judge(None, [], np.zeros(4))
-        monkeypatch.setattr(Judge, "right", right)
+        judge = Judge(SimpleNamespace(grid=grid, answers=lambda right: right - 1), ["a"] * 4, np.zeros(4))
         recipe = prompt_search_recipe("deepwordbug")
         prompt, tried = prompt_search.searched(recipe, TEMPLATES[0], judge, words=WORDS, seed=0)
         assert prompt != TEMPLATES[0] and len(waves) == 3  # the template, the ranking, one word's changes
@@ -261,6 +262,16 @@ def prompt_search_recipe(name: str):
     return recipe(name, flavour="prompt")
 
 
+@needs_textattack
+@pytest.mark.parametrize("as_promptbench", [False, True])
+def test_candidates_that_cannot_be_taken_are_not_measured_to_the_end(model, data, monkeypatch, as_promptbench):
+    options = dict(attacks=["deepwordbug", "textbugger"], as_promptbench=as_promptbench)
+    found = attack(model, data, **options)
+    monkeypatch.setattr(Judge, "fewer", lambda self, prompts, than: self.right(prompts).sum(1))
+    whole = attack(model, data, **options)
+    assert found.attacks == whole.attacks and found.cost.run < 0.95 * whole.cost.run
+
+
 class Killed(Exception):
     pass
 
@@ -275,7 +286,7 @@ class TestResume:
         real, calls = Evaluator.grid, []
 
         def grid(self, templates, contents):
-            calls.append(len(templates))
+            calls.append(len(templates) * len(contents))
             if len(calls) > waves:
                 raise Killed
             return real(self, templates, contents)
@@ -289,7 +300,8 @@ class TestResume:
         assert random.getstate() == state
         assert again.to_frame().equals(whole.to_frame()) and again.attacks == whole.attacks
         assert again.cost.asked == whole.cost.asked
-        assert again.cost.run == whole.cost.run - data_rows(calls, waves, len(data)) < whole.cost.run
+        # every filled prompt of the completed waves is a row of its own
+        assert again.cost.run == whole.cost.run - sum(calls[:waves]) < whole.cost.run
         third = attack(model, data, **options, cache=tmp_path / "cache.sqlite")
         assert third.cost.run == 0 and third.cost.seconds >= again.cost.seconds * 0.999
         assert third.to_frame().equals(whole.to_frame())
@@ -315,11 +327,6 @@ class TestResume:
         assert len(set(seen.values())) == 4
 
 
-def data_rows(calls, waves: int, examples: int) -> int:
-    """How many distinct rows the completed waves ran: every filled prompt here is one of its own."""
-    return sum(calls[:waves]) * examples
-
-
 class TestJudge:
     def test_each_prompt_once_and_together(self, model, data, monkeypatch):
         class Counting(Evaluator):
@@ -340,6 +347,32 @@ class TestJudge:
         assert (Judge(evaluator, data.texts, np.array(data.labels)).right(TEMPLATES) == first[1::-1]).all()
         assert evaluator.waves[1:] == [[TEMPLATES[0]], [TEMPLATES[1]]]  # no more texts at once than fit
         assert number == 1 and worst == TEMPLATES[int(first[:2].mean(1)[::-1].argmin())]
+
+    def test_no_more_examples_than_it_takes(self):
+        """Counts below the bound are exact, those of the others are not below it, and every prompt is done with as soon
+        as a step ends with as many right ones."""
+        generator, prompts = np.random.default_rng(0), [f"{{content}} {number}" for number in range(9)]
+        truth = {prompt: generator.random(100) < (number + 1) / 10 for number, prompt in enumerate(prompts)}
+        asked: Counter[str] = Counter()
+
+        def grid(templates, contents):
+            asked.update({each.text: len(contents) for each in templates})
+            return np.array([[truth[each.text][int(content)] for content in contents] for each in templates])
+
+        evaluator = SimpleNamespace(grid=grid, answers=lambda right: right.astype(int))
+        for bound in (0, 1, 30, 50, 101):
+            judge = Judge(evaluator, [str(row) for row in range(100)], np.ones(100))
+            judge.right(prompts[:1])
+            asked.clear()
+            found = judge.fewer([*prompts[1:], prompts[1]], bound)
+            assert found[-1] == found[0]
+            for prompt, number in zip(prompts[1:], found):
+                right = truth[prompt].sum()
+                assert number == right if right < bound else bound <= number <= right
+                assert asked[prompt] == 100 if right < bound else asked[prompt] <= 100
+            if bound == 30:  # the likeliest first: few more than the bound
+                assert asked[prompts[8]] < 50 < asked[prompts[4]]
+            assert (judge.right(prompts) == np.array(list(truth.values()))).all()
 
 
 WORDS_OF_A_READER = "[PAD] [UNK] [CLS] a good bad film with music acting but dull great".split()

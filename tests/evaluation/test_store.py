@@ -135,7 +135,8 @@ asked.scores(WAVES[1])
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system kills otherwise")
-def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks):
+def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks, monkeypatch):
+    monkeypatch.setattr(evaluator, "planned", running.planned)  # as the process has it
     cache = tmp_path / "scores.sqlite"
     done = TRANSFORMERS.run(KILLED.format(tests=str(HERE.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -12,11 +12,13 @@ from planned import tiny_model
 
 import ssmscope
 from ssmscope.analysis import Call
+from ssmscope.bootstrap import Estimate
 from ssmscope.edits import edited, recorded
 from ssmscope.errors import InputError
 from ssmscope.interp.steer.measure import difference, drawn_like, norm, steering
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.show.table import as_share, digits_of
 from ssmscope.tasks.tokens import TokenData
 
 TOWARD, AWAY, TEXTS = [[5, 17, 3], [9, 22, 1, 4]], [[60, 2, 7]], [[7, 8, 9, 2, 40], [30, 2, 7]]
@@ -122,5 +124,13 @@ def test_the_verb(tmp_path):
     for more in ({"data": str(tmp_path / "texts.txt"), "length": 6}, {"site": "state"}):
         (result,) = Call.of("steer", [model], {**given, **more}).run(tmp_path / more.get("site", "residual"))
         assert result.has_costs == ("data" in more) and "of “great” is" in result.verdict()
+        zero, most = (as_share(result.means()[at].value) for at in (1, result.strongest))
+        assert f"probability of “great” {zero}, {most} at strength" in result.headline
+        assert ("on other data" in result.headline) == result.has_costs
+        note = result.tables()[0].note
+        assert "over texts" not in note and ("held-out examples" in note) == result.has_costs
         assert len(result.to_frame()) == 9 and np.isnan(result.probability[..., 1]).all()  # one text has no interval
     assert (tmp_path / "state" / "steer.png").exists()
+    shares = ((0.25, "0.250"), (0.0, "0.000"), (0.0012345, "0.00123"), (float("nan"), "not defined"))
+    assert all(as_share(share) == shown for share, shown in shares)
+    assert digits_of([Estimate(0.002, 0, 0)]) is None and digits_of([Estimate(0.02, 0, 0)]) == 3

@@ -210,6 +210,10 @@ def test_what_can_be_asked(model, batch):
     ahead = np.triu(np.ones((17, 17), dtype=bool), 1)
     assert all(text.ahead and text.maps[0].values[ahead].any() for text in attended)
     assert "maps of layers that read both ways" in attended.verdict()
+    assert attended.tables()[0].columns == ("strongest for the last query",)
+    assert "patches (2, 16, 3)" in str(pytest.raises(InputError, model.encode, values=torch.rand(2, 16, 3)).value)
+    lens = ssmscope.trajectory(model, batch)
+    assert [text.final for text in lens.texts] == [(name,) for name, _ in model.answers_of(model.logits(batch))]
     keys = strongest(attended[0].maps[0], 0, attended[0], 17)
     assert {key for key, _ in keys} == set(range(17))
     for asked in (ssmscope.stability, ssmscope.influence):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -494,6 +495,13 @@ class TestResult:
         assert result.curve() == result.curve("small0", ALL, 0)
         with pytest.raises(InputError, match="there is no curve other/all/0; there are small0/all/0, small1/all/0"):
             result.curve("other")
+
+    def test_headline_says_how_early(self, result):
+        for model in result.models:
+            needles = [one.needle.value for one in result.curve(model.name).layers]
+            (early,) = re.findall(rf"{re.escape(model.name)} \S+, half of it from layer (\d+) of", result.headline)
+            assert all(value >= needles[-1] / 2 for value in needles[int(early) :])
+            assert early == "0" or needles[int(early) - 1] < needles[-1] / 2
 
     def test_terminal(self, result):
         shown, apart = str(result), Cell(result.differences[0].layers[2].needle, digits=None)

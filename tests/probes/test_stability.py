@@ -480,7 +480,7 @@ class TestResult:
     def test_words(self, result):
         said = " ".join(str(result).split())
         assert said.startswith("Stability of gfssm: stable in all 4 recurrences")
-        assert "On 4 random sequences of 40 tokens (seed 0). The model is stable, in every one of its 4" in said
+        assert "On 4 random sequences of 40 tokens (seed 0). The model is stable in all 4" in said
         assert "0.1 stable" in said and "numbered after the dot" in said and "nan" not in said
 
     def test_figure(self, result):
@@ -587,11 +587,21 @@ class TestTable:
         found = stability_table([example("mamba2"), sweep[0]], length=20)
         assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].behaviour == "stable"
         assert found[0].abscissa == pytest.approx(-1.0) and found[0].name == "mamba2"
-        assert "1 is no selective SSM, outside of the theorem" in str(found)
+        assert "No capacity C and no bound of 1 checkpoint" in str(found)
         found.figure()
         alone = stability_table([example("mamba2"), example("gla")])
         assert math.isnan(alone[1].abscissa) and "nan" not in str(alone)
-        alone.figure().canvas.draw()
+        figure = alone.figure()
+        figure.canvas.draw()
+        growth, abscissa = figure.axes
+        assert [label.get_text() for label in growth.get_yticklabels()] == ["mamba2", "gla"]
+        drawn = np.concatenate([marks.get_offsets() for marks in growth.collections])
+        assert sorted(drawn[:, 0]) == pytest.approx(sorted(row.growth for row in alone))
+        assert "no bound of any checkpoint" in str(alone) and "--length" not in str(alone)
+        columns = [name for table in alone.tables() for name in table.columns]
+        assert "s_A" in columns and "B_u" not in columns and "states" not in columns
+        gated = stability_table(example("gla"))
+        assert len(gated.figure().axes) == 1 and "s_A" not in str(gated)
 
     def test_saved_and_read_back(self, table, tmp_path):
         paths = table.save(tmp_path, "table")

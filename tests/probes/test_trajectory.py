@@ -214,7 +214,7 @@ class TestViews:
 
     def test_terminal(self, result):
         shown = str(result)
-        assert "Answers by layer of speaker: tuned lens runs/lens" in shown
+        assert "Answers by layer of speaker: the answer leads from layer 2.7 of 3 on" in shown
         lines = [line.split() for line in shown.splitlines()]
         text = result.texts[0]
         probability = f"{text.answer_probability[-1, 1]:.2f}"

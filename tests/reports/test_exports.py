@@ -238,8 +238,8 @@ class TestTables:
         made = folded(frame)
         assert made.columns == ("name", "drop", "slow", "n", "right")
         assert [[f"{cell.value} {cell.interval}".strip() for cell in cells] for _, cells in made.rows] == [
-            ["a", "1.5 [1, 2]", "0.25", "3", "yes"],
-            ["–", "–", "0.5", "–", "no"],
+            ["a", "1.500 [1, 2]", "0.2500", "3", "yes"],
+            ["–", "–", "0.5000", "–", "no"],
         ]
         made = folded(pd.DataFrame({"method": ["m"], "value": [1.0], "low": [0.0], "high": [2.0]}), heads=["method"])
         assert made.columns == ("value",) and made.rows[0][1][0].interval == "[0, 2]"

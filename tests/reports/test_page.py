@@ -196,7 +196,7 @@ class TestSummary:
         worst = max(result.attacks, key=lambda one: one.drop.value)
         assert verdict(found["prompts"], model).startswith(f"PDR {100 * worst.drop.value:.1f} % [")
         assert f"under {worst.name} (▼ the worst), " in verdict(found["prompts"], model)
-        assert verdict(found["stability"], model) == "marginal in all 2 layers"
+        assert verdict(found["stability"], model) == "marginal in both layers"
         result = found["attention"].result
         mean = np.mean([one.readouts.distance for text in result for one in text.maps])
         assert f"attends {mean:.1f} tokens back" in verdict(found["attention"], model)

@@ -50,10 +50,12 @@ class TestTablesOfAnyKind:
         table = folded(self.FRAME, heads=["name"])
         assert (table.heads, table.columns) == (("name",), ("count", "share", "value", "right"))
         assert shown(table) == [
-            ("a", "3", "0.1235 [0.1, 0.2]", "1 [0.5, 1.5]", "yes"),
-            ("b", "12000", "–", "−∞", "no"),
+            ("a", "3", "0.1235 [0.1000, 0.2000]", "1 [0.5000, 1.500]", "yes"),
+            ("b", "12,000", "–", "−∞", "no"),
         ]
         assert table.numbers == (True, True, True, False) and table.note == INTERVALS
+        missing = folded(self.FRAME.assign(none=NAN, some=[NAN, 2.0]), heads=["name"])
+        assert missing.columns == (*table.columns, "some")
         cut = folded(self.FRAME, limit=1)
         assert len(cut.rows) == 1 and cut.remarks == f"1 of 2 rows. {INTERVALS}"
 
@@ -62,7 +64,7 @@ class TestTablesOfAnyKind:
             return Stand("trajectory", to_frame=lambda: pd.DataFrame({"kl": [value] * rows}))
 
         table = beside(result(2, 0.5), result(1, 0.25))
-        assert (table.heads, shown(table)) == (("model",), [("a", "0.5"), ("a", "0.5"), ("b", "0.25")])
+        assert (table.heads, shown(table)) == (("model",), [("a", "0.5000"), ("a", "0.5000"), ("b", "0.2500")])
         many = beside(result(ROWS, 0.5), result(3, 0.25))
         assert len(many.rows) == ROWS // 2 + 3 and many.remarks == f"{ROWS // 2 + 3} of {ROWS + 3} rows."
 

@@ -32,8 +32,7 @@ def texts(result: AttackEffect) -> str:
 
 def _legend(result: AttackEffect) -> str:
     return (
-        f'<p class="legend"><span>{escape(result.answer_name)}; {escape(result.changed_name)}</span>'
-        f'<span class="scale">lowest <i></i> highest retention, {span(result)}</span>'
+        f'<p class="legend"><span class="scale">lowest <i></i> highest retention, {span(result)}</span>'
         '<span><b class="changed">underlined</b> changed tokens</span>'
         "<span>bars: share of the last position’s attention</span>"
         '<span><span class="special">grey</span> special tokens, outside the scale</span></p>'

@@ -77,13 +77,18 @@ def layers(result: AttackEffect) -> Table:
         cells = {
             "state cosine": number(row["state_cosine"]),
             "hidden cosine": number(row["hidden_cosine"]),
-            "new tokens %": number(100 * row["on_new"], 1),
+            "on new tokens in %": number(100 * row["on_new"], 1),
             "Δ retention": number(row["retention_change"], 4),
             "distance": Cell(text="0" if math.isnan(row["remains"]) else f"{row['peak']:.3f} at {row['peak_at']}"),
             "at the end": number(row["last"]),
         }
         lines.append(Line((str(row["layer"]),), cells))
-    return table(("layer",), lines)
+    note = (
+        "Cosines: of both texts' final states, and of what the layer reads at their last tokens; on new tokens: the "
+        "last position's attention. At the tokens of both texts: Δ retention, the mean absolute change; distance, of "
+        "what the layer reads, ‖u′ − u‖ / ‖u‖, where it is largest and at the last of them."
+    )
+    return table(("layer",), lines, note=note)
 
 
 def number(value: float, digits: int = 3) -> Cell:

@@ -147,6 +147,12 @@ class InsertionSweep(Result, kind="insertion"):
 
         yield from self.opening()
         yield from (curve_table(curve, self.clean) for curve in self.shown)
+        yield Prose(
+            "place: how many of a text's words stand before the phrase; drop: 1 − accuracy / clean accuracy; flipped: "
+            "of the texts that are right when clean, the share whose answer changes; worst of each text: a text counts "
+            "as right if it is right at every place.",
+            "note",
+        )
         if len(self.curves) > SHOWN:
             yield Prose(f"These are the {SHOWN} of {len(self.curves)} phrases that cost most; the table holds all.")
         if len(self.curves) > 1:
@@ -163,10 +169,11 @@ def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
         change = () if one.log_odds_change is None else (Cell(one.log_odds_change),)
         lines.append(Line((one.name,), dict(zip(names, (*found, *change)))))
     worst = (Cell(curve.worst), Cell(curve.worst_drop.times(100), digits=1))
-    lines.append(Line(("worst of each",), dict(zip(names, worst))))
+    lines.append(Line(("worst of each text",), dict(zip(names, worst))))
     most = [(one.worst_here, one.name) for one in curve.places if one.worst_here is not None]
     here, where = max(most, key=lambda one: one[0].value, default=(None, ""))
-    note = f"Most often the lowest log-odds: {where}, of {here} of the examples." if here is not None else ""
+    note = f"The log-odds of the true class are most often lowest at {where}, of {here} of the texts."
+    note *= here is not None
     return replace(table(("place",), lines), title=f"“{visible(curve.phrase)}”", note=note)
 
 

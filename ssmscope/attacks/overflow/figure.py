@@ -60,7 +60,7 @@ def draw(result: StateOverflow) -> Figure:
         panel.axhline(result.chance, color=SOFT, linewidth=1.1, linestyle=DOTTED)
         low, high = limits(found)
         panel.set_ylim(min(low, result.chance - 0.02), high)
-    for panel, name in zip(axes, ("accuracy", "log-odds of the true class", "largest class")):
+    for panel, name in zip(axes, ("accuracy", "log-odds of the true class", "share of largest class")):
         panel.set_ylabel(name, color=SOFT, size=9)
     bottom = axes[-1]
     bottom.set_xscale("symlog", base=2, linthresh=lengths[1], linscale=1)

@@ -86,10 +86,11 @@ class StateOverflow(Result, kind="overflow"):
     @property
     def headline(self) -> str:
         model = self.model_name
-        last = [f"{curve.points[-1].accuracy.value:.3f} with it {curve.where}" for curve in self.curves]
+        last = [f"{curve.points[-1].accuracy.value:.3f} {curve.where}" for curve in self.curves]
         return (
-            f"State overflow of {model}: accuracy {self.clean.value:.3f} without filler; of "
-            f"{self.curves[0].points[-1].tokens:,} tokens {' and '.join(last)} the text; chance {self.chance:.3f}"
+            f"State overflow of {model}: accuracy {self.clean.value:.3f} without filler, with "
+            f"{self.curves[0].points[-1].tokens:,} tokens of it {' and '.join(last)} the text; chance "
+            f"{self.chance:.3f}"
         )
 
     def to_frame(self) -> DataFrame:
@@ -118,6 +119,11 @@ class StateOverflow(Result, kind="overflow"):
 
         yield from self.opening()
         yield from (curve_table(curve, self.classes) for curve in self.curves)
+        yield Prose(
+            "drop: 1 − accuracy / accuracy without filler; log-odds: of the true class, mean; largest class: the most "
+            "frequent answer and its share; entropy: of the answers, in bits.",
+            "note",
+        )
         if self.gaps:
             last = self.curves[0].points[-1].tokens
             yield Prose(f"Accuracy before less after at {last:,} tokens: {written(self.gaps[-1])}.")
@@ -148,4 +154,4 @@ def half_name(curve: OverflowCurve) -> str:
         return f"never within {longest:,} tokens"
     ends = (curve.half_length.low, curve.half_length.high)
     low, high = (f"{end:,.0f}" if math.isfinite(end) else f"> {longest:,}" for end in ends)
-    return f"at {curve.half_length.value:,.0f} tokens [{low}, {high}]"
+    return f"at {curve.half_length.value:,.0f} tokens" + f" [{low}, {high}]" * curve.half_length.has_interval

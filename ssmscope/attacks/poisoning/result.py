@@ -194,7 +194,11 @@ class StatePoisoning(Result, kind="poison"):
                 cells |= {f"{name}: AUROC": Cell(alarm.auroc), f"{name}: caught": bare(alarm.caught)}
             lines.append(Line((NAMES[each.name],), cells))
         first, *others = lines
-        return table(("texts",), [*others, first])
+        note = (
+            "AUROC: how well a detector tells the texts with the trigger from the same clean ones, 0.5 is chance; "
+            "caught: the share above its threshold."
+        )
+        return table(("texts",), [*others, first], note=note)
 
 
 def _answers(one: Victim) -> Table:
@@ -205,4 +209,8 @@ def _answers(one: Victim) -> Table:
         cells = {"survival": Cell(each.survival), "accuracy": Cell(each.accuracy), "flipped": Cell(each.flipped)}
         cells |= {} if each.planted is None else {"planted": Cell(each.planted)}
         lines.append(Line((NAMES[each.name],), cells))
-    return table(("trigger",), lines)
+    note = (
+        "survival: the share of the final states that was written where it is to be forgotten; flipped: of the texts "
+        "that are right when clean, the share whose answer changes."
+    )
+    return table(("trigger",), lines, note=note)

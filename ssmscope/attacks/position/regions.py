@@ -85,7 +85,8 @@ def _region(part: str | tuple[float, float], length: float) -> Region:
     end = 100 if percent else length
     if not 0 <= start < stop <= end:
         unit = f"{end} %" if percent else f"{end:,}, the tokens of the longest sequence"
-        raise InputError(f"region {text} is empty or not within 0 to {unit}; {EXAMPLE}")
+        within = f" or not within 0 to {unit}" if math.isfinite(end) else ""
+        raise InputError(f"region {text} is empty{within}; {EXAMPLE}")
     return region
 
 

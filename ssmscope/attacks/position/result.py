@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
+from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:
@@ -74,12 +75,11 @@ class PositionBias(Result, kind="position"):
     notes: tuple[str, ...]
 
     def verdict(self, at: int = 0) -> str:
-        defined = [one for one in self.regions if not math.isnan(one.drop.value)]
-        if not defined:
+        worst = self.worst(self.regions)
+        if worst is None:
             return f"accuracy {written(self.clean)}, no drop defined"
-        worst = max(defined, key=lambda one: one.drop.value)
         average = f"average drop {in_percent(self.average_drop)}"
-        if len(defined) == 1:
+        if sum(not math.isnan(one.drop.value) for one in self.regions) == 1:
             return average
         return f"{average}, worst {in_percent(worst.drop, interval=False)} at {worst.region}"
 
@@ -107,10 +107,20 @@ class PositionBias(Result, kind="position"):
         model = self.model_name
         number = f"{len(self.regions)} regions" if len(self.regions) > 1 else "one region"
         average = as_share(self.average.value)
-        return (
+        told = (
             f"Position bias of {model}: accuracy {self.clean.value:.3f} clean, {average} on average with "
             f"{self.unit} of {number} replaced by {self.replaced_by}"
         )
+        worst = self.worst(self.regions)
+        if worst is None or len(self.regions) == 1:
+            return told
+        return f"{told}, at worst {as_share(worst.accuracy.value)} at {worst.region}"
+
+    @staticmethod
+    def worst(attacked: Sequence[Attacked]) -> Attacked | None:
+        """That with the largest drop; None where none is defined."""
+        defined = [one for one in attacked if not math.isnan(one.drop.value)]
+        return max(defined, key=lambda one: one.drop.value, default=None)
 
     def to_frame(self) -> DataFrame:
         """A row for the clean inputs, each region, their averages, and each window.
@@ -146,13 +156,12 @@ class PositionBias(Result, kind="position"):
 
         yield from self.opening()
         yield self._regions_table()
-        defined = [one for one in self.windows if not math.isnan(one.drop.value)]
-        if defined:
-            worst = max(defined, key=lambda one: one.drop.value)
-            mean = 100 * np.mean([one.drop.value for one in defined])
+        worst = self.worst(self.windows)
+        if worst is not None:
+            mean = 100 * np.nanmean([one.drop.value for one in self.windows])
             yield Prose(
-                f"{len(self.windows)} windows: the largest drop is {in_percent(worst.drop)} at {worst.region}, the "
-                f"mean {mean:.1f} %."
+                f"{counted(len(self.windows), 'window')}: the largest drop is {in_percent(worst.drop)} at "
+                f"{worst.region}, the mean {mean:.1f} %."
             )
         yield from closing(self, self.notes)
 
@@ -170,9 +179,15 @@ class PositionBias(Result, kind="position"):
         drop = Cell(self.average_drop.times(100), digits=1)
         rows.append(("average", {"accuracy": Cell(self.average), "drop in %": drop}))
         spread = "" if math.isnan(self.spread) else f" ± {self.spread:.3f}"
-        rows.append(("with clean", {"accuracy": Cell(text=as_share(self.average_with_clean.value) + spread)}))
+        rows.append(("average with clean", {"accuracy": Cell(text=as_share(self.average_with_clean.value) + spread)}))
         lines = [Line((name,), {column: cells.get(column, Cell()) for column in names}) for name, cells in rows]
-        return replace(table(("region",), lines), note="")
+        note = "drop: 1 − accuracy / clean accuracy; flipped: of the examples that are right when clean, the share "
+        note += "whose answer changes"
+        if "success" in names:
+            note += "; success: the share of them given the class that was put in"
+        if spread:
+            note += "; ±: the standard deviation over the regions and the clean examples"
+        return replace(table(("region",), lines), note=f"{note}.")
 
 
 def _row(part: str, region: str, examples: int | None, **estimates: Estimate) -> dict[str, Any]:

@@ -82,10 +82,11 @@ def prompt_attack(
     """How far accuracy falls when the prompt is attacked: PromptBench's attacks, performance drop rate. A killed run
     continues.
 
-    An attack changes a template around its `{content}`, measures every candidate on all examples, and ends at the one
-    of least accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy (Baleen, Table 4). The placeholder
-    and the words for the classes stay as they are. stresstest and checklist append fixed suffixes and try them all;
-    semantic tries rewritten prompts; the others change words and search, greedily, as PromptBench defines them.
+    An attack changes a template around its `{content}`, measures candidates on all examples, and ends at the one of
+    least accuracy that it found; the drop is PDR = 1 − accuracy / clean accuracy (Baleen, Table 4). The placeholder and
+    the words for the classes stay as they are. stresstest and checklist append fixed suffixes and try them all;
+    semantic tries rewritten prompts; the others change words and search, greedily, as PromptBench defines them, and
+    measure a candidate only until it is sure that it is not taken.
 
     In two points PromptBench itself does otherwise, and its drops are not comparable with those of the default. Its
     searches score the prompt that they start from as −1 − accuracy and so always take a change of the first word, where

@@ -6,18 +6,23 @@ Importing this module imports TextAttack.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ssmscope.attacks.offline import textattack
+
+if TYPE_CHECKING:
+    from ssmscope.attacks.prompts.search import Judge
 
 textattack()
 
 from textattack.goal_function_results import ClassificationGoalFunctionResult  # noqa: E402
 from textattack.goal_functions import GoalFunction  # noqa: E402
 from textattack.shared import AttackedText  # noqa: E402
+
+WHOLE = 2
+"""How often a greedy search asks before the first word's candidates."""
 
 
 class PromptAccuracy(GoalFunction):
@@ -27,26 +32,41 @@ class PromptAccuracy(GoalFunction):
     first word, whether it costs accuracy or not. Here it scores 0, and a change is taken if it costs some, unless
     `as_promptbench` asks for the other.
 
+    TextAttack's greedy search asks for the prompt that it starts from, for those by which it ranks the words, and then
+    for each word's candidates, of which it takes the best if it is better than what it has. So a candidate under which
+    as many examples are right as under the best prompt so far is not measured further.
+
     Args:
-        accuracy: the accuracies under several prompts, which are judged together.
+        judge: which examples are right under several prompts, which are judged together.
         as_promptbench: score the first prompt as PromptBench does.
     """
 
-    def __init__(self, accuracy: Callable[[Sequence[str]], np.ndarray], *, as_promptbench: bool = False):
+    def __init__(self, judge: Judge, *, as_promptbench: bool = False):
         with warnings.catch_warnings():  # it warns, in a deprecated way, of goals and models that it does not know
             warnings.simplefilter("ignore", DeprecationWarning)
-            super().__init__(SimpleNamespace(model=accuracy), use_cache=False)
-        self.accuracy = accuracy
+            super().__init__(SimpleNamespace(model=judge.right), use_cache=False)
+        self.judge, self.examples = judge, len(judge.labels)
         self.clean: float | None = None
         self.tried: set[str] = set()
         self._starts_low = as_promptbench
+        self._best = self.examples + 1
+        self._asked = 0
 
     def _call_model(self, attacked_text_list: Sequence[AttackedText]) -> list[float]:
         prompts = [attacked.text for attacked in attacked_text_list]
         self.tried.update(prompts)
-        found = [float(value) for value in self.accuracy(prompts)] if prompts else []
+        self._asked += 1
+        if not prompts:
+            return []
+        if self._asked > WHOLE:
+            right = self.judge.fewer(prompts, self._best)
+            self._best = min(self._best, int(right.min()))
+        else:
+            right = self.judge.right(prompts).sum(1)
+        found = [float(number) / self.examples for number in right]
         if self.clean is None:  # the first prompt that an attack asks for is the one that it starts from
             self.clean = found[0]
+            self._best = self._best if self._starts_low else int(right[0])
         return found
 
     def _is_goal_complete(self, model_output: float, attacked_text: AttackedText) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from ssmscope.attacks.parts import Recipe, protect, textattack
 from ssmscope.errors import InputError, did_you_mean
@@ -26,12 +26,19 @@ if TYPE_CHECKING:
 CHARACTERS = 100_000_000
 """Of the examples' texts under all prompts that are asked together."""
 
+UNKNOWN = np.int8(-1)
+"""In place of right (1) or wrong (0), of an example that was not asked about."""
+
 PROMPTBENCH = "promptbench"
 """The name of the sets of rewritten prompts that come with the package promptbench."""
 
 
+TOGETHER = 8
+"""How many examples are asked about together, at least, where each may be the last that is needed."""
+
+
 class Judge:
-    """Which examples a model gets right under a prompt; a prompt is run once.
+    """Which examples a model gets right under a prompt; an example is run under a prompt once.
 
     Args:
         evaluator: of the model.
@@ -45,13 +52,38 @@ class Judge:
 
     def right(self, prompts: Sequence[str]) -> Bool[np.ndarray, "prompts examples"]:
         """All prompts that were not asked before are asked together, as far as the filled texts fit into memory."""
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
-        together = max(1, CHARACTERS // max(1, sum(map(len, self.contents))))
+        return self._asked(prompts, np.arange(len(self.labels)))
+
+    def fewer(self, prompts: Sequence[str], than: int) -> Int[np.ndarray, " prompts"]:
+        """How many examples are right under each prompt, where they are fewer than so many; else so many or more.
+
+        Once so many are right under a prompt, no other example is asked about under it. The examples that are right
+        under most prompts come first, and as many at once as it takes at least until a prompt is done with.
+        """
+        known = np.array(list(self._known.values())).reshape(-1, len(self.labels))
+        order = np.argsort(-(known == 1).sum(0) / np.maximum(1, (known != UNKNOWN).sum(0)), kind="stable")
+        found = dict.fromkeys(prompts, 0)
+        left, at = list(found), 0
+        while left and at < len(order):
+            stop = at + max(than - max(found[prompt] for prompt in left), TOGETHER)
+            for prompt, number in zip(left, self._asked(left, order[at:stop]).sum(1).tolist()):
+                found[prompt] += number
+            left, at = [prompt for prompt in left if found[prompt] < than], stop
+        return np.array([found[prompt] for prompt in prompts])
+
+    def _asked(self, prompts: Sequence[str], rows: Int[np.ndarray, " chosen"]) -> Bool[np.ndarray, "prompts chosen"]:
+        """Which of some examples are right under each prompt."""
+        for prompt in prompts:
+            self._known.setdefault(prompt, np.full(len(self.labels), UNKNOWN))
+        new = [prompt for prompt in dict.fromkeys(prompts) if (self._known[prompt][rows] == UNKNOWN).any()]
+        contents = [self.contents[row] for row in rows]
+        together = max(1, CHARACTERS // max(1, sum(map(len, contents))))
         for start in range(0, len(new), together):
             part = new[start : start + together]
-            scores = self.evaluator.grid([Template(prompt) for prompt in part], self.contents)
-            self._known.update(zip(part, self.evaluator.answers(scores) == self.labels))
-        return np.array([self._known[prompt] for prompt in prompts]).reshape(len(prompts), len(self.labels))
+            scores = self.evaluator.grid([Template(prompt) for prompt in part], contents)
+            for prompt, right in zip(part, self.evaluator.answers(scores) == self.labels[rows]):
+                self._known[prompt][rows] = right
+        return np.array([self._known[prompt][rows] == 1 for prompt in prompts]).reshape(len(prompts), len(rows))
 
 
 def tried_all(template: str, candidates: Sequence[str], judge: Judge) -> tuple[str, int]:
@@ -98,7 +130,7 @@ def searched(
 
     from ssmscope.attacks.prompts.goal import PromptAccuracy
 
-    goal = PromptAccuracy(lambda prompts: judge.right(prompts).mean(1), as_promptbench=as_promptbench)
+    goal = PromptAccuracy(judge, as_promptbench=as_promptbench)
     with drawn_from(seed, template, recipe.name):
         found = recipe.attack(goal, protect(words, CONTENT)).attack(AttackedText(template), 0)
     worst: AttackedText = found.perturbed_result.attacked_text

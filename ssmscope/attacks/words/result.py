@@ -101,6 +101,10 @@ class WordAttack(Result, kind="words"):
         """The totals, by the names in `SUMMARY`."""
         return {name: getattr(self, name) for name in SUMMARY}
 
+    def cells(self) -> dict[str, Cell]:
+        """The totals as the views show them."""
+        return {SUMMARY[name]: Cell(one, digits=1 if name == "queries" else 3) for name, one in self.summary.items()}
+
     @property
     def successes(self) -> tuple[AttackedText, ...]:
         """The examples of which the answer changed, those with the fewest changed words first."""
@@ -114,10 +118,7 @@ class WordAttack(Result, kind="words"):
     def compare(cls, results: Sequence[WordAttack], labels: Sequence[Sequence[str]]) -> Table:
         lines = []
         for result, (label,) in zip(results, labels):
-            cells = {
-                name: Cell(result.summary[each], digits=1 if each == "queries" else 3) for each, name in SUMMARY.items()
-            }
-            lines.append(Line((label, result.recipe), cells, result.recipe))
+            lines.append(Line((label, result.recipe), result.cells(), result.recipe))
         more = [SUMMARY[name] for name in ("accuracy", "attacked")]
         return table(("model", "attack"), lines, more=more, less=[SUMMARY["success"]])
 
@@ -160,13 +161,14 @@ class WordAttack(Result, kind="words"):
 
         data = self.provenance["data"]
         yield from self.opening()
-        lines = [Line((SUMMARY[name],), {self.recipe: Cell(found)}) for name, found in self.summary.items()]
+        lines = [Line((name,), {self.recipe: cell}) for name, cell in self.cells().items()]
         yield replace(table(("",), lines), note="")
         count = {status: sum(each.status == status for each in self.examples) for status in (SUCCESS, FAILED, SKIPPED)}
-        listed = ", ".join(f"{number:,} {status}" for status, number in count.items())
         yield Prose(
-            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): {listed}; 95 % bootstrap "
-            "intervals over examples."
+            f"{counted(data['examples'], 'example')} of {data['name']} ({data['split']}): the answer to "
+            f"{count[SUCCESS]:,} changed, to {count[FAILED]:,} not"
+            + f"; {count[SKIPPED]:,} skipped, as the answer is wrong when clean" * (count[SKIPPED] > 0)
+            + ". 95 % bootstrap intervals over examples."
         )
         yield Prose(f"Ran: {'; '.join(self.ran)}.", "note")
         yield from (Prose(f"Note: {self.recipe} ran without {part}.", "note") for part in self.left_out)

@@ -11,13 +11,12 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 SHOWN = 12
 """How many parts are named."""

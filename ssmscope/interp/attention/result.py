@@ -24,6 +24,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.attention.maps import causal
 from ssmscope.interp.attention.readouts import Readouts
 from ssmscope.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.show.blocks import Block, Prose, TokenRows
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, folded
 from ssmscope.show.tokens import numbers
@@ -31,8 +32,6 @@ from ssmscope.show.tokens import numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block, TokenRows
 
 LEVELS = {"ssm": "the recurrence alone", "block": "the whole layer: convolution, SiLU, gate and norm frozen"}
 """The levels by name, and what they hold."""
@@ -239,7 +238,6 @@ class ImplicitAttention(Result, OverTexts[AttendedText], kind="attention"):
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.attention.page import blocks
         from ssmscope.interp.attention.views import readouts
-        from ssmscope.show.blocks import Prose
 
         yield Prose(self.headline, "title")
         if self.level != "gradient" and any(each.softmax for text in self for each in text.maps):

@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.interp.attention.maps import causal, limit, title
+from ssmscope.show.blocks import TokenText
 from ssmscope.show.figure import INK, SOFT, Sheet
 from ssmscope.show.numbers import number
 from ssmscope.show.signed import SIGNED
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ssmscope.interp.attention.result import AttendedText, AttentionMap
-    from ssmscope.show.blocks import TokenText
 
 LABELLED_TOKENS = 60
 """Up to how many tokens the axes of a map have the tokens themselves, of up to `LARGE` maps."""

@@ -104,8 +104,10 @@ def readouts(result: ImplicitAttention) -> Table:
             found, top = each.readouts, result.top
             shares = {f"last {top}": found.recent, f"first {top}": found.sink}
             shares |= {"off the mark": found.outside} if text.span is not None else {}
-            cells = {"tokens back": bare(_estimate(found.distance), 1)}
-            cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
+            cells = {}
+            if not text.ahead:  # a layer that reads both ways looks ahead too
+                cells["tokens back"] = bare(_estimate(found.distance), 1)
+                cells |= {name: bare(_estimate(share)) for name, share in shares.items()}
             keys = strongest(each, -1, text, STRONGEST) if len(text.queries) else []
             named = " · ".join(f"{key_name(key, text)} {number(weight)}" for key, weight in keys)
             cells["strongest for the last query"] = Cell(text=named)

@@ -34,6 +34,7 @@ def attribution(name: str, found: Scores, row: int, length: int) -> Attribution:
         steps=at(found.steps),
         converged=at(found.converged),
         error=at(found.error),
+        rounding=found.rounding[row] if found.rounding else "",
         baseline=found.baseline,
         note=found.note,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import TABLE_ROWS, OverTexts, Result
+from ssmscope.show.blocks import Block, Picture, Prose, TokenRows
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import ROWS, Table, table
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ssmscope.interp.objective import Objective
-    from ssmscope.show.blocks import Block, TokenRows
 
 UNSIGNED = frozenset({"gradcam", "attention-rollout", "survival", "self-retention", "self-write", "random"})
 """The methods whose scores say how much, and not for or against; views colour them from lowest to highest."""
@@ -44,6 +44,8 @@ class Scores:
         converged: (texts,) bool, whether `error`, or without one `delta`, is within the tolerance; None as for `delta`.
         error: (texts,), the largest error of a token's score as a share of the largest |score|, estimated; infinite
             where nothing was checked, None for methods without one.
+        rounding: of every text the type whose rounding more gradients do not help against, for a method that stopped
+            there; nothing for other texts.
         baseline: what a text is compared with, in words; nothing for methods without a baseline.
         note: what has to be said of that baseline.
     """
@@ -53,6 +55,7 @@ class Scores:
     steps: Tensor | None = None
     converged: Tensor | None = None
     error: Float[Tensor, " texts"] | None = None
+    rounding: tuple[str, ...] = ()
     baseline: str = ""
     note: str = ""
 
@@ -75,6 +78,8 @@ class Attribution:
     error: float | None = None
     """The largest error of a token's score, estimated, as a share of the largest |score|; infinite where it was not
     checked, None for methods that don't estimate it."""
+    rounding: str = ""
+    """The type whose rounding is what is left of the error, where the method stopped for that."""
     baseline: str = ""
     """What the text is compared with, in words."""
     note: str = ""
@@ -234,7 +239,6 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
 
     def blocks(self) -> Iterable[Block]:
         from ssmscope.interp.explain import views
-        from ssmscope.show.blocks import Picture, Prose
 
         yield Prose(self.headline, "title")
         yield views.rows(self)

@@ -58,6 +58,8 @@ def doubt(each: Attribution) -> str:
     """What has to be said where scores have not converged, or do not add up; else nothing."""
     if each.converged is None or each.converged:
         return ""
+    if each.rounding:
+        return f"stopped at the rounding of {each.rounding}, ±{each.error:.1%}"
     if each.error is not None:
         return f"not converged, ±{each.error:.1%}" if math.isfinite(each.error) else "convergence not checked"
     if each.delta is None:

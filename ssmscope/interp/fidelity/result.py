@@ -14,13 +14,12 @@ from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import RANDOM, layer_of, more_is_better, name_of
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Custom, Prose
 from ssmscope.show.numbers import counted
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ class Fidelity(Result, kind="fidelity"):
         return measure_table(self, style)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Custom, Prose
         from ssmscope.show.html import grid
         from ssmscope.show.terminal import grid as terminal_grid
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -27,14 +27,28 @@ LEAST = 1e-6
 """The share of an even spread from which on logarithms are taken."""
 
 
+class _Arriving:
+    """A tensor on its way to this process; a GPU goes on meanwhile."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.copy, self.event = t.to("cpu", non_blocking=True), None
+        if t.device.type == "cuda":
+            self.event = torch.cuda.current_stream(t.device).record_event()
+
+    def wait(self) -> np.ndarray:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.copy.numpy()
+
+
 class Layers:
     """What is taken of every layer as the model runs.
 
     Attributes:
-        scores: (layers, batch, length) float64; NaN at padding and, of survival, where the layer was not asked for.
         half_lives: (layers, batch, length), where they are wanted.
         by_head: per layer (batch, length, heads), where heads are wanted.
         selectivity: per layer (batch, heads), the coefficient of variation over the text of what is replaced.
+        seen: called with a layer's number, a row and its survival (length,) as soon as a GPU has it.
         reach: how many positions a write comes from.
         attends: whether the model has softmax attention, too, where that was asked for.
     """
@@ -44,13 +58,14 @@ class Layers:
     ) -> None:
         self.score, self.at, self.heads = score, at, heads
         self.mask = mask
-        shape = (layers, *mask.shape)
-        self.scores = np.full(shape, np.nan)
-        self.half_lives = np.full(shape, np.nan) if half_lives else None
+        self.shape = (layers, *mask.shape)
+        self.half_lives = np.full(self.shape, np.nan) if half_lives else None
         self.by_head: dict[int, np.ndarray] = {}
         self.selectivity: dict[int, np.ndarray] = {}
         self.reach, self.attends = 1, False
-        self._taken: dict[tuple[int, ...], dict[int, Tensor]] = {}  # by rows; fetched once: a GPU is waited for
+        self.seen: Callable[[int, int, np.ndarray], None] | None = None
+        self._scores: np.ndarray | None = None
+        self._taken: list[tuple[int, tuple[np.ndarray, ...], _Arriving]] = []
 
     def visit(self, index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         """Take what is wanted of a layer on some rows."""
@@ -58,25 +73,38 @@ class Layers:
         chosen = np.ix_(np.asarray(rows), np.arange(width))
         self.reach = max(self.reach, layer.reach)
         if self.score == "survival":
-            self._taken.setdefault(tuple(rows), {})[index] = layer.survival(self.at).to(self.mask.device)
+            self._taken.append((index, chosen, _Arriving(layer.survival(self.at))))
         if self.half_lives is not None:
             self.half_lives[index][chosen] = _numpy(layer.half_lives())
         if self.heads:
             self._take_heads(index, chosen, layer)
 
     def of(self, trace: Trace) -> np.ndarray:
-        """The scores, (layers, batch, length), NaN at padding; `trace` is of the run whose layers were visited."""
-        for rows, found in self._taken.items():
-            values = _numpy(torch.stack(list(found.values())))
-            self.scores[np.ix_(np.array(list(found)), np.array(rows), np.arange(values.shape[2]))] = values
-        self._taken.clear()
+        """The scores, (layers, batch, length) float64, NaN at padding; the layers of `trace`'s run were visited."""
         if self.score == "survival":
-            padding = ~self.mask.cpu().numpy()
+            scores, padding = self._arrived(), ~self.mask.cpu().numpy()
             if padding.any():
-                self.scores[:, padding] = np.nan
-            return self.scores
+                scores[:, padding] = np.nan
+            return scores
         retention = _numpy(trace.retention)
         return retention if self.score == "retention" else 1 - retention
+
+    def meanwhile(self) -> None:
+        """While a GPU runs: write down what it has already."""
+        if self.score == "survival":
+            self._arrived()
+
+    def _arrived(self) -> np.ndarray:
+        """Survival, (layers, batch, length) float64, NaN where a layer was not asked for; that of each is written down
+        as soon as a GPU has it, which goes on with the next."""
+        scores = self._scores = np.full(self.shape, np.nan) if self._scores is None else self._scores
+        for index, chosen, values in self._taken:
+            scores[index][chosen] = values.wait()
+            if self.seen is not None:
+                for row in chosen[0][:, 0].tolist():
+                    self.seen(index, row, scores[index, row])
+        self._taken.clear()
+        return scores
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
         replaced = torch.cat([ssm.write(r, per_head=True) for r in layer.recurrences], dim=2)
@@ -187,7 +215,7 @@ class Averages:
 def of_batch(model: Model, batch: Batch, score: Score) -> np.ndarray:
     """The scores of a batch, (layers, batch, length); NaN at padding."""
     found = Layers(model.num_layers, batch.mask, score, None)
-    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit))
+    return found.of(model.trace(batch, keep_inputs=False, visit=found.visit, meanwhile=found.meanwhile))
 
 
 def _numpy(t: Tensor) -> np.ndarray:

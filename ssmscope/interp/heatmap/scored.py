@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ssmscope.signature import chosen_layers
 from ssmscope.trace import LayerTrace, Trace, check_remembers
 
 if TYPE_CHECKING:
+    from ssmscope.encoding import Batch
     from ssmscope.model import Model, TextsLike
     from ssmscope.tasks.text import TextData
 
@@ -48,7 +50,11 @@ def scored(
     merge: bool,
 ) -> SelectionHeatmap:
     """`selection_heatmap`."""
-    trace, found = _taken(model, texts, score, at, layers, through, heads=heads is not None, half_lives=half_lives)
+    kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
+    rows = _Rows(kind, top, punctuation, at)
+    early = rows if kind == "share" and not through and not merge else None
+    wanted = {"heads": heads is not None, "half_lives": half_lives}
+    trace, found = _taken(model, texts, score, at, layers, through, early, **wanted)
     check_remembers(trace.remembers, trace.source["model"], "a heatmap")
     places = chosen_layers(layers, trace.layer_numbers)
     chosen = tuple(trace.layer_numbers[place] for place in places)
@@ -65,7 +71,6 @@ def scored(
     if places != tuple(range(len(values))):
         values, written = values[list(places)], written[list(places)]
     shown = _heads(found, places, heads)
-    kind: Kind = "z" if contrast is not None else "share" if score == "survival" else "mean"
 
     made = []
     for row, real in enumerate(trace.mask.cpu().numpy()):
@@ -75,8 +80,9 @@ def scored(
         _check_finite(_columns(scores, words), row, chosen)
         scores = np.where(np.isnan(scores), 0, scores)  # the z-scores of special tokens
         mean = scores.mean(axis=0)
-        real_words = words if at is None else words & (np.arange(len(words)) <= at)
-        flat = [not varies(_columns(each, real_words)) for each in (quantity.mean(axis=0), *quantity)]
+        looked = [rows.early.get((place, row)) for place in places]
+        flat = [rows.flat(quantity.mean(axis=0), words)]
+        flat += [rows.flat(each, words) if seen is None else seen[0] for each, seen in zip(quantity, looked)]
         tokens, word_of = list(trace.tokens[row]), list(trace.words[row])
         by_head = np.array([found.by_head[head.layer][row, real, head.head] for head in shown], dtype=np.float32)
         lives = None if found.half_lives is None else found.half_lives[list(places)][:, row, real]
@@ -90,22 +96,22 @@ def scored(
 
         named = words_of(tuple(tokens), tuple(word_of), punctuation=punctuation or pixels is not None)
 
-        def standing(of: np.ndarray, noise: bool, named: Words = named) -> tuple[int, ...]:
-            return () if noise else sum(standing_out(named, of, kind, top), ())
-
         made.append(
             ScoredText(
                 tokens=tuple(tokens),
                 words=tuple(word_of),
                 scores=scores.astype(np.float32),
                 mean=mean.astype(np.float32),
-                rationale=standing(mean, flat[0]),
+                rationale=rows.standing(mean, flat[0], named),
                 answer=trace.answers[row][0],
                 probability=float(trace.answers[row][1]),
                 pixels=pixels,
                 half_lives=None if lives is None else lives.astype(np.float32),
                 flat=tuple(flat),
-                standing=tuple(standing(each, noise) for each, noise in zip(scores, flat[1:])),
+                standing=tuple(
+                    rows.standing(each, noise, named) if seen is None else seen[1]
+                    for each, noise, seen in zip(scores, flat[1:], looked)
+                ),
                 heads=by_head if shown else None,
             )
         )
@@ -133,6 +139,34 @@ def scored(
         heads=tuple(replace(head, layer=trace.layer_numbers[head.layer]) for head in shown),
         attends=found.attends,
     )
+
+
+class _Rows:
+    """Whether rows of scores are noise, and the words that stand out in them; `early`, by layer and text, of those that
+    were looked at while a GPU still ran."""
+
+    def __init__(self, kind: Kind, top: int, punctuation: bool, at: int | None) -> None:
+        self.kind, self.top, self.punctuation, self.at = kind, top, punctuation, at
+        self.early: dict[tuple[int, int], tuple[bool, tuple[int, ...]]] = {}
+        self._words: dict[int, tuple[np.ndarray, Words]] = {}
+
+    def flat(self, quantity: np.ndarray, words: np.ndarray) -> bool:
+        """Whether a row is noise; `words` are True at tokens of words."""
+        words = words if self.at is None else words & (np.arange(len(words)) <= self.at)
+        return not varies(_columns(quantity, words))
+
+    def standing(self, scores: np.ndarray, noise: bool, named: Words) -> tuple[int, ...]:
+        """The positions of the words that stand out, none of noise."""
+        return () if noise else sum(standing_out(named, scores, self.kind, self.top), ())
+
+    def look(self, batch: Batch, index: int, row: int, scores: np.ndarray) -> None:
+        """Look at a layer's shares of a text, (length,)."""
+        if row not in self._words:
+            named = words_of(tuple(batch.tokens[row]), tuple(batch.words[row]), punctuation=self.punctuation)
+            self._words[row] = np.array([word is not None for word in batch.words[row]]), named
+        words, named = self._words[row]
+        noise = self.flat(scores[: len(words)], words)
+        self.early[index, row] = noise, self.standing(scores[: len(words)], noise, named)
 
 
 def scored_data(
@@ -177,10 +211,17 @@ def scored_data(
 
 
 def _taken(
-    model: Model | None, texts: TextsLike, score: Score, at: int | None, layers: Any, through: bool, **wanted: bool
+    model: Model | None,
+    texts: TextsLike,
+    score: Score,
+    at: int | None,
+    layers: Any,
+    through: bool,
+    early: _Rows | None,
+    **wanted: bool,
 ) -> tuple[Trace, Layers]:
-    """The trace of the texts, and what was taken of its layers as they ran; of a trace that there is already, what is
-    recomputed."""
+    """The trace of the texts, and what was taken of its layers as they ran, at which `early` looks; of a trace that
+    there is already, what is recomputed."""
     if isinstance(texts, Trace):
         _check_position(texts.mask.sum(1).tolist(), at)
         found = Layers(len(texts.retention), texts.mask, score, at, **wanted)
@@ -193,13 +234,16 @@ def _taken(
     assert model is not None
     _check_position(batch.lengths, at)
     found = Layers(model.num_layers, batch.mask, score, at, **wanted)
+    if early is not None and batch.values is None:
+        found.seen = partial(early.look, batch)
 
     def visit(index: int, rows: Sequence[int], layer: LayerTrace) -> None:
         if index == 0:
             found.attends = bool(look_back(model.module))  # here: a GPU runs meanwhile
         found.visit(index, rows, layer)
 
-    return model.trace(batch, keep_inputs=through, retention=score != "survival", visit=visit), found
+    asked: Any = {"keep_inputs": through, "retention": score != "survival"}
+    return model.trace(batch, visit=visit, meanwhile=found.meanwhile, **asked), found
 
 
 def _columns(scores: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def rows(result: SelectionHeatmap, *, every: bool = True) -> TokenRows:
         score=result.score if result.contrast is None else f"{result.score}, z",
         name=result.score_name,
         around=("below its average", "above"),
-        marked=f"up to {result.size} {'pixels' if result.of_images else 'words'} that stand out"
+        marked=f"up to {result.size} {'places' if result.of_images else 'words'} that stand out"
         + WARM * (result.reach > 1 and not result.of_images),
         first=None if result.by_layer else 1,
         summed=result.summed,
@@ -190,7 +190,7 @@ def notes(result: SelectionHeatmap) -> list[str]:
     if any(any(text.flat) for text in result):
         by = "by less than a tenth of its mean (of what is replaced, for retention)"
         if result.of_images:
-            found.append(f"“{HARDLY.capitalize()}”: a map varies over the pixels {by}, and its colours magnify that.")
+            found.append(f"“{HARDLY.capitalize()}”: a map varies over the image {by}, and its colours magnify that.")
         else:
             found.append(f"A flat row varies over the tokens {by}: that is noise, and is not coloured.")
     if result.reach > 1 and not result.of_images:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Picture, Prose
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, in_percent, table
 from ssmscope.show.tokens import shorten, visible
@@ -18,8 +19,6 @@ from ssmscope.show.tokens import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 SHOWN = 12
 """How many heads are named."""
@@ -146,8 +145,6 @@ class Knockout(Result, kind="knockout"):
         return table(("model", "from"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
-
         yield Prose(self.headline, "title")
         for text, (answer, before) in enumerate(zip(self.answers, self.probability)):
             if text < 3:

@@ -43,9 +43,10 @@ def ig(
         max_t Σ_pieces |whole_t − halves_t| ≤ tolerance · max_t |score_t|   and
         Σ_pieces |Σ_t halves_t − (f(end) − f(beginning))| ≤ tolerance · max_t |score_t|,
 
-    or until the cap is reached. The scores are those of the halves. Gradients of a model in half precision are rounded,
-    which puts a floor under the errors. There a text is left where halving has twice raised their sum, or not lowered
-    those of most pieces, alike in both halves; the scores are those with the smallest errors.
+    or until the cap is reached. The scores are those of the halves. Half precision rounds f and its gradients, and more
+    nodes do not help against that (`_at_rounding`): such pieces are not halved, and a text is left, and said to be,
+    where the others' errors are less than half of theirs, or halving has not lowered its error three times in a row;
+    the scores are those with the smallest error.
 
     Args:
         baseline: e', see `baseline_embeddings`: "neutral" (the token for unknown words where there is a trained one,
@@ -82,16 +83,17 @@ def ig(
     if not checked:
         errors = [math.inf if path.difference[text].any() else 0.0 for text in texts]
         found = [_Sum.of(once[text].scores, errors[text], lowest[text], highest[text]) for text in texts]
-        used = [steps] * len(objective)
+        used, rounded = [steps] * len(objective), [False] * len(objective)
     else:
-        found, used = _refined(path, once, steps, tolerance, cap)
-    dtype = torch.promote_types(end.dtype, torch.float32)
+        found, used, rounded = _refined(path, once, steps, tolerance, cap)
+    dtype, kind = torch.promote_types(end.dtype, torch.float32), str(end.dtype).removeprefix("torch.")
     return Scores(
         torch.stack([each.scores for each in found]).to(end.device, dtype),
         delta=torch.tensor([each.delta for each in found], dtype=torch.float64),
         steps=torch.tensor(used),
         converged=torch.tensor([each.error <= tolerance for each in found]),
         error=torch.tensor([each.error for each in found], dtype=torch.float64),
+        rounding=tuple(kind if left and each.error > tolerance else "" for left, each in zip(rounded, found)),
         baseline=baseline_name(objective, baseline),
         note=near_singular(objective, start),
     )
@@ -111,6 +113,10 @@ class _Piece:
     before: float
     after: float
     scores: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    size: float = 0.0
+    """Of the tokens' integrands, their root mean square."""
+    rough: float = 0.0
+    """What that of their rounding would be, by their highest coefficients."""
 
     @property
     def missed(self) -> float:
@@ -129,7 +135,9 @@ class _Halved:
         self.scores = self.halves[0].scores + self.halves[1].scores
         self.errors = (self.whole.scores - self.scores).abs()
         self.missed = sum(half.missed for half in self.halves)
-        self.worst = max(float(self.errors.max()), self.missed)
+        self.typical, self.largest = float(self.errors.square().mean().sqrt()), float(self.errors.max())
+        self.worst = max(self.largest, self.missed)
+        self.scale = (self.whole.last - self.whole.first) * self.whole.size
 
 
 @dataclass(eq=False)
@@ -148,19 +156,31 @@ class _Sum:
         return cls(scores, share, 0.0 if missed == 0 else missed / max(abs(after - before), TINY))
 
 
-def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int) -> tuple[list[_Sum], list[int]]:
-    """Every text's sum and how many gradients it took."""
+def _refined(
+    path: _Path, once: list[_Piece], steps: int, tolerance: float, cap: int
+) -> tuple[list[_Sum], list[int], list[bool]]:
+    """Every text's sum, how many gradients it took, and whether it was left for its rounding."""
     pieces: dict[int, list[_Halved]] = defaultdict(list)
-    used, stuck = [3 * steps] * len(once), [0] * len(once)
-    rounded = path.end.dtype in (torch.float16, torch.bfloat16)
+    used, rounded = [3 * steps] * len(once), [False] * len(once)
+    half = path.end.dtype in (torch.float16, torch.bfloat16)
     for halved in path.halved(once):
         pieces[halved.whole.text].append(halved)
-    least = {text: (_error(each), each) for text, each in pieces.items()}
+    shares = [math.inf] * len(once)
+    least, since = {text: (_error(each), each) for text, each in pieces.items()}, [0] * len(once)
     open_texts = list(pieces)
     while True:
         split: list[_Halved] = []
         for text in list(open_texts):
-            worst = [] if stuck[text] == TWICE else _worst(pieces[text], tolerance)
+            worst = _worst(pieces[text], tolerance)
+            if half and worst:
+                share = _rounding(pieces[text])
+                sure = share <= LIKELY or share > shares[text] / 2
+                settled = _at_rounding(pieces[text], path.noise * share) if sure else []
+                shares[text] = share
+                others = [piece for piece in pieces[text] if piece not in settled]
+                left = not others or (bool(settled) and 2 * _error(others) <= _error(settled))
+                rounded[text] = left or since[text] == THRICE
+                worst = [] if rounded[text] else [piece for piece in worst if piece not in settled] or others
             worst = worst[: (cap - used[text]) // (4 * steps)]
             if not worst:
                 open_texts.remove(text)
@@ -172,35 +192,60 @@ def _refined(path: _Path, once: list[_Piece], steps: int, tolerance: float, cap:
         gone = set(map(id, split))
         for text in open_texts:
             pieces[text] = [each for each in pieces[text] if id(each) not in gone]
-        halves = path.halved([half for each in split for half in each.halves])
-        for halved in halves:
+        for halved in path.halved([part for each in split for part in each.halves]):
             pieces[halved.whole.text].append(halved)
-        alike: dict[int, list[bool]] = defaultdict(list)
-        for before, *two in zip(split, halves[::2], halves[1::2], strict=True):
-            alike[before.whole.text].append(_no_better(before, *two))
         for text in open_texts:
             error = _error(pieces[text])
-            if rounded:
-                rises = error > 1.1 * least[text][0]
-                stuck[text] = stuck[text] + 1 if rises or 2 * sum(alike[text]) > len(alike[text]) else 0
-            if error <= least[text][0] or not rounded:
+            since[text] = 0 if error < least[text][0] else since[text] + 1
+            if error <= least[text][0] or not half:
                 least[text] = error, pieces[text]
     found = []
     for text, whole_path in enumerate(once):
         error, each = least[text]
-        scores = torch.stack([piece.scores for piece in each]).sum(0)
-        found.append(_Sum.of(scores, error, whole_path.before, whole_path.after))
-    return found, used
+        found.append(_Sum.of(_total(each), error, whole_path.before, whole_path.after))
+    return found, used, rounded
 
 
-TWICE = 2
+THRICE = 3
+"""Halvings in a row after which a text is left whose error they have not lowered."""
+FAR = 4
+"""How many times as large as expected what is called rounding may be."""
 
 
-def _no_better(before: _Halved, first: _Halved, second: _Halved) -> bool:
-    """Whether a piece's error is that of rounding: its halves' are together as large, and alike. That of a bend is in
-    one of them."""
-    low, high = sorted((first.worst, second.worst))
-    return low + high > 0.7 * before.worst and low > high / 4
+LIKELY = 0.1
+"""Of an integrand, what its rounding may be without further ado. More may be what no quadrature resolves yet, as long
+as halving lowers it."""
+
+
+def _rounding(pieces: list[_Halved]) -> float:
+    """The rounding of a text's integrand, as a share of it.
+
+    The coefficients of an integrand by Legendre polynomials fall with their degree where a quadrature resolves it, but
+    not those of rounding. What the highest ones say of it is about the same share everywhere on a path; what is not
+    resolved yet is in some places. So it is that of the halves with small ones.
+    """
+    shares = sorted(half.rough / max(half.size, TINY) for piece in pieces for half in piece.halves)
+    return shares[(len(shares) - 1) // 4]
+
+
+def _at_rounding(pieces: list[_Halved], noise: float) -> list[_Halved]:
+    """The pieces of a text whose errors are what its rounding alone makes them, a whole as far from its halves as it is
+    to be, or nearer than what they miss of f's change. That is the rounding of f, alike in all such pieces; a peak
+    between the nodes is in one.
+
+    Args:
+        noise: how far a whole is to be from its halves, as a share of the integrand.
+    """
+    expected = FAR * noise
+    found = [each for each in pieces if each.typical <= expected * each.scale or FAR * each.largest <= each.missed]
+    missed = sorted(each.missed for each in found)
+    bearable = FAR * missed[(len(missed) - 1) // 2] if len(missed) > 1 else 0.0
+    return [each for each in found if each.missed <= bearable]
+
+
+def _total(pieces: Sequence[_Halved]) -> Tensor:
+    """The scores of a text, of all its pieces."""
+    return torch.stack([piece.scores for piece in pieces]).sum(0)
 
 
 def _error(pieces: Sequence[_Halved]) -> float:
@@ -212,7 +257,7 @@ def _error(pieces: Sequence[_Halved]) -> float:
 def _worst(pieces: list[_Halved], tolerance: float) -> list[_Halved]:
     """The pieces that have to be halved again, the worst first: as many as leave others whose errors together are
     below half of what is allowed; none where all errors together are within it."""
-    bearable = tolerance * float(torch.stack([piece.scores for piece in pieces]).sum(0).abs().max())
+    bearable = tolerance * float(_total(pieces).abs().max())
     if _error(pieces) <= bearable:
         return []
     order = sorted(pieces, key=lambda piece: -piece.worst)
@@ -227,37 +272,41 @@ class _Path:
 
     def __init__(self, objective: Objective, start: Tensor, end: Tensor, steps: int) -> None:
         self.objective, self.start, self.end = objective, start, end
-        self.difference = end - start
-        self.nodes, self.weights = _quadrature(steps)
+        wide = torch.promote_types(end.dtype, torch.float32)
+        self.difference = end.to(wide) - start.to(wide)
+        self.nodes, self.weights, self.highest = _quadrature(steps)
+        # of numbers of variance 1 the variance of a quadrature is Σ w², that of two halves' sum half of it
+        self.noise = math.sqrt(1.5 * float((self.weights**2).sum()))
         self.done = 0
         self._timed = objective.meter is None
 
     def points(self, texts: list[int], places: list[float]) -> Tensor:
         """(runs, longest of them, width)."""
         longest = max(self.objective.lengths[text] for text in texts)
-        alpha = torch.tensor(places).to(self.end).view(-1, 1, 1)
-        return torch.lerp(self.start[texts, :longest], self.end[texts, :longest], alpha)
+        start, end = (t[texts, :longest].to(self.difference) for t in (self.start, self.end))
+        alpha = torch.tensor(places, dtype=torch.float64).to(start.dtype).to(start.device).view(-1, 1, 1)
+        return torch.lerp(start, end, alpha).to(self.end.dtype)  # places in half precision would be others
 
     def integrated(self, pieces: list[_Piece]) -> list[_Piece]:
         """The same with their `scores`: Σ_width (end − start) · the integral of the gradient along each."""
         runs = [(piece, step) for piece in range(len(pieces)) for step in range(len(self.nodes))]
-        total = torch.zeros(len(pieces), self.end.shape[1], dtype=torch.float64)  # not every device has it
+        values = torch.zeros(len(runs), self.end.shape[1], dtype=torch.float64)  # not every device has it
         for part in self._parts([pieces[piece].text for piece, _ in runs]):
-            owners = [runs[place][0] for place in part]
-            at = [runs[place][1] for place in part]
-            texts = [pieces[owner].text for owner in owners]
-            sizes = [pieces[owner].last - pieces[owner].first for owner in owners]
-            places = [pieces[owner].first + size * self.nodes[step] for owner, size, step in zip(owners, sizes, at)]
-            points = self.points(texts, places)
+            owners = [pieces[runs[place][0]] for place in part]
+            texts = [piece.text for piece in owners]
+            at = [self.nodes[runs[place][1]] for place in part]
+            points = self.points(texts, [piece.first + (piece.last - piece.first) * x for piece, x in zip(owners, at)])
             slopes = self.objective.gradient(points, texts) * self.difference[texts, : points.shape[1]]
-            weight = torch.tensor([size * self.weights[step] for size, step in zip(sizes, at)], dtype=torch.float64)
-            shares = slopes.sum(-1).cpu().double() * weight.unsqueeze(1)
-            total[:, : points.shape[1]].index_add_(0, torch.tensor(owners), shares)
+            values[part, : points.shape[1]] = slopes.sum(-1).cpu().double()
             if self.objective.meter is not None:
                 tokens = sum(self.objective.lengths[text] for text in texts)
                 self.objective.meter.ran(len(texts), tokens, self.done)
-        for piece, scores in zip(pieces, total, strict=True):
-            piece.scores = scores
+        by_piece = values.unflatten(0, (len(pieces), -1))
+        weights = torch.from_numpy(self.weights).view(-1, 1)
+        sizes = (weights * by_piece.square()).sum(1).mean(-1).sqrt().tolist()
+        rough = torch.einsum("kn,pnt->pkt", torch.from_numpy(self.highest), by_piece).square().mean((1, 2)).sqrt()
+        for piece, own, size, high in zip(pieces, (weights * by_piece).sum(1), sizes, rough.tolist(), strict=True):
+            piece.scores, piece.size, piece.rough = (piece.last - piece.first) * own, size, high
         return pieces
 
     def _parts(self, texts: list[int]) -> Iterator[list[int]]:
@@ -288,7 +337,11 @@ class _Path:
 
 
 @lru_cache(maxsize=16)
-def _quadrature(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes in (0, 1) and weights that sum to 1 (Gauss–Legendre)."""
+def _quadrature(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes in (0, 1), weights that sum to 1 (Gauss–Legendre), and weights of each node in the highest quarter of the
+    coefficients by Legendre polynomials, (degrees, nodes), which of numbers of variance 1 have variance 1."""
     nodes, weights = np.polynomial.legendre.leggauss(steps)
-    return (nodes + 1) / 2, weights / 2
+    degrees = range(max(3, 3 * steps // 4), steps)
+    highest = [weights * np.polynomial.legendre.Legendre.basis(k)(nodes) for k in degrees]
+    shaped = np.array([each / np.linalg.norm(each) for each in highest] or np.zeros((1, steps)))
+    return (nodes + 1) / 2, weights / 2, shaped

@@ -10,6 +10,7 @@ import numpy as np
 
 from ssmscope.interp.patch.names import METRICS, SITES
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Picture, Prose
 from ssmscope.show.numbers import number
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, short, table
@@ -18,8 +19,6 @@ from ssmscope.show.tokens import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 SHOWN = 10
 """How many cells are named."""
@@ -142,8 +141,6 @@ class Patching(Result, kind="patch"):
         return table(("model", "site"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Picture, Prose
-
         yield Prose(self.headline, "title")
         names = ("corrupted", "clean") if self.direction == "denoise" else ("clean", "corrupted")
         ends = (

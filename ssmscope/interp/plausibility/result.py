@@ -11,12 +11,11 @@ import numpy as np
 from ssmscope.bootstrap import Estimate
 from ssmscope.interp.plausibility.measures import MEASURES
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,6 @@ class Plausibility(Result, kind="plausibility"):
         return pd.DataFrame(rows, columns=["method", "measure", "value", "low", "high", "texts"])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
-
         size = f"{100 * self.top:.1f} % of the" if isinstance(self.top, float) else f"{self.top}"
         yield from self.opening()
         yield table(("method",), self._lines(), more=MEASURES.values())

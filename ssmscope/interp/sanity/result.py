@@ -12,6 +12,7 @@ import numpy as np
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Custom, Prose
 from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
@@ -19,8 +20,6 @@ from ssmscope.show.table import Cell, Line, Table, table, written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 MEASURES = {"signed": "signed scores", "absolute": "absolute scores"}
 """What is correlated, and how the views call it."""
@@ -92,7 +91,6 @@ class SanityCheck(Result, kind="sanity"):
         return sized(draw(self, list(MEASURES.values())), size)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Custom, Prose
         from ssmscope.show.html import grid
         from ssmscope.show.terminal import grid as terminal_grid
 

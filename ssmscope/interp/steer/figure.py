@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.show.figure import DASHED, SOFT, handle, line, stacked, title
+from ssmscope.show.figure import DASHED, SOFT, handle, line, stacked
+from ssmscope.show.numbers import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,9 +20,11 @@ def draw(result: Steering) -> Figure:
     order = np.argsort(result.strengths)
     at = [result.strengths[place] for place in order]
     random = len(result.by_direction) - 1
-    legend = [(handle(0), "direction"), (handle(1, linestyle=DASHED), f"mean of {random} random directions")]
+    mean = f"mean of {counted(random, 'random direction')}" + "; thin: each" * (random > 1)
+    legend = [(handle(0), "direction"), (handle(1, linestyle=DASHED), mean)]
     below = "strength 1 is the difference of means; 95 % bootstrap intervals"
-    figure, panels = stacked(title(result), below, legend, 1 + result.has_costs)
+    title = ("Steering on ", result.model_name, f": {result.asked}, by {result.where}")
+    figure, panels = stacked(title, below, legend, 1 + result.has_costs)
     for own in result.by_direction[1:]:
         panels[0].plot(at, own[order], color=SOFT, linewidth=0.6, alpha=0.6)
     found = [result.means, result.held_out] if result.has_costs else [result.means]

@@ -11,14 +11,13 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.interp.scoring import MEASURES
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import counted, number
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.show.table import Cell, Line, Table, as_share, digits_of, table, written
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 SITES = {"residual": "the residual stream before", "state": "the state of"}
 ROWS = ("direction", "random", "difference")
@@ -69,9 +68,19 @@ class Steering(Result, kind="steer"):
         return [Estimate(*ends) for ends in self.costs[row, :, MEASURES.index(metric or self.metric)].tolist()]
 
     @property
+    def where(self) -> str:
+        return f"{SITES[self.site]} layer {self.layer}"
+
+    @property
     def headline(self) -> str:
-        where = f"{SITES[self.site]} layer {self.layer}"
-        return f"Steering on {self.model_name}: {self.asked}, by {where}"
+        most = self.strongest
+        steered, drawn = (as_share(self.means(row)[most].value) for row in (0, 1))
+        own = as_share(self.means()[self.strengths.index(0)].value) + ", " if 0 in self.strengths else ""
+        told = (
+            f"Steering on {self.model_name}: probability of {self.asked} {own}{steered} at strength "
+            f"{self.strengths[most]:g} of a direction in {self.where}, {drawn} with random ones".replace(" -", " −")
+        )
+        return told + (f"; {self.metric} {self.held_out()[most].value:.3f} on other data" if self.has_costs else "")
 
     @property
     def strongest(self) -> int:
@@ -118,18 +127,21 @@ class Steering(Result, kind="steer"):
         return table(("model", "site"), lines)
 
     def blocks(self) -> Iterable[Block]:
-        texts = "one text" if len(self.answers) == 1 else f"{len(self.answers):,} texts"
+        texts = counted(len(self.answers), "text")
         said = f"The probability of {self.asked} on {texts}; a direction of norm {number(self.norm)}"
         if self.has_costs:
             data = self.provenance["data"]
             said += f", and its cost on {counted(data['examples'], 'example')} of {data['name']} ({data['split']})"
-        yield from self.opening(f"{said}, beside {len(self.by_direction) - 1} random directions of that norm.")
+        random = counted(len(self.by_direction) - 1, "random direction")
+        yield from self.opening(f"{said}, beside {random} of that norm.")
+        digits = digits_of(self.means() + self.means(1))
         lines = []
         for place, strength in enumerate(self.strengths):
-            cells = {"probability": self.means()[place], "random": self.means(1)[place]}
-            cells["difference"] = self.means(2)[place]
+            rows = {"probability": 0, "random": 1, "difference": 2}
+            cells = {name: Cell(self.means(row)[place], digits=digits) for name, row in rows.items()}
             if self.has_costs:
-                cells[f"held-out {self.metric}"] = self.held_out()[place]
-                cells[f"{self.metric}, random"] = self.held_out(1)[place]
-            lines.append(Line((f"{strength:g}".replace("-", "−"),), {name: Cell(e) for name, e in cells.items()}))
-        yield table(("strength",), lines, note="Intervals: bootstrap over texts, and over held-out examples.")
+                cells[f"held-out {self.metric}"] = Cell(self.held_out()[place])
+                cells[f"{self.metric}, random"] = Cell(self.held_out(1)[place])
+            lines.append(Line((f"{strength:g}".replace("-", "−"),), cells))
+        over = ["texts"] * (len(self.answers) > 1) + ["held-out examples"] * self.has_costs
+        yield table(("strength",), lines, note=f"Intervals: bootstrap over {' and over '.join(over)}." if over else "")

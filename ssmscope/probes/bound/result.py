@@ -20,12 +20,11 @@ from ssmscope.probes.bound.terms import (
     softplus,
 )
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.table import Cell, Line, Table, plain, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -197,8 +196,9 @@ class GeneralizationBound(Result, kind="bound"):
     def _layer_table(self, chosen: slice) -> Table:
         """A row per recurrence, and a column for each of the terms."""
         terms = [self._of_layer(one)[chosen] for one in self.layers]
-        symbols, _, meanings = zip(*terms[0])
-        rows = tuple(((one.name,), tuple(plain(value) for _, value, _ in row)) for one, row in zip(self.layers, terms))
+        known = [at for at in range(len(terms[0])) if not all(math.isnan(row[at][1]) for row in terms)]
+        symbols, _, meanings = zip(*(terms[0][at] for at in known))
+        rows = tuple(((one.name,), tuple(plain(row[at][1]) for at in known)) for one, row in zip(self.layers, terms))
         note = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in zip(symbols, meanings))
         return Table(("layer",), symbols, rows, f"{note}.")
 

@@ -10,8 +10,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.ticker import MaxNLocator
 
+from ssmscope.probes.stability.figure import COLOURS
 from ssmscope.show.figure import DASHED, INK, SOFT, Sheet, scale_steep, title
-from ssmscope.show.tokens import ramp
+from ssmscope.show.numbers import counted
+from ssmscope.show.tokens import ramp, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,17 +26,21 @@ SIGNED = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
 MARKS = {"stable": "o", "marginal": "s", "unstable": "^"}
 WIDTH, HEIGHT = 10.0, 4.6
 """In inches."""
+ROW, LEAST, NAMED = 0.27, 1.2, 40
+"""In inches, a checkpoint's row and the smallest height of its panels; up to how many checkpoints are named."""
 
 
 def draw(result: StabilityTable) -> Figure:
-    """Left ln C against T, a line per selective SSM coloured by s_A; right, a mark per checkpoint, ln C against s_A,
-    or growth where there is no C."""
-    read = result.read
+    """Left ln C against T, a line per selective SSM coloured by s_A, and right a mark per selective SSM, ln C against
+    s_A; where no checkpoint is one, a row per checkpoint."""
     bounded = [at for at, row in enumerate(result.rows) if row.norms is not None]
-    others = len(read) - len(bounded)
-    inside = [f"{len(bounded)} selective SSM{'s' if len(bounded) > 1 else ''}"] if bounded else []
+    others = len(result.read) - len(bounded)
+    inside = [counted(len(bounded), "selective SSM")] if bounded else []
     outside = [f"{others} outside of the generalisation theorem"] if others else []
-    sheet = Sheet(WIDTH, HEIGHT, title(result), "; ".join(inside + outside))
+    below = "; ".join(inside + outside)
+    if not bounded:
+        return _rows(result, below)
+    sheet = Sheet(WIDTH, HEIGHT, title(result), below)
     left = sheet.panel(0.75, 0.9, 3.65, 3.1)
     right = sheet.panel(5.3, 0.9, 3.5, 3.1)
     abscissae = np.array([row.abscissa for row in result.rows])
@@ -42,21 +48,45 @@ def draw(result: StabilityTable) -> Figure:
     reach = float(np.quantile(known, 0.95)) if known.size and known.max() > 0 else 1.0
     colours = ScalarMappable(Normalize(-reach, reach), ListedColormap(ramp(SIGNED, 256)))
     _curves(left, result, bounded, colours)
-    _marks(right, result, bool(bounded), colours)
+    _marks(right, result, colours)
     bar = sheet.figure.colorbar(colours, cax=sheet.panel(9.1, 0.9, 0.14, 3.1, frame_on=False), extend="both")
     bar.ax.set_title("s_A", color=SOFT, size=9, loc="left")
     bar.outline.set_visible(False)
     return sheet.figure
 
 
+def _rows(result: StabilityTable, below: str) -> Figure:
+    """A row per checkpoint that could be read, and a panel for its growth and one for s_A, where any has one."""
+    rows = [(name, row) for name, row in zip(result.names, result.rows) if not row.reason]
+    measures = [("growth, log-gain a token", [row.growth for _, row in rows])]
+    if any(math.isfinite(row.abscissa) for _, row in rows):
+        measures.append(("spectral abscissa s_A", [row.abscissa for _, row in rows]))
+    tall = max(ROW * min(len(rows), NAMED), LEAST)
+    sheet = Sheet(WIDTH, 1.1 + tall + 0.7, title(result), below)
+    place = np.arange(len(rows))
+    for number, (name, values) in enumerate(measures):
+        axes = sheet.panel(2.3 + 3.8 * number, 1.1, 3.4, tall)
+        axes.grid(False, axis="y")
+        axes.axvline(0, color=SOFT, linewidth=0.9, linestyle=DASHED)
+        for behaviour, mark in MARKS.items():
+            chosen = np.array([row.behaviour == behaviour for _, row in rows])
+            if chosen.any():
+                colour = COLOURS[behaviour]
+                axes.scatter(np.array(values)[chosen], place[chosen], c=colour, marker=mark, s=30, label=behaviour)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks([])
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.set_xlabel(name, color=SOFT, size=9)
+        if not number:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False)
+            if len(rows) <= NAMED:
+                axes.set_yticks(place, [shorten(visible(name), 24) for name, _ in rows], parse_math=False)
+    return sheet.figure
+
+
 def _curves(axes: Axes, result: StabilityTable, bounded: list[int], colours: ScalarMappable) -> None:
     axes.set_xlabel("tokens T", color=SOFT, size=9)
     axes.set_ylabel("ln C", color=SOFT, size=9)
-    if not bounded:
-        axes.text(0.5, 0.5, "no selective SSM among them", transform=axes.transAxes, ha="center", size=9, color=SOFT)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        return
     axes.set_xscale("log")
     width, opacity = (1.6, 1.0) if len(bounded) <= 10 else (0.7, 0.75)
     for at in bounded:
@@ -66,19 +96,15 @@ def _curves(axes: Axes, result: StabilityTable, bounded: list[int], colours: Sca
     scale_steep(axes, result.curves[bounded])
 
 
-def _marks(axes: Axes, result: StabilityTable, bounded: bool, colours: ScalarMappable) -> None:
-    places = []
-    if bounded:
-        default = len(result.lengths) // 2  # where no length is given, that in the middle of the curves
-        for row, curve in zip(result.rows, result.curves):
-            places.append(curve[default] if row.length is None else row.log_capacity)
-        lengths = {row.length for row in result.rows if row.norms is not None}
-        one = lengths.pop() if len(lengths) == 1 else None
-        at = "each its own T" if one is None and lengths else f"T = {one or int(result.lengths[default]):,}"
-        axes.set_ylabel(f"ln C, {at}", color=SOFT, size=9)
-    else:
-        places = [row.growth for row in result.rows]
-        axes.set_ylabel("growth, log-gain a token", color=SOFT, size=9)
+def _marks(axes: Axes, result: StabilityTable, colours: ScalarMappable) -> None:
+    default = len(result.lengths) // 2  # where no length is given, that in the middle of the curves
+    places = [
+        curve[default] if row.length is None else row.log_capacity for row, curve in zip(result.rows, result.curves)
+    ]
+    lengths = {row.length for row in result.rows if row.norms is not None}
+    one = lengths.pop() if len(lengths) == 1 else None
+    at = "each its own T" if one is None and lengths else f"T = {one or int(result.lengths[default]):,}"
+    axes.set_ylabel(f"ln C, {at}", color=SOFT, size=9)
     axes.axvline(0, color=SOFT, linewidth=0.9, linestyle=DASHED)
     for behaviour, mark in MARKS.items():
         chosen = [

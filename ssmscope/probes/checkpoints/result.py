@@ -13,14 +13,13 @@ import numpy as np
 from ssmscope.probes.bound.terms import Norms
 from ssmscope.probes.stability.result import BEHAVIOURS
 from ssmscope.results import TABLE_ROWS, Result
-from ssmscope.show.numbers import number
+from ssmscope.show.blocks import Block, Prose
+from ssmscope.show.numbers import counted, number
 from ssmscope.show.table import Cell, Line, Table, folded, short, table
 from ssmscope.show.tokens import shorten, visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 NORMS = ("p", "B_u", "B_B", "B_C", "B_w", "B_q", "B_A", "M_B", "M_C", "M_w", "M_q", "M_A")
 """Of a theorem model, in the table."""
@@ -151,20 +150,26 @@ class StabilityTable(Result, kind="stability-table"):
         return pd.DataFrame(found, columns=["model", "length", "log_capacity"])
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
-
         yield from self.opening()
         yield replace(self._table(), brief=TABLE_ROWS)
         yield from map(Prose, self._remarks())
         rest = ["model", "architecture", "largest_gain", "states", "channels", *NORMS, "fingerprint"]
-        yield replace(folded(self.to_frame()[rest], heads=["model"], limit=TABLE_ROWS), wide=True)
+        note = "largest_gain: the largest log-gain of a step on random tokens."
+        if any(row.norms is not None for row in self.rows):
+            note += " p to M_A: the bias of the step and the norms in the bound, as `bound` lists them."
+        frame = self.to_frame()[rest].assign(model=self.names)
+        yield replace(folded(frame, heads=["model"], limit=TABLE_ROWS), wide=True, note=note)
 
     def _table(self) -> Table:
         """A row per checkpoint, with what the columns mean."""
         lines = []
         bounded = any(row.length is not None for row in self.rows)
+        continuous = not all(math.isnan(row.abscissa) for row in self.rows)
+        theirs = any(row.norms is not None for row in self.rows)
         for name, row in zip(self.names, self.rows):
-            cells = {"behaviour": Cell(text=row.behaviour or "unreadable"), "s_A": short(row.abscissa)}
+            cells = {"behaviour": Cell(text=row.behaviour or "unreadable")}
+            if continuous:
+                cells["s_A"] = short(row.abscissa)
             cells |= {"ln ρ": short(row.possible_gain), "growth": short(row.growth)}
             if bounded:
                 cells["T"] = short(math.nan) if row.length is None else short(row.length)
@@ -173,16 +178,24 @@ class StabilityTable(Result, kind="stability-table"):
                 cells["bound"] = short(math.nan if row.vacuous is None else row.bound, "vacuous" if row.vacuous else "")
             lines.append(Line((shorten(visible(name), 34),), cells))
         note = (
-            "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the state that grows "
+            "s_A: the spectral abscissa, the largest entry of the continuous A; "
+            * continuous
+            + "ln ρ: the largest log-gain of a step over all inputs; growth: the mean log-gain of the state that grows "
             "most, on random tokens"
-            + ("; ln C: with all constants, and by Eq. 14." if bounded else ". The bound needs the length, --length.")
         )
-        return table(("checkpoint",), lines, note=note)
+        if bounded:
+            note += "; ln C: the capacity with all constants, and by Eq. 14"
+        elif theirs:
+            note += ". The bound needs the length, --length"
+        return table(("checkpoint",), lines, note=f"{note}.")
 
     def _remarks(self) -> Iterable[str]:
         """What could not be read, or has no bound."""
         outside = sum(row.norms is None for row in self.read)
         if outside:
-            what = "1 is no selective SSM" if outside == 1 else f"{outside} are no selective SSMs"
-            yield f"{what}, outside of the theorem: no C."
+            of = "any checkpoint" if outside == len(self.rows) else counted(outside, "checkpoint")
+            yield (
+                f"No capacity C and no bound of {of}: the theorem is about one selective SSM between embeddings and a "
+                "head."
+            )
         yield from (f"{name}: {row.reason}" for name, row in zip(self.names, self.rows) if row.reason)

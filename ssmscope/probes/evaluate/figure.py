@@ -20,6 +20,8 @@ def draw(result: Benchmarks) -> Figure:
     shown = [one for one in result.scores if 0 <= one.estimate.value <= 1] or list(result.scores)
     high = ROW * len(shown)
     described = "lm-evaluation-harness; 95 % intervals over examples"
+    if len(shown) < len(result.scores):
+        described += "; scores beyond 0 to 1 are in the table alone"
     sheet = Sheet(WIDTH, Sheet.TOP + high + AXIS, ("Benchmarks of ", result.model_name, ""), described)
     axes = sheet.panel(NAMES, sheet.top, PANEL, high)
     points(
@@ -27,6 +29,7 @@ def draw(result: Benchmarks) -> Figure:
         [f"{one.task}, {one.measure}" for one in shown],
         [one.estimate for one in shown],
         [COLOURS[0]] * len(shown),
+        letters=30,
     )
     axes.set_xlabel("score", color=SOFT, size=8.5)
     return sheet.figure

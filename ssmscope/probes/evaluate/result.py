@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
-from ssmscope.show.table import Cell, Line, Table, table
+from ssmscope.show.blocks import Block, Prose
+from ssmscope.show.table import Cell, Line, Table, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,11 @@ class Score:
     examples: int
     """How many were asked; 0 of a group."""
 
+    @property
+    def cell(self) -> Cell:
+        """Its value as the views show it: a share in three digits behind the point, a perplexity in four in all."""
+        return Cell(self.estimate, digits=3 if abs(self.estimate.value) <= 1 else None)
+
 
 @dataclass(frozen=True)
 class Benchmarks(Result, kind="evaluate"):
@@ -43,12 +47,16 @@ class Benchmarks(Result, kind="evaluate"):
 
     @property
     def headline(self) -> str:
-        return f"Benchmarks of {self.model_name}: {', '.join(dict.fromkeys(score.task for score in self.scores))}"
+        told = (f"{one.measure} {one.cell.value} on {one.task}" for one in self._firsts())
+        return f"Benchmarks of {self.model_name}: {', '.join(told)}"
 
     def verdict(self, at: int = 0) -> str:
-        firsts = {score.task: score for score in reversed(self.scores)}
-        told = ((one.measure, Cell(one.estimate), task) for task, one in reversed(firsts.items()))
+        told = ((one.measure, one.cell, one.task) for one in self._firsts())
         return ", ".join(" ".join(filter(None, (name, it.value, it.interval, "on", task))) for name, it, task in told)
+
+    def _firsts(self) -> list[Score]:
+        """The first measure of every task."""
+        return list({score.task: score for score in reversed(self.scores)}.values())[::-1]
 
     @classmethod
     def compare(cls, results: Sequence[Benchmarks], labels: Sequence[Sequence[str]]) -> Table:
@@ -64,9 +72,9 @@ class Benchmarks(Result, kind="evaluate"):
             Line(
                 (one.task, one.measure),
                 {
-                    "value": Cell(one.estimate),
-                    "shots": Cell(text=str(one.shots)),
-                    "examples": Cell(text=f"{one.examples:,}" if one.examples else ""),
+                    "value": one.cell,
+                    "shots": short(one.shots),
+                    "examples": short(one.examples or math.nan),
                 },
             )
             for one in self.scores
@@ -84,8 +92,6 @@ class Benchmarks(Result, kind="evaluate"):
         return pd.DataFrame(rows, columns=names)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.show.blocks import Prose
-
         yield from self.opening()
         yield table(("task", "measure"), self._lines())
         version = self.provenance["versions"].get("lm-eval", "")

@@ -14,12 +14,11 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.probes.influence.reach import QUANTILES, SHARES, Reach
 from ssmscope.probes.influence.similarity import MEASURES, PARTS, Similarity
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.table import Cell, Line, Table, folded, plain, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ tuned-lens's own classes hold the translators, and its own files (config.json, p
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,7 +100,8 @@ def head_of(model: Model) -> nn.Linear:
 
 def _few_tokens(model: Model) -> Batch:
     if model.channels is not None:
-        return model.encode(values=torch.linspace(0, 1, 2 * model.channels).view(2, model.channels))
+        tokens = math.prod(model.config.image_size or (2,))  # a model with learnt positions reads no other number
+        return model.encode(values=torch.linspace(0, 1, tokens * model.channels).view(tokens, model.channels))
     return model.encode(ids=list(range(min(4, model.vocabulary))))
 
 

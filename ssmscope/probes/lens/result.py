@@ -12,14 +12,13 @@ import numpy as np
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.probes.lens.lensed_text import Column, LensedText
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block, Custom, Picture, Prose
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ class LensFit(Result, kind="lens-fit"):
         return f"{self.measured:,} {where} of {rows} that took no part in the fit"
 
     def blocks(self) -> Iterable[Block]:
-
         yield from self.opening()
         lines = [
             Line(
@@ -156,12 +154,14 @@ class Trajectory(Result, kind="trajectory"):
 
     def verdict(self, at: int = 0) -> str:
         settled = np.concatenate([text.settled for text in self.texts])
-        where = f"{len(settled):,} positions" if len(settled) > 1 else "one position"
-        return f"the answer leads from layer {settled.mean():.1f} of {self.layers} on, mean of {where}, {self.lens}"
+        if len(settled) == 1:
+            return f"the answer leads from layer {settled[0]} of {self.layers} on, {self.lens}"
+        where = f"mean of {len(settled):,} positions"
+        return f"the answer leads from layer {settled.mean():.1f} of {self.layers} on, {where}, {self.lens}"
 
     @property
     def headline(self) -> str:
-        return f"Answers by layer of {self.model_name}: {self.lens}"
+        return f"Answers by layer of {self.model_name}: {self.verdict()}"
 
     def to_frame(self) -> DataFrame:
         """A row per text, position and layer.
@@ -210,9 +210,8 @@ class Trajectory(Result, kind="trajectory"):
     def blocks(self) -> Iterable[Block]:
         from ssmscope.probes.lens.show_page import STYLE, fragment
         from ssmscope.probes.lens.show_terminal import TerminalView
-        from ssmscope.show.blocks import Custom, Picture, Prose
 
         yield Prose(self.headline, "title")
         yield Prose(f"Layer i reads what enters block i, 0 the embeddings; {self.layers} is the model itself.", "note")
-        yield Picture(self.figure, self.headline, vector=False)
+        yield Picture(self.figure, self.headline, vector=False, folded=True)
         yield Custom(lambda colours: [TerminalView(self)], lambda: fragment(self), STYLE, on_request=True)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmscope.bootstrap import Estimate
-from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Line, Table, folded, shown_names, table, written
+from ssmscope.show.table import Cell, Line, Table, shown_names, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,21 @@ class TokenLoss(Result, kind="loss"):
         return pd.DataFrame(rows)
 
     def blocks(self) -> Iterable[Block]:
-
         yield from self.opening(f"{self.counted}; {self.unit} a token.", notes=self.notes)
         yield self._table()
-        yield replace(folded(self.to_frame(), limit=TABLE_ROWS), wide=True)
 
     def _table(self) -> Table:
         """The bins, the mean and the slope in rows, with a column for every model and every difference."""
         every = (*self.summaries, *self.differences)
         names = (*self.models, *(f"less {other}" for other in self.models[1:]))
         found = [(bin_name(edges), [one.bins[at] for one in every]) for at, edges in enumerate(self.bins)]
-        found += [("all", [one.mean for one in every]), ("per doubling", [one.slope for one in every])]
+        found.append(("all", [one.mean for one in every]))
+        note = "Intervals: 95 %, bootstrap over windows"
+        if not math.isnan(every[0].slope.value):
+            found.append(("per doubling", [one.slope for one in every]))
+            note += "; per doubling: slope on log₂ position after the first 100"
         rows = tuple(((name,), tuple(map(Cell, row))) for name, row in found)
-        note = "Intervals: 95 %, bootstrap over windows; per doubling: slope on log₂ position after the first 100."
+        note += "."
         if self.differences:
             note = f"less: the loss of {self.models[0]} less that of another; below 0 it is the better one. {note}"
         return Table(("positions",), names, rows, note)

@@ -18,9 +18,8 @@ from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
 from ssmscope.tasks.babi import PROMPT, QuestionData, question_tokens
 from ssmscope.tasks.language import check_symbols
+from ssmscope.training.card import wilson_interval
 
-NORMAL = 1.959963984540054
-"""The 97.5 percentile of the normal distribution."""
 SHORT = 2000
 """Texts of up to so many characters are counted once: sentences of filler come again in every cell."""
 UNKNOWN = 0.01
@@ -124,12 +123,8 @@ def log_softmax(
 
 
 def wilson(successes: int, trials: int) -> Estimate:
-    """A share with Wilson's 95 % score interval: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)."""
-    share, spread = successes / trials, NORMAL**2 / trials
-    middle = share + spread / 2
-    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4)
-    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
-    return Estimate(share, min(max(low, 0.0), share), max(min(high, 1.0), share))
+    """A share with Wilson's 95 % score interval."""
+    return Estimate(successes / trials, *wilson_interval(successes, trials))
 
 
 def sign_test(above: Bool[np.ndarray, " examples"], below: Bool[np.ndarray, " examples"]) -> float:

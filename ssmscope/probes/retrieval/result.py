@@ -11,14 +11,13 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate, with_intervals
 from ssmscope.results import TABLE_ROWS, Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import counted, number
 from ssmscope.show.table import Cell as Number
 from ssmscope.show.table import Line, Table, folded, plain, shown_names, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 LEVEL = 0.05
 """Two models differ in a cell where the interval of their ratio excludes 1 and the sign test's p is below this."""

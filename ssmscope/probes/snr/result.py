@@ -10,12 +10,11 @@ from ssmscope.bootstrap import with_intervals
 from ssmscope.errors import InputError
 from ssmscope.probes.snr.measure import METRICS, LayerDifference, LayerSNR, SNRCurve, SNRDifference
 from ssmscope.results import Result
-from ssmscope.show.table import Cell, Line, Table, table, written
+from ssmscope.show.blocks import Block
+from ssmscope.show.table import Cell, Line, Table, as_share, table, written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,15 @@ class NeedleSNR(Result, kind="snr"):
 
     @property
     def headline(self) -> str:
-        return f"Needle probability by layer of {self.model_name}"
+        if len(self.models) == 1:
+            return f"Needle probability of {self.model_name}: {self._known(self.models[0])}"
+        return f"Needle probability: {'; '.join(f'{model.name} {self._known(model)}' for model in self.models)}"
+
+    def _known(self, model: LensedModel) -> str:
+        """What the model gives the needle, and how early."""
+        needles = [one.needle.value for one in self.curve(model.name).layers]
+        late = [at for at, value in enumerate(needles) if value < needles[-1] / 2]
+        return f"{as_share(needles[-1])}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
 
     def to_frame(self) -> DataFrame:
         """A row for every model, task, length and layer, and below them for every difference of two models.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ssmscope.bootstrap import Estimate
 from ssmscope.show.blocks import Block, Picture, Prose
 from ssmscope.show.numbers import counted
-from ssmscope.show.table import Cell, Table, written
+from ssmscope.show.table import Cell, Table, digits_of
 from ssmscope.show.tokens import evenly_apart, shorten, visible
 
 if TYPE_CHECKING:
@@ -52,14 +52,15 @@ def blocks(result: NeedleSNR) -> Iterator[Block]:
     for one in result.differences:
         if (one.task, one.length) == (result.tasks[0], result.lengths[0]):
             two = f"{one.first} − {one.second}"
-            yield Prose(f"Needle probability, mean over the layers below: {two} {written(one.average)}", "note")
+            mean = Cell(one.average, digits=digits_of([one.average]))
+            yield Prose(f"Needle probability, mean over the layers below: {two} {mean.value} {mean.interval}", "note")
     for note in result.notes:
         yield Prose(f"Note: {note}.", "note")
 
 
 def _layers(title: str, curves: Sequence[SNRCurve], apart: Sequence[SNRDifference]) -> Table:
     layers = len(curves[0].layers) - 1
-    digits = 3 if any(layer.needle.value >= 0.01 for one in curves for layer in one.layers) else None
+    digits = digits_of(layer.needle for one in curves for layer in one.layers)
     rows = []
     for layer in (*evenly_apart(layers, LAYERS), layers):
         needles = [*(one.layers[layer].needle for one in curves), *(one.layers[layer].needle for one in apart)]

@@ -11,13 +11,12 @@ import numpy as np
 
 from ssmscope.bootstrap import Estimate
 from ssmscope.results import Result
+from ssmscope.show.blocks import Block
 from ssmscope.show.numbers import portion, tokens
 from ssmscope.show.table import Cell, Line, Table, plain, short, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from ssmscope.show.blocks import Block
 
 
 BEHAVIOURS = ("stable", "marginal", "unstable")
@@ -134,7 +133,7 @@ class Stability(Result, kind="stability"):
         listed = [f"{number} {name}" for name, number in self.counts().items() if number]
         if len(listed) > 1:
             return f"{self.behaviour}: {', '.join(listed)} of {len(self)} {self.unit}"
-        return f"{self.behaviour} in {f'all {len(self)} {self.unit}' if len(self) > 1 else 'its one layer'}"
+        return f"{self.behaviour} in {self._every if len(self) > 1 else 'its one layer'}"
 
     @classmethod
     def compare(cls, results: Sequence[Stability], labels: Sequence[Sequence[str]]) -> Table:
@@ -155,8 +154,13 @@ class Stability(Result, kind="stability"):
         same = self.counts()[self.behaviour]
         if len(self.layers) == 1:
             return f"Stability of {model}: {self.behaviour}"
-        where = f"all {same}" if same == len(self.layers) else f"{same} of {len(self.layers)}"
-        return f"Stability of {model}: {self.behaviour} in {where} {self.unit}"
+        where = self._every if same == len(self.layers) else f"{same} of {len(self.layers)} {self.unit}"
+        return f"Stability of {model}: {self.behaviour} in {where}"
+
+    @property
+    def _every(self) -> str:
+        """ "all 4 layers", "both layers"."""
+        return f"{'both' if len(self) == 2 else f'all {len(self)}'} {self.unit}"
 
     @property
     def unit(self) -> str:
@@ -239,7 +243,7 @@ class Stability(Result, kind="stability"):
         listed = ", ".join(f"{number} {name}" for name, number in counts.items())
         worst = next(layer for layer in self.layers if layer.behaviour == self.behaviour)
         if len(counts) == 1:
-            return f"The model is {self.behaviour}, in every one of its {len(self.layers)} {self.unit}: {worst.why}."
+            return f"The model is {self.behaviour} in {self._every}: {worst.why}."
         alone = counts[self.behaviour] == 1
         some = (
             f"The {self.behaviour} {self.unit.removesuffix('s')}" if alone else f"Of the {self.behaviour} {self.unit}"
