@@ -1,7 +1,7 @@
 """The mean implicit attention of a Mamba-1 layer on a GPU, against the TF32 matrix product of as many multiply-adds.
 
     python benchmarks/attention_cuda.py                        # about a minute on an H200
-    python benchmarks/attention_cuda.py --lengths 2048 --sweep # how the kernels' work may be cut
+    python benchmarks/attention_cuda.py --lengths 2048 --kernels # where the time goes
 
 One layer of mamba-130m's width (1536 channels of 16 states), float32. The matrix product has L²/2 · channels · states
 multiply-adds, in the faster of two shapes. Decays are drawn three ways: `slow`, where no state is forgotten and all
@@ -110,17 +110,19 @@ def compare(length: int, kind: str, repeats: int, by_torch: bool) -> None:
         row("torch", lambda: ssm.attention(r).detach(), 1)
 
 
-def sweep(lengths: list[int], repeats: int) -> None:
-    """Milliseconds by TF32 and bf16 for ways to cut the work."""
-    drawn = {length: terms(length, "slow") for length in lengths}
-    for channels, fill, block in itertools.product((16, 32), (132, 264), (16, 32)):
-        fused.CHANNELS, fused.FILL, fused.BLOCK = channels, fill, block
-        taken = [
-            round(milliseconds(lambda: fused.mean(*t, precision=p), repeats), 3)  # noqa: B023
-            for t in drawn.values()
-            for p in ("tf32", "bf16")
-        ]
-        print(f"{channels} channels, {fill} programs, blocks of {block}: {taken}", flush=True)
+def kernels(lengths: list[int]) -> None:
+    """Microseconds of each kernel."""
+    for length, kind, precision in itertools.product(lengths, KINDS, fused.PRECISIONS):
+        drawn = terms(length, kind)
+        for _ in range(2):
+            fused.mean(*drawn, precision=precision)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            fused.mean(*drawn, precision=precision)
+            torch.cuda.synchronize()
+        taken = ", ".join(
+            f"{e.key[:20]} {e.device_time_total:.0f}" for e in profile.key_averages() if e.device_time_total
+        )
+        print(f"{length:>6} {kind:<8} {precision:<8} {taken}", flush=True)
 
 
 def main() -> None:
@@ -129,14 +131,14 @@ def main() -> None:
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=[*KINDS])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--torch", action="store_true", help="also the matrix by torch alone, which takes seconds")
-    parser.add_argument("--sweep", action="store_true", help="times of other ways to cut the work, nothing else")
+    parser.add_argument("--kernels", action="store_true", help="microseconds of each kernel, nothing else")
     options = parser.parse_args()
     if why := fused.why_not():
         raise SystemExit(f"the kernels cannot be used: {why}")
     torch.backends.cuda.matmul.allow_tf32 = True
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {CHANNELS} channels, {STATES} states")
-    if options.sweep:
-        sweep(options.lengths, options.repeats)
+    if options.kernels:
+        kernels(options.lengths)
         return
     head = f"{'length':>6} {'decays':<8} {'by':<8} {'ms':>9} {'TF32 ms':>9} {'ratio':>7}"
     print(f"{head} {'max error':>10} {'norm error':>10} {'GiB':>8}")

@@ -4,10 +4,13 @@ With S_t the sum of Δ_r over r ≤ t, a decay between s < t is exp(A (S_t − S
 for a pivot p in s ≤ p ≤ t: two factors, neither above 1 where states decay, so that nothing overflows and what
 underflows is 0 in the product as well. A block of rows below a block of columns has its pivot right before the rows;
 the mean over channels and states is then one matrix product over pairs (channel, state), whose operands are made in
-registers. `tiles` makes such blocks: the square tiles below the diagonal, and within those on it the lower left quarter
-of every square of twice BLOCK rows, of four times, and so on. What remains are triangles of BLOCK rows, made by
-`triangles`. `gather` adds up what several programs have summed over their share of the channels, in a
-fixed order: nothing depends on the order in which programs run.
+registers. `tiles` makes the square tiles below the diagonal so, and `levels`, within those on it, the lower left
+quarter of every square of 16 rows, of 32, and so on. What remains are triangles of 8 rows, whose pairs `near` makes
+one by one. `gather` adds up what several programs have summed over their share of the channels, in a fixed order:
+nothing depends on the order in which programs run.
+
+Operands are of float16, in one part or two (`tile_kernels`), over powers of two: those of a tile's rows and columns
+come from `bounds`, as far as the slowest states have decayed there.
 
 Sums of Δ come from `sums` and `starts`: within a tile in both directions, exact to float32 however large the sum before
 it, and in float64 over the tiles, so that a sum over any stretch of tiles is a difference.
@@ -18,12 +21,18 @@ Importing this module needs triton.
 import triton
 import triton.language as tl
 
+from ssmscope.matrices.fused_diagonal_kernels import HIDDEN, LEAST, channels_of, levels, near
+from ssmscope.scans.tile_kernels import INTERPRETED, dot, in_parts
+
+__all__ = ["INTERPRETED", "bounds", "gather", "levels", "near", "starts", "sums", "tiles"]
+
 
 @triton.jit
 def sums(
     delta,
     right,
     since,
+    rest,
     until,
     written,
     totals,
@@ -38,11 +47,10 @@ def sums(
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
     RIGHT: tl.constexpr,
-    HALVES: tl.constexpr,
 ):
-    """Within blocks of BLOCK steps: `since`, Σ Δ from the block's start up to t, and `until`, Σ Δ after s up to its end
-    (batch, length, heads); `totals` (batch, blocks, heads) in float64; `written` is right ⊙ Δ, or Δ. With HALVES
-    `since` alone: what `until` would have in blocks 0, 2, …, itself in blocks 1, 3, …"""
+    """Within tiles of BLOCK steps, (batch, length, heads): Σ Δ from the tile's start up to t in two parts, `since` and
+    `rest`, and `until`, Σ Δ after s up to its end; `totals` (batch, tiles, heads) in float64; `written` is right ⊙ Δ,
+    or Δ."""
     row, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
     t = block * BLOCK + tl.arange(0, BLOCK)
     d = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -51,19 +59,17 @@ def sums(
     exact = step.to(tl.float64)
     total = tl.sum(exact, axis=0)
     up = tl.cumsum(exact, axis=0)
-    down = total[None, :] - up
+    high = up.to(tl.float32)
     place = row * length * heads + t[:, None] * heads + d[None, :]
-    if HALVES:
-        tl.store(since + place, tl.where(block % 2 == 1, up, down).to(tl.float32), mask=inside)
-    else:
-        tl.store(since + place, up.to(tl.float32), mask=inside)
-        tl.store(until + place, down.to(tl.float32), mask=inside)
-        tl.store(totals + (row * tl.num_programs(0) + block) * heads + d, total, mask=d < heads)
-        if RIGHT:
-            step *= tl.load(
-                right + row * right_row + t[:, None] * right_step + d[None, :] * right_head, mask=inside, other=0.0
-            )
-        tl.store(written + place, step, mask=inside)
+    tl.store(since + place, high, mask=inside)
+    tl.store(rest + place, (up - high.to(tl.float64)).to(tl.float32), mask=inside)
+    tl.store(until + place, (total[None, :] - up).to(tl.float32), mask=inside)
+    tl.store(totals + (row * tl.num_programs(0) + block) * heads + d, total, mask=d < heads)
+    if RIGHT:
+        step *= tl.load(
+            right + row * right_row + t[:, None] * right_step + d[None, :] * right_head, mask=inside, other=0.0
+        )
+    tl.store(written + place, step, mask=inside)
 
 
 @triton.jit
@@ -92,35 +98,116 @@ def _lowest(bits):
 
 
 @triton.jit
-def _rounded(x, PRECISION: tl.constexpr):
-    """An operand of the tensor cores. They cut float32 to TF32's 10 bits of mantissa; half a unit of the last one makes
-    that rounding to nearest."""
-    if PRECISION == "bf16":
-        x = x.to(tl.bfloat16)
-    elif PRECISION == "tf32":
-        x = (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
-    return x
+def _place(pair, tiles):
+    """The row and the column of a tile below the diagonal, in the order of their distance from it, the farthest
+    first."""
+    line = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
+    line = tl.where(line * (line + 1) // 2 > pair, line - 1, line)
+    line = tl.where((line + 1) * (line + 2) // 2 <= pair, line + 1, line)
+    j = pair - line * (line + 1) // 2
+    return j + tiles - 1 - line, j
 
 
 @triton.jit
-def _product(P, Q, acc, PRECISION: tl.constexpr):
-    """acc + P Qᵀ."""
-    P, Q = _rounded(P, PRECISION), tl.trans(_rounded(Q, PRECISION))
-    if PRECISION == "tf32x3":
-        acc = tl.dot(P, Q, acc, input_precision="tf32x3")
+def _vector_bound(v, step, group_step, state_step, t, inside, first, last, N: tl.constexpr, ROWS: tl.constexpr):
+    """The largest |v_tn| over the states and the groups from `first` to `last`."""
+    most = tl.zeros([ROWS], tl.float32)
+    for bc_group in range(first, last + 1):
+        for n in range(N):
+            v_n = tl.load(v + t * step + bc_group * group_step + n * state_step, mask=inside, other=0.0)
+            most = tl.maximum(most, tl.abs(v_n))
+    return most
+
+
+@triton.jit
+def _exponent(most, share):
+    """The power of two by which numbers of at most `most` times 2^`share` stay below 2^15."""
+    return tl.minimum(tl.maximum(tl.ceil(tl.log2(most) + tl.maximum(share, LEAST)) - 14.0, -110.0), 110.0)
+
+
+@triton.jit
+def bounds(
+    since,
+    until,
+    written,
+    before,
+    slowest,
+    b,
+    c,
+    left,
+    units,
+    gaps,
+    length,
+    heads,
+    groups,
+    width,
+    bc_width,
+    tiles,
+    b_row,
+    b_step,
+    b_group,
+    b_state,
+    c_row,
+    c_step,
+    c_group,
+    c_state,
+    left_row,
+    left_step,
+    left_head,
+    N: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BD: tl.constexpr,
+    LEFT: tl.constexpr,
+):
+    """`units` (matrices, 2, length): the binary exponents of what a tile's rows and its columns are held over. `gaps`
+    (matrices, tiles below the diagonal): how far the slowest state has decayed between the tiles, in powers of two.
+    `slowest` (heads) holds the largest A / log 2 of a channel."""
+    program, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, group = matrix // groups, (matrix % groups).to(tl.int32)
+    blocks = tl.cdiv(length, ROWS)
+    own = tl.arange(0, BD)
+    if program < blocks:
+        t = program * ROWS + tl.arange(0, ROWS)
+        t_in = t < length
+        read = tl.full([ROWS], float("-inf"), tl.float32)
+        wrote = tl.full([ROWS], float("-inf"), tl.float32)
+        since += row * length * heads
+        until += row * length * heads
+        written += row * length * heads
+        for first in range(0, width, BD):
+            d = group * width + first + own
+            inside = t_in[:, None] & (first + own < width)[None, :]
+            place = t[:, None] * heads + d[None, :]
+            A_d = tl.load(slowest + d, mask=first + own < width, other=0.0)[None, :]
+            decayed = tl.load(since + place, mask=inside, other=0.0) * A_d
+            if LEFT:
+                gate = left + row * left_row + t[:, None] * left_step + d[None, :] * left_head
+                decayed += tl.log2(tl.abs(tl.load(gate, mask=inside, other=0.0)))
+            read = tl.maximum(read, tl.max(tl.where(inside, decayed, float("-inf")), axis=1))
+            decayed = tl.load(until + place, mask=inside, other=0.0) * A_d
+            decayed += tl.log2(tl.abs(tl.load(written + place, mask=inside, other=0.0)))
+            wrote = tl.maximum(wrote, tl.max(tl.where(inside, decayed, float("-inf")), axis=1))
+        bc_first, bc_last = group * width // bc_width, (group * width + width - 1) // bc_width
+        most = _vector_bound(c + row * c_row, c_step, c_group, c_state, t, t_in, bc_first, bc_last, N, ROWS)
+        tl.store(units + matrix * 2 * length + t, _exponent(most, read), mask=t_in)
+        most = _vector_bound(b + row * b_row, b_step, b_group, b_state, t, t_in, bc_first, bc_last, N, ROWS)
+        tl.store(units + (matrix * 2 + 1) * length + t, _exponent(most, wrote), mask=t_in)
     else:
-        acc = tl.dot(P, Q, acc, input_precision="tf32")
-    return acc
-
-
-@triton.jit
-def _channels(chunk, group, width, bc_width, segment, BD: tl.constexpr):
-    """Of the chunk of a group of `width` channels: its channels, which of them are real, and the group of b and c that
-    they read. A chunk lies within `segment` neighbouring channels that have both groups in common."""
-    share = tl.cdiv(segment, BD)
-    within = (chunk % share) * BD
-    first = group * width + (chunk // share) * segment + within
-    return first + tl.arange(0, BD), within + tl.arange(0, BD) < segment, first // bc_width
+        pair = program - blocks
+        i, j = _place(pair, tiles)
+        before += row * (tiles + 1) * heads
+        slow = tl.full([BD], float("-inf"), tl.float32)
+        for first in range(0, width, BD):
+            channel = group * width + first + own
+            real = first + own < width
+            gap = tl.load(before + i * heads + channel, mask=real, other=0.0)
+            gap = (gap - tl.load(before + (j + 1) * heads + channel, mask=real, other=0.0)).to(tl.float32)
+            decayed = gap * tl.load(slowest + channel, mask=real, other=0.0)
+            decayed = tl.where(decayed == decayed, decayed, 0.0)  # a NaN lives
+            slow = tl.maximum(slow, tl.where(real, decayed, float("-inf")))
+        nearest = tl.minimum(tl.maximum(tl.max(slow, axis=0), -126.0), 126.0)
+        tl.store(gaps + matrix * (tiles * (tiles - 1) // 2) + pair, nearest)
 
 
 @triton.jit
@@ -133,6 +220,8 @@ def tiles(
     b,
     c,
     left,
+    units,
+    gaps,
     target,
     split_step,
     matrix_step,
@@ -159,227 +248,91 @@ def tiles(
     N: tl.constexpr,
     STATES: tl.constexpr,
     TILE: tl.constexpr,
-    STRIP: tl.constexpr,
     BD: tl.constexpr,
-    WHERE: tl.constexpr,
+    PACKED: tl.constexpr,
     LEFT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TERMS: tl.constexpr,
     FLOOR: tl.constexpr,
 ):
-    """Blocks of TILE rows by TILE columns, `scale` times the sum over a share of the channels.
+    """Tiles below the diagonal, `scale` times the sum over a share of the channels, in place or, PACKED, a tile after
+    the other.
 
-    WHERE they go is "out" (rows of `length`), "packed" (a block after the other) or "strip" (rows of STRIP columns, for
-    the lower left quarters of the squares of 2 TILE rows on the diagonal). `A` (N, heads) holds A / log 2. A state that
-    has decayed below 2^FLOOR in all of a chunk's channels before the block begins is left out: its factors are 0.
+    `A` (N, heads) holds A / log 2. A state that has decayed below 2^FLOOR in all of a chunk's channels before the tile
+    begins is left out: its factors are 0.
     """
     program = tl.program_id(0)
     split, matrix = program % splits, tl.program_id(1).to(tl.int64)
     row, group = matrix // groups, (matrix % groups).to(tl.int32)
-    if WHERE == "strip":
-        i = 2 * (program // splits) + 1
-        j = i - 1
-    else:
-        # blocks in the order of their distance from the diagonal, since those near it have most to do
-        pair = tl.num_programs(0) // splits - 1 - program // splits
-        line = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
-        line = tl.where(line * (line + 1) // 2 > pair, line - 1, line)
-        line = tl.where((line + 1) * (line + 2) // 2 <= pair, line + 1, line)
-        j = pair - line * (line + 1) // 2
-        i = j + tl.cdiv(length, TILE) - 1 - line
+    # those near the diagonal first, since they have most to do
+    pair = tl.num_programs(0) // splits - 1 - program // splits
+    count = tl.cdiv(length, TILE)
+    i, j = _place(pair, count)
     t, s = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     t_in, s_in = t < length, s < length
+    t_unit = tl.load(units + matrix * 2 * length + t, mask=t_in, other=0.0)
+    s_unit = tl.load(units + (matrix * 2 + 1) * length + s, mask=s_in, other=0.0)
+    nearest = tl.load(gaps + matrix * (count * (count - 1) // 2) + pair)
+    t_over, s_over = tl.exp2(-t_unit), tl.exp2(-s_unit)
 
     since += row * length * heads
     until += row * length * heads
     written += row * length * heads
-    before += row * (tl.cdiv(length, TILE) + 1) * heads
+    before += row * (count + 1) * heads
     b += row * b_row
     c += row * c_row
     left += row * left_row
     acc = tl.zeros([TILE, TILE], tl.float32)
     each = tl.cdiv(chunks, splits)
     for chunk in range(split * each, tl.minimum(split * each + each, chunks)):
-        d, real, bc_group = _channels(chunk, group, width, bc_width, segment, BD)
+        d, real, bc_group = channels_of(chunk, group, width, bc_width, segment, BD)
         rows, columns = t_in[:, None] & real[None, :], s_in[:, None] & real[None, :]
         S_t = tl.load(since + t[:, None] * heads + d[None, :], mask=rows, other=0.0)
         S_s = tl.load(until + s[:, None] * heads + d[None, :], mask=columns, other=0.0)
-        if WHERE != "strip":
-            gap = tl.load(before + i * heads + d, mask=real, other=0.0)
-            gap = (gap - tl.load(before + (j + 1) * heads + d, mask=real, other=0.0)).to(tl.float32)
-            S_s += tl.where(columns, gap[None, :], 0.0)
+        gap = tl.load(before + i * heads + d, mask=real, other=0.0)
+        gap = (gap - tl.load(before + (j + 1) * heads + d, mask=real, other=0.0)).to(tl.float32)
+        S_s += tl.where(columns, gap[None, :], 0.0)
+        t_less, s_less = tl.where(real, 0.0, HIDDEN)[None, :], tl.where(real, nearest, HIDDEN)[None, :]
         w = tl.load(written + s[:, None] * heads + d[None, :], mask=columns, other=0.0)
         if LEFT:
             gate = tl.load(left + t[:, None] * left_step + d[None, :] * left_head, mask=rows, other=0.0)
         for states in range(0, N, STATES):
-            left_over = tl.minimum(STATES, N - states)
-            alive = (1 << left_over) - 1
-            if WHERE != "strip":
-                n_own = tl.arange(0, STATES)
-                known = real[:, None] & (states + n_own < N)[None, :]
-                decays = tl.load(A + (states + n_own)[None, :] * heads + d[:, None], mask=known, other=0.0)
-                lives = known & ((gap[:, None] * decays < FLOOR) == 0)  # a NaN lives
-                lives = tl.max(lives.to(tl.int32), axis=0)
-                alive, left_over = tl.sum(lives << n_own, axis=0), tl.sum(lives, axis=0)
-            for _ in range(left_over):
+            n_own = tl.arange(0, STATES)
+            known = real[:, None] & (states + n_own < N)[None, :]
+            decays = tl.load(A + (states + n_own)[None, :] * heads + d[:, None], mask=known, other=0.0)
+            lives = known & ((gap[:, None] * decays < FLOOR) == 0)  # a NaN lives
+            lives = tl.max(lives.to(tl.int32), axis=0)
+            alive = tl.sum(lives << n_own, axis=0)
+            for _ in range(tl.sum(lives, axis=0)):
                 n = states + _lowest(alive)
                 alive = alive & (alive - 1)
                 A_n = tl.load(A + n * heads + d, mask=real, other=0.0)
-                c_n = tl.load(c + t * c_step + bc_group * c_group + n * c_state, mask=t_in, other=0.0)
-                b_n = tl.load(b + s * b_step + bc_group * b_group + n * b_state, mask=s_in, other=0.0)
-                P = tl.exp2(S_t * A_n[None, :]) * c_n[:, None]
+                c_n = tl.load(c + t * c_step + bc_group * c_group + n * c_state, mask=t_in, other=0.0) * t_over
+                b_n = tl.load(b + s * b_step + bc_group * b_group + n * b_state, mask=s_in, other=0.0) * s_over
+                P = tl.exp2(S_t * A_n[None, :] - t_less) * c_n[:, None]
                 if LEFT:
                     P *= gate
-                Q = tl.exp2(S_s * A_n[None, :]) * (w * b_n[:, None])
-                acc = _product(P, Q, acc, PRECISION)
+                Q = tl.exp2(S_s * A_n[None, :] - s_less) * b_n[:, None] * w
+                P_high, P_low = in_parts(P, True, TERMS)
+                Q_high, Q_low = in_parts(Q, True, TERMS)
+                if TERMS == 2:  # the tensor cores cut what they add to a sum, so that they are given short ones
+                    part = tl.zeros([TILE, TILE], tl.float32)
+                    acc += dot(part, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS) * scale
+                else:
+                    acc = dot(acc, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS)
 
+    half = tl.exp2(0.5 * (t_unit[:, None] + (s_unit + nearest)[None, :]))  # twice: once might leave float32
+    acc = acc * half * half
+    if TERMS == 1:
+        acc *= scale
     t_own, s_own = tl.arange(0, TILE), tl.arange(0, TILE)
     target += split.to(tl.int64) * split_step + matrix * matrix_step
-    inside = t_in[:, None] & s_in[None, :]
-    if WHERE == "out":
-        target += i.to(tl.int64) * TILE * length + j * TILE
-        tl.store(target + t_own[:, None] * length + s_own[None, :], acc * scale, mask=inside)
-    elif WHERE == "packed":
+    if PACKED:
         target += pair.to(tl.int64) * TILE * TILE
-        tl.store(target + t_own[:, None] * TILE + s_own[None, :], acc * scale)
+        tl.store(target + t_own[:, None] * TILE + s_own[None, :], acc)
     else:
-        target += i.to(tl.int64) * TILE * STRIP + (j * TILE) % STRIP
-        tl.store(target + t_own[:, None] * STRIP + s_own[None, :], acc * scale, mask=inside)
-
-
-@triton.jit
-def _between(own, pivot):
-    """Which steps r lie between t and the end of step pivot_t − 1, r ≤ t of those after it and r > t of those before,
-    as the matrix of 0 and 1 by which the steps' Δ are multiplied: sums of what is positive, without differences."""
-    t, r, p = own[:, None], own[None, :], pivot[:, None]
-    return (((r >= p) & (r <= t)) | ((r < p) & (r > t))).to(tl.float32)
-
-
-@triton.jit
-def triangles(
-    delta,
-    written,
-    A,
-    b,
-    c,
-    left,
-    target,
-    split_step,
-    matrix_step,
-    length,
-    heads,
-    groups,
-    width,
-    bc_width,
-    segment,
-    chunks,
-    splits,
-    scale,
-    delta_row,
-    delta_step,
-    delta_head,
-    b_row,
-    b_step,
-    b_group,
-    b_state,
-    c_row,
-    c_step,
-    c_group,
-    c_state,
-    left_row,
-    left_step,
-    left_head,
-    N: tl.constexpr,
-    STRIP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BD: tl.constexpr,
-    LEFT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SPAN: tl.constexpr,
-):
-    """The squares of BLOCK rows on the diagonal, into a strip as `tiles` has it; only what is at s ≤ t means anything.
-
-    The pivot is the square's middle: above it a factor exceeds 1 where the other is as far below. Where a state changes
-    by more than 2^SPAN from there, only the lower left quarter is made so, with factors below 1, and the two halves of
-    the diagonal each by a pivot of their own; where even that is too far, pair by pair, in float32.
-    """
-    program = tl.program_id(0)
-    split, matrix = program % splits, tl.program_id(1).to(tl.int64)
-    row, group = matrix // groups, (matrix % groups).to(tl.int32)
-    block = program // splits
-    HALF: tl.constexpr = BLOCK // 2
-    own = tl.arange(0, BLOCK)
-    t = block * BLOCK + own
-    t_in = t < length
-    after, after_own = (own >= HALF)[:, None], (own % HALF >= HALF // 2)[:, None]
-    to_middle = _between(own, HALF + own * 0)
-    to_own = _between(own, own // HALF * HALF + HALF // 2)
-
-    delta += row * delta_row
-    written += row * length * heads
-    b += row * b_row
-    c += row * c_row
-    left += row * left_row
-    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
-    halves = tl.zeros([BLOCK, BLOCK], tl.float32)
-    each = tl.cdiv(chunks, splits)
-    for chunk in range(split * each, tl.minimum(split * each + each, chunks)):
-        d, real, bc_group = _channels(chunk, group, width, bc_width, segment, BD)
-        inside = t_in[:, None] & real[None, :]
-        step = tl.load(delta + t[:, None] * delta_step + d[None, :] * delta_head, mask=inside, other=0.0)
-        S = tl.dot(to_middle, step, input_precision="ieee")
-        S_own = tl.dot(to_own, step, input_precision="ieee")
-        far, far_own = tl.max(S, axis=0), tl.max(S_own, axis=0)
-        w = tl.load(written + t[:, None] * heads + d[None, :], mask=inside, other=0.0)
-        if LEFT:
-            gate = tl.load(left + t[:, None] * left_step + d[None, :] * left_head, mask=inside, other=0.0)
-        for n in range(N):
-            A_n = tl.load(A + n * heads + d, mask=real, other=0.0)
-            c_n = tl.load(c + t * c_step + bc_group * c_group + n * c_state, mask=t_in, other=0.0)
-            b_n = tl.load(b + t * b_step + bc_group * b_group + n * b_state, mask=t_in, other=0.0)
-            Q = w * b_n[:, None]
-            if LEFT:
-                P = gate * c_n[:, None]
-            else:
-                P = tl.broadcast_to(c_n[:, None], [BLOCK, BD])
-            change = S * A_n[None, :]
-            if tl.max(far * tl.abs(A_n), axis=0) <= SPAN:
-                grown = tl.exp2(tl.where(after, change, -change))
-                shrunk = tl.exp2(tl.where(after, -change, change))
-                acc = _product(P * grown, Q * shrunk, acc, PRECISION)
-            else:
-                kept = tl.exp2(change)
-                acc = _product(tl.where(after, P * kept, 0.0), tl.where(after, 0.0, Q * kept), acc, PRECISION)
-                if tl.max(far_own * tl.abs(A_n), axis=0) <= SPAN:
-                    change = S_own * A_n[None, :]
-                    grown = tl.exp2(tl.where(after_own, change, -change))
-                    shrunk = tl.exp2(tl.where(after_own, -change, change))
-                    halves = _product(P * grown, Q * shrunk, halves, PRECISION)
-                else:
-                    since_s = tl.zeros([BLOCK, BD], tl.float32)  # Σ Δ after s up to t, from the last s to the first
-                    for k in range(HALF):
-                        s = HALF - 1 - k
-                        at = block * BLOCK + s  # and, in the second half, as far after its start
-                        first, second = real & (at < length), real & (at + HALF < length)
-                        there = tl.load(written + at * heads + d, mask=first, other=0.0)[None, :]
-                        beyond = tl.load(written + (at + HALF) * heads + d, mask=second, other=0.0)[None, :]
-                        b_at = b + bc_group * b_group + n * b_state
-                        there *= tl.load(b_at + at * b_step, mask=at < length, other=0.0)
-                        beyond *= tl.load(b_at + (at + HALF) * b_step, mask=at + HALF < length, other=0.0)
-                        term = P * tl.exp2(since_s * A_n[None, :]) * tl.where(after, beyond, there)
-                        halves += tl.where((own % HALF == s)[None, :], tl.sum(term, axis=1)[:, None], 0.0)
-                        there = tl.load(delta + at * delta_step + d * delta_head, mask=first, other=0.0)
-                        beyond = tl.load(delta + (at + HALF) * delta_step + d * delta_head, mask=second, other=0.0)
-                        step_s = tl.where(after, beyond[None, :], there[None, :])
-                        since_s += tl.where((own % HALF >= s)[:, None], step_s, 0.0)
-
-    acc += tl.where((own // HALF)[:, None] == (own // HALF)[None, :], halves, 0.0)
-    target += (
-        split.to(tl.int64) * split_step
-        + matrix * matrix_step
-        + block.to(tl.int64) * BLOCK * STRIP
-        + (block * BLOCK) % STRIP
-    )
-    tl.store(target + own[:, None] * STRIP + own[None, :], acc * scale, mask=t_in[:, None] & t_in[None, :])
+        target += i.to(tl.int64) * TILE * length + j * TILE
+        inside = t_in[:, None] & s_in[None, :]
+        tl.store(target + t_own[:, None] * length + s_own[None, :], acc, mask=inside)
 
 
 @triton.jit
@@ -422,7 +375,3 @@ def gather(
     if (j >= i) | (packed_splits > 0):
         place = out + matrix * length * length + t.to(tl.int64)[:, None] * length + s[None, :]
         tl.store(place, total, mask=(t < length)[:, None] & (s < length)[None, :])
-
-
-INTERPRETED = not isinstance(tiles, triton.JITFunction)
-"""Whether triton interprets kernels in numpy (TRITON_INTERPRET=1 when it was imported): they then take CPU tensors."""
