@@ -91,10 +91,10 @@ def mean(
     if precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise InputError(f"unknown precision {precision!r}; known are {known}{did_you_mean(precision, PRECISIONS)}")
-    heads = delta.shape[2]
+    batch, length, heads = delta.shape
     if groups < 1 or heads % groups:
         raise ValueError(f"{groups} groups do not divide {heads} heads")
-    plan = _plan(*delta.shape, b.shape[3], groups, b.shape[2], TILE)
+    plan = _plan(batch, length, heads, b.shape[3], groups, b.shape[2], TILE)
     out = delta.new_empty(plan.batch, groups, plan.length, plan.length)
     if out.numel():
         hopper = None
