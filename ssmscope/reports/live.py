@@ -256,9 +256,9 @@ def _heatmap(trace: Trace, layer: str, options: Mapping[str, Any]) -> str:
 
 
 def _change(model: Model, text: str, edited: str, options: Mapping[str, Any]) -> str:
-    words = f'<p class="words">{html_diff(text, edited)}</p>'
-    effect = attack_effect(model, before=text, after=edited, **options)._repr_html_()
-    return _piece(words) + effect
+    effect = attack_effect(model, before=text, after=edited, **options)
+    said = f'<p class="soft">{escape(effect.answer_name)}; {escape(effect.changed_name)}</p>'
+    return _piece(f'<p class="words">{html_diff(text, edited)}</p>{said}') + effect._repr_html_()
 
 
 # ---- the row of a token

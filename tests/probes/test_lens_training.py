@@ -381,7 +381,7 @@ class TestContinuing:
         (dict(positions="first"), "unknown positions 'first'; allowed are every, last"),
         (dict(steps=0), "steps is 0; allowed is a whole number from 1"),
         (dict(batch_tokens=2.5), "batch_tokens is 2.5; allowed is a whole number from 1"),
-        (dict(learning_rate=0), "learning_rate is 0.0; allowed is a number above 0 and below 1e+06"),
+        (dict(learning_rate=0), "learning_rate is 0.0; allowed is a number above 0 and below 1,000,000"),
         (dict(weight_decay=-1), "weight_decay is -1.0; allowed is a number from 0"),
         (dict(clip=float("nan")), "clip is nan; allowed is a number above 0"),
         (dict(patience=0), "patience is 0"),

@@ -132,7 +132,8 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
         x = embeddings[texts, :longest].requires_grad_()
         one = wide.new_ones(len(texts)).requires_grad_()
         module = objective.model.module
-        with torch.enable_grad(), evaluating(module), relevance_rules(module, one, half=half):
+        rules = relevance_rules(module, one, half=half)
+        with torch.enable_grad(), evaluating(module), rules, objective.model.running():  # until blocks have run again
             total = replace(objective, recomputes=not _fits(objective, x))(x, texts).sum()
             by_x, by_one = torch.autograd.grad(total, (x, one), allow_unused=True)  # a network may have no constants
         if by_x is not None:
