@@ -180,7 +180,7 @@ def lengths(x: Tensor) -> Tensor:
 
 def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tensor:
     """‖R_s‖ (`ssmscope.survival`) of a recurrence of heads of width 1 with decays Δ A: of `each` channel (batch,
-    length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; Δ and A float32."""
+    length, channels), or their sums (batch, length). Shapes as in `ssm.Recurrence`; Δ and A float32, no Δ below 0."""
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
     after = _after(delta)
     share = channels // groups
