@@ -1,4 +1,4 @@
-"""Stability: every architecture against a slow reference, closed forms, verdicts, and many checkpoints at once."""
+"""Stability: every architecture against a slow reference, closed forms, and verdicts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.checkpoints import stability_table
-from ssmscope.probes.checkpoints.result import StabilityTable
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.inputs import LENGTH, inputs_of
 from ssmscope.probes.stability.layers import step_gains
@@ -493,136 +491,6 @@ class TestResult:
         layers = [dataclasses.replace(one, layer=one.layer + 2 * turn) for turn in range(10) for one in result.layers]
         many = dataclasses.replace(result, layers=tuple(layers), norms=np.repeat(result.norms, 10, axis=0))
         many.figure().canvas.draw()
-
-
-# ---- many checkpoints
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    """State dicts of the paper's authors' kind with s_A from −0.2 to 0.2, and a file that is none."""
-    folder, paths = tmp_path_factory.mktemp("sweep"), []
-    for number, abscissa in enumerate((-0.2, -0.1, 0.0, 0.2)):
-        torch.manual_seed(number)
-        A = abscissa - torch.rand(6, 3)
-        A[:, 0] = abscissa
-        weights = {"embedding.weight": torch.randn(5, 6), "SSM.w": torch.randn(6), "SSM.ssm.A": A}
-        weights |= {"SSM.ssm.W_B": torch.randn(3, 6), "SSM.ssm.W_C": torch.randn(3, 6)}
-        weights |= {"SSM.ssm.q_delta": torch.randn(6) * 0.1, "SSM.ssm.p_delta": torch.zeros(1)}
-        paths.append(folder / f"run{number}.pth")
-        torch.save(weights, paths[-1])
-    (folder / "notes.pth").write_text("no checkpoint")
-    return [*paths[:2], folder / "notes.pth", *paths[2:]]
-
-
-@pytest.fixture(scope="module")
-def table(sweep) -> StabilityTable:
-    return stability_table(sweep, length=30, examples=1000)
-
-
-class TestTable:
-    def test_rows_are_those_of_single_runs(self, sweep, table):
-        assert len(table) == 5 and [bool(row.reason) for row in table.rows] == [False, False, True, False, False]
-        for path, row, curve in zip(sweep, table.rows, table.curves):
-            if row.reason:
-                continue
-            model = ssmscope.load(path)
-            bound = generalization_bound(model, length=30, examples=1000, lengths=table.lengths.tolist())
-            alone = stability(model, length=30)
-            assert row.name == str(path) and row.fingerprint == model.fingerprint
-            assert row.norms == bound.norms and row.vacuous == bound.vacuous and row.bound == bound.gap.bound
-            assert (row.log_capacity, row.log_capacity_printed) == (bound.capacity.log, bound.capacity.log_printed)
-            assert row.abscissa == pytest.approx(bound.norms.abscissa) and row.behaviour == alone.behaviour
-            assert row.possible_gain == pytest.approx(bound.norms.log_rho, rel=1e-9)
-            assert (row.growth, row.largest_gain) == (alone[0].growth.value, alone[0].largest_gain)
-            assert curve.tolist() == bound.curves[0].tolist()
-        assert [row.behaviour for row in table.rows] == ["stable", "stable", "", "marginal", "unstable"]
-
-    def test_a_bad_file_says_why(self, sweep, table):
-        assert "notes.pth" in table[2].reason and np.isnan(table.curves[2]).all()
-        assert table.names == ["run0.pth", "run1.pth", "notes.pth", "run2.pth", "run3.pth"]
-        assert table.headline == "Stability of 5 checkpoints: 2 stable, 1 marginal, 1 unstable, 1 unreadable"
-        assert f"notes.pth: {sweep[2]}" in str(table).replace("\n", "")
-        frame = table.to_frame()
-        assert frame.reason.tolist()[2] == table[2].reason and frame.iloc[2][["B_u", "log_capacity"]].isna().all()
-        assert frame.vacuous.tolist()[:2] == [True, True] and frame.states.tolist()[0] == 3
-
-    def test_all_bad_is_refused(self, sweep):
-        with pytest.raises(InputError, match=r"none of the 2 checkpoints can be read: .*notes.pth"):
-            stability_table([sweep[2], "no/such.pth"])
-        with pytest.raises(InputError, match=r"the checkpoint cannot be read: .*notes.pth"):
-            stability_table(sweep[2])
-        with pytest.raises(InputError, match="no checkpoint was given"):
-            stability_table([])
-
-    def test_lengths_of_their_own(self, sweep):
-        good = [path for path in sweep if path.name != "notes.pth"]
-        found = stability_table(good, length=[10, 20, 30, 40], lengths=[10, 20])
-        assert [row.length for row in found.rows] == [10, 20, 30, 40] and found.lengths.tolist() == [10, 20]
-        assert found[1].log_capacity == pytest.approx(found.curves[1, 1])
-        assert found[0].vacuous is None and math.isnan(found[0].bound)  # no number of examples
-        without = stability_table(good[:1])
-        assert math.isnan(without[0].log_capacity) and np.isfinite(without.curves).all()
-        for options, says in (
-            (dict(length=[10]), "1 lengths were given for 4 checkpoints"),
-            (dict(length=0), "length is 0"),
-            (dict(length="ten"), "length is 'ten'"),
-            (dict(examples=0), "examples is 0"),
-            (dict(lengths=[]), "lengths is empty"),
-        ):
-            with pytest.raises(InputError, match=says):
-                stability_table(good, **options)
-
-    def test_an_option_out_of_range_is_no_bad_file(self, sweep):
-        refused = (
-            (dict(delta=2), "^delta is 2"),
-            (dict(loss_bound=0), "^loss_bound is 0"),
-            (dict(seed=-1), "^seed is -1"),
-        )
-        for options, says in refused:
-            with pytest.raises(InputError, match=says):
-                stability_table(sweep, length=5, examples=10, **options)
-
-    def test_models_of_other_kinds(self, sweep):
-        found = stability_table([example("mamba2"), sweep[0]], length=20)
-        assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].behaviour == "stable"
-        assert found[0].abscissa == pytest.approx(-1.0) and found[0].name == "mamba2"
-        assert "No capacity C and no bound of 1 checkpoint" in str(found)
-        found.figure()
-        alone = stability_table([example("mamba2"), example("gla")])
-        assert math.isnan(alone[1].abscissa) and "nan" not in str(alone)
-        figure = alone.figure()
-        figure.canvas.draw()
-        growth, abscissa = figure.axes
-        assert [label.get_text() for label in growth.get_yticklabels()] == ["mamba2", "gla"]
-        drawn = np.concatenate([marks.get_offsets() for marks in growth.collections])
-        assert sorted(drawn[:, 0]) == pytest.approx(sorted(row.growth for row in alone))
-        assert "no bound of any checkpoint" in str(alone) and "--length" not in str(alone)
-        columns = [name for table in alone.tables() for name in table.columns]
-        assert "s_A" in columns and "B_u" not in columns and "states" not in columns
-        gated = stability_table(example("gla"))
-        assert len(gated.figure().axes) == 1 and "s_A" not in str(gated)
-
-    def test_saved_and_read_back(self, table, tmp_path):
-        paths = table.save(tmp_path, "table")
-        assert Result.load(paths["json"]) == table
-        assert "notes.pth" in paths["html"].read_text()
-
-    def test_figure_of_a_hundred(self, table):
-        rows = [dataclasses.replace(row, abscissa=row.abscissa + 0.001 * i) for i in range(25) for row in table.rows]
-        many = dataclasses.replace(table, rows=tuple(rows), curves=np.tile(table.curves, (25, 1)))
-        figure = many.figure()
-        figure.canvas.draw()
-        left, right = figure.axes[:2]
-        assert len(left.lines) == 100 and left.lines[0].get_linewidth() < 1
-        colours = {line.get_color() for line in left.lines}
-        assert len(colours) > 20
-        assert right.get_ylabel() == "ln C, T = 30"
-        assert "40 of 125 rows" in str(many)
-
-    def test_curve_frame(self, table):
-        frame = table.curve()
-        assert len(frame) == 4 * len(table.lengths) and frame.log_capacity.notna().all()
 
 
 def test_published_checkpoints(oracle):
