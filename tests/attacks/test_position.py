@@ -451,11 +451,12 @@ class TestOptions:
             position_bias(ssmscope.load(module), test_images)
 
 
-class TestResult:
-    @pytest.fixture
-    def result(self, planted, test_images):
-        return position_bias(planted, test_images, regions="0:8,75%:100%", replacement="other", window=4, stride=4)
+@pytest.fixture(scope="module")
+def result(planted, test_images):
+    return position_bias(planted, test_images, regions="0:8,75%:100%", replacement="other", window=4, stride=4)
 
+
+class TestResult:
     def test_is_saved_and_read_back(self, result, tmp_path):
         paths = result.save(tmp_path, "position")
         assert {path.suffix for path in paths.values()} == {".json", ".csv", ".png", ".html"}
@@ -506,6 +507,20 @@ class TestResult:
 
     def test_headline(self, result):
         assert "pixels of 2 regions replaced by those of another class" in result.headline
+        drops = [one.drop.value for one in result.regions]
+        most = result.regions[drops.index(max(drops))]
+        assert drops[0] != drops[1] and result.headline.endswith(f"at worst {most.accuracy.value:.3f} at {most.region}")
+
+    def test_tied_regions_are_named_as_such(self, result):
+        first = dataclasses.replace(result.windows[0], region="0:4")
+        tied = dataclasses.replace(
+            result,
+            regions=(first, dataclasses.replace(first, region="12:16")),
+            windows=tuple(dataclasses.replace(first, region=one.region) for one in result.windows),
+        )
+        assert tied.headline.endswith(" at 0:4 and 12:16 alike")
+        said = " ".join(str(tied).split())
+        assert f"largest drop is {100 * first.drop.value:.1f} % at 0:4 and 3 others alike, the mean" in said
 
 
 @pytest.fixture

@@ -123,6 +123,10 @@ class TestPosition:
         assert said(self.result(0.1, 0.35)) == "average drop 22.5 % [10.0, 30.0], worst 35.0 % at 992:1024"
         assert said(self.result(0.35, 0.1)) == "average drop 22.5 % [10.0, 30.0], worst 35.0 % at 0:32"
         assert said(self.result(-0.2, -0.4)) == "average drop −30.0 % [10.0, 30.0], worst −20.0 % at 0:32"
+        tied = self.result(0.25, 0.25)
+        assert said(tied) == "average drop 25.0 % [10.0, 30.0], worst 25.0 % at 0:32 and 992:1024 alike"
+        tied.regions *= 2
+        assert said(tied) == "average drop 25.0 % [10.0, 30.0], worst 25.0 % at 0:32 and 3 others alike"
         one = self.result(0.1, NAN)
         one.average_drop = e(0.1, 0.05, 0.15)
         assert said(one) == "average drop 10.0 % [5.0, 15.0]"

@@ -76,12 +76,12 @@ class PositionBias(Result, kind="position"):
 
     def verdict(self, at: int = 0) -> str:
         worst = self.worst(self.regions)
-        if worst is None:
+        if not worst:
             return f"accuracy {written(self.clean)}, no drop defined"
         average = f"average drop {in_percent(self.average_drop)}"
         if sum(not math.isnan(one.drop.value) for one in self.regions) == 1:
             return average
-        return f"{average}, worst {in_percent(worst.drop, interval=False)} at {worst.region}"
+        return f"{average}, worst {in_percent(worst[0].drop, interval=False)} at {_places(worst)}"
 
     @classmethod
     def compare(cls, results: Sequence[PositionBias], labels: Sequence[Sequence[str]]) -> Table:
@@ -112,15 +112,15 @@ class PositionBias(Result, kind="position"):
             f"{self.unit} of {number} replaced by {self.replaced_by}"
         )
         worst = self.worst(self.regions)
-        if worst is None or len(self.regions) == 1:
+        if not worst or len(self.regions) == 1:
             return told
-        return f"{told}, at worst {as_share(worst.accuracy.value)} at {worst.region}"
+        return f"{told}, at worst {as_share(worst[0].accuracy.value)} at {_places(worst)}"
 
     @staticmethod
-    def worst(attacked: Sequence[Attacked]) -> Attacked | None:
-        """That with the largest drop; None where none is defined."""
-        defined = [one for one in attacked if not math.isnan(one.drop.value)]
-        return max(defined, key=lambda one: one.drop.value, default=None)
+    def worst(attacked: Sequence[Attacked]) -> list[Attacked]:
+        """Those with the largest drop, several where they are tied; none where no drop is defined."""
+        most = max((one.drop.value for one in attacked if not math.isnan(one.drop.value)), default=math.nan)
+        return [one for one in attacked if one.drop.value == most]
 
     def to_frame(self) -> DataFrame:
         """A row for the clean inputs, each region, their averages, and each window.
@@ -157,11 +157,12 @@ class PositionBias(Result, kind="position"):
         yield from self.opening()
         yield self._regions_table()
         worst = self.worst(self.windows)
-        if worst is not None:
+        if worst:
             mean = 100 * np.nanmean([one.drop.value for one in self.windows])
+            most = in_percent(worst[0].drop, interval=len(worst) == 1)  # tied drops have intervals of their own
             yield Prose(
-                f"{counted(len(self.windows), 'window')}: the largest drop is {in_percent(worst.drop)} at "
-                f"{worst.region}, the mean {mean:.1f} %."
+                f"{counted(len(self.windows), 'window')}: the largest drop is {most} at {_places(worst)}, the mean "
+                f"{mean:.1f} %."
             )
         yield from closing(self, self.notes)
 
@@ -188,6 +189,14 @@ class PositionBias(Result, kind="position"):
         if spread:
             note += "; ±: the standard deviation over the regions and the clean examples"
         return replace(table(("region",), lines), note=f"{note}.")
+
+
+def _places(worst: Sequence[Attacked]) -> str:
+    """Where the drop is largest, and that regions are tied; three or more as the first and their number."""
+    first, *others = (one.region for one in worst)
+    if not others:
+        return first
+    return f"{first} and {others[0] if len(others) == 1 else f'{len(others)} others'} alike"
 
 
 def _row(part: str, region: str, examples: int | None, **estimates: Estimate) -> dict[str, Any]:
