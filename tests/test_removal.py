@@ -95,9 +95,10 @@ def test_what_survives_is_what_a_run_that_writes_once_leaves(decays):
     lives = survival.half_lives([r], per_head=True)
     masses = survival.left_norms(r.between(0, 12))[0, 11], (r.written.norm(dim=-1) * r.by_head()[0].norm(dim=-1))[0, 11]
     torch.testing.assert_close(*masses, **CLOSE)  # nothing has come after
+    each = [survival.left_norms(r.between(0, t + 1))[1] for t in range(70)]  # after every token
     for s in (3, 20):
         for head in range(3):
-            norms = [survival.left_norms(r.between(0, t + 1))[1, s, head].item() for t in range(s, 70)]
+            norms = [after[s, head].item() for after in each[s:]]
             halved = [lag for lag, norm in enumerate(norms) if norm <= norms[0] / 2]
             assert lives[1, s, head] == (halved[0] if halved else torch.inf)
 
