@@ -33,6 +33,9 @@ os.fsync = lambda descriptor: None  # type: ignore[assignment]
 # A run in the background of a shell ignores interrupts, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Until all tests are collected there is little but libraries and tests, which are no garbage.
+gc.disable()
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A folder in which the workers of a run find what one of them made."""
@@ -56,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Libraries and tests are no garbage: looking for it among them took a sixth of the time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 100)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from ssmscope.results import Result
@@ -21,13 +22,21 @@ def drawn(result: Result, **options: Any) -> tuple[Figure, list[tuple[str, Bbox]
         figure = result.figure(**options)
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw_without_rendering()
+    return figure, [(text.get_text(), text.get_window_extent(renderer)) for text in texts_of(figure)]
+
+
+def labels(figure: Figure) -> list[str]:
+    """The texts of a figure without their places: to lay it out takes most of the time."""
+    return [text.get_text() for text in texts_of(figure)]
+
+
+def texts_of(figure: Figure) -> list[Text]:
     texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
     for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
         ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
         texts += [axis.label, *(label for at, label in ticks if low <= at <= high)]
-    texts = [text for text in texts if text.get_text().strip() and text.get_visible()]
-    return figure, [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+    return [text for text in texts if text.get_text().strip() and text.get_visible()]
 
 
 def overlapping(texts: Sequence[tuple[str, Bbox]]) -> list[tuple[str, str]]:

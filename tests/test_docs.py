@@ -165,18 +165,19 @@ def test_the_how_tos_work(tmp_path: Path) -> None:
         "tests/contracts", *own, "-k", "leaky or test_remaining or test_order"
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", passed)[1]) >= 30  # type: ignore[index]
-    analyze = "import sys; from ssmscope.cli import run; sys.exit(run(sys.argv[1:]))"
     reviews = tmp_path / "reviews.csv"
     reviews.write_text("text,label\na gripping film,positive\na dull film,negative\n")
     attacks = (
         "prompts demo/instruct-mamba2 --template {content}. --words negative,positive --attacks politeness",
         "words demo/sst2-mamba2 --recipe keyboard",
     )
-    for line in attacks:
-        assert line.split()[-1] in run(tmp_path, analyze, *line.split(), "--data", str(reviews))
     plan = tmp_path / "plan.yaml"
     plan.write_text("models: [demo/sst2-mamba2]\nanalyses: [{remaining: {text: A gripping film., top: 1}}]\n")
-    printed = run(tmp_path, analyze, "report", str(plan), "--out", str(tmp_path / "out"), "--json")
+    lines = [f"{line} --data {reviews}" for line in attacks] + [f"report {plan} --out {tmp_path / 'out'} --json"]
+    analyze = "import sys; from ssmscope.cli import run; sys.exit(max(run(line.split()) for line in sys.argv[1:]))"
+    printed = run(tmp_path, analyze, *lines)
+    for line in attacks:
+        assert line.split()[-1] in printed
     assert '"verb": "remaining"' in printed and '"state": "done"' in printed
     assert "most is left of" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert {path.suffix for path in (tmp_path / "out").glob("results/*/remaining.*")} == {

@@ -116,11 +116,13 @@ class Sheet:
         paper.set_axis_off()
         return paper
 
-    def panel(self, left: float, top: float, width: float, height: float, **options: Any) -> Axes:
-        """Axes at so many inches from the sheet's left and upper ends."""
+    def panel(
+        self, left: float, top: float, width: float, height: float, *, grid: str | None = "both", **options: Any
+    ) -> Axes:
+        """Axes at so many inches from the sheet's left and upper ends; a grid is of lines "x", "y" or "both"."""
         bottom = self.height - top - height
         place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
-        return plain(self.figure.add_axes(place, **options))
+        return plain(self.figure.add_axes(place, **options), grid=grid)
 
 
 def scale_steep(axes: Axes, curves: np.ndarray) -> None:

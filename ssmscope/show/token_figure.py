@@ -329,7 +329,7 @@ class _Strips(Panel):
             note = f"the first {BOX_TOKENS:,} of {len(text.tokens):,} tokens; below, all of them"
             write(sheet.paper, self.left, top, note, size=7, color=SOFT, va="top")
         top += self.cut + 0.1
-        axes = sheet.panel(self.left, top, wide, self.tall)
+        axes = sheet.panel(self.left, top, wide, self.tall, grid=None)
         right, thick = len(text.tokens) - 0.5, max(1.0, 0.03 * len(text.tokens) / wide)
         for index, row in enumerate(text.rows):
             image = np.array([[to_rgb(colour) for colour in _colours(row)]])
@@ -342,7 +342,6 @@ class _Strips(Panel):
             _name(sheet.paper, self.left, top + (index + 0.4) * STRIP, row, lines=1)
             _extent(sheet.paper, line - RIGHT, top + (index + 0.4) * STRIP, row)
         axes.set(xlim=(-0.5, right), ylim=(len(text.rows), 0), yticks=[])
-        axes.grid(False)
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
         axes.tick_params(length=2, width=0.4, pad=2, labelsize=6.5)
         axes.set_xlabel("position", fontsize=7, color=SOFT, labelpad=1)
@@ -386,9 +385,8 @@ class _Pictures(Panel):
     def _axes(self, sheet: Sheet, top: float, index: int) -> Axes:
         row, column = divmod(index, ACROSS)
         left = MARGIN + column * (SIDE + ASIDE)
-        axes = sheet.panel(left, top + row * (SIDE + CAPTION), SIDE, SIDE)
+        axes = sheet.panel(left, top + row * (SIDE + CAPTION), SIDE, SIDE, grid=None)
         axes.set(xticks=[], yticks=[])
-        axes.grid(False)
         axes.spines[:].set(color=SOFT, linewidth=0.4, visible=True)
         return axes
 

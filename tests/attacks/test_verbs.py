@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 import ssmscope
+from ssmscope import cli
 from ssmscope.evaluation import evaluator
 from ssmscope.evaluation.store import Store
 from ssmscope.tasks.text import load_text
@@ -51,12 +55,27 @@ def reviews(tmp_path_factory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def answered(reviews, tmp_path_factory):
+    """Where a verb has written its answer, and what it printed."""
+
+    @functools.cache
+    def of(verb: str) -> tuple[Path, str]:
+        out = tmp_path_factory.mktemp("answered") / verb
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = cli.run([verb, MODEL, "--data", str(reviews), *VERBS[verb], "--json", "--out", str(out)])
+        assert code == 0
+        return out, printed.getvalue()
+
+    return of
+
+
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_answer_is_what_python_gives(verb, analyze, reviews, tmp_path):
-    answer = analyze(verb, MODEL, "--data", reviews, *VERBS[verb], "--json", "--out", tmp_path)
-    assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    assert found == json.loads((tmp_path / f"{verb}.json").read_text())
+def test_the_answer_is_what_python_gives(verb, answered, reviews):
+    out, printed = answered(verb)
+    found = json.loads(printed)
+    assert found == json.loads((out / f"{verb}.json").read_text())
     model = ssmscope.load(MODEL)
     expected = json.loads(CALLS[verb](model, load_text(str(reviews), None, label_names=model.labels)).to_json())
     for each in (found, expected):
@@ -92,13 +111,12 @@ def test_a_killed_run_continues(verb, analyze, reviews, tmp_path, monkeypatch):
 
 @needs_textattack
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_refusal_leaves_nothing(verb, analyze, reviews, tmp_path):
+def test_a_refusal_leaves_nothing(verb, analyze, answered, reviews, tmp_path):
     line = (verb, MODEL, "--data", reviews, *REFUSED[verb])
     answer = analyze(*line, "--out", tmp_path / "new" / "out")
     assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1
     assert not (tmp_path / "new").exists()
-    known = tmp_path / "known"
-    assert analyze(verb, MODEL, "--data", reviews, *VERBS[verb], "--out", known).code == 0
+    known, _ = answered(verb)
     before = {path.name: path.read_bytes() for path in known.iterdir()}
     assert ANSWERS in before
     assert analyze(*line, "--out", known).code == 2

@@ -86,6 +86,14 @@ def resources(tmp_path_factory) -> dict[str, Path]:
     return dict(synonyms=folder / "synonyms.json", embeddings=folder / "vectors.txt", masked_lm=bert, encoder=bert)
 
 
+@pytest.fixture(scope="module")
+def precise() -> ssmscope.Model:
+    """In float64, so that the rounding of a batch turns no tie."""
+    model = ssmscope.load("demo/sst2-mamba2")
+    model.module.double()
+    return model
+
+
 def given(recipe: str, resources: dict[str, Path]) -> dict[str, Path]:
     return {name: resources[name] for name in OPTIONS.get(recipe, ())}
 
@@ -95,23 +103,20 @@ class TestIsTextAttack:
     @pytest.mark.parametrize(
         ("recipe", "budget"), [*((recipe, None) for recipe in WORDS), ("deepwordbug", 9), ("pwws", 5)]
     )
-    def test_texts_queries_and_fates_are_those_of_its_own_loop(self, resources, recipe, budget, monkeypatch):
-        """The model runs in float64, so that the rounding of a batch turns no tie: the scores are read in float32."""
+    def test_texts_queries_and_fates_are_those_of_its_own_loop(self, precise, resources, recipe, budget, monkeypatch):
+        """The model runs in float64; the scores are read in float32."""
         textattack()
         from textattack.goal_functions import UntargetedClassification
         from textattack.models.wrappers import ModelWrapper
-
-        model = ssmscope.load("demo/sst2-mamba2")
-        model.module.double()
 
         class Plain(ModelWrapper):
             """The transformers model as it is."""
 
             def __init__(self):
-                self.model = model.module
+                self.model = precise.module
 
             def __call__(self, texts):
-                batch = model.tokenizer(texts, padding=True, return_tensors="pt")
+                batch = precise.tokenizer(texts, padding=True, return_tensors="pt")
                 state = random.getstate()  # the checks of shapes in tests draw
                 with torch.no_grad(), TrueFloat64():
                     logits = self.model(batch["input_ids"], batch["attention_mask"]).logits
@@ -122,12 +127,12 @@ class TestIsTextAttack:
         limit = float("inf") if budget is None else budget
         scores = Evaluator.scores
 
-        def precise(evaluator, texts):
+        def in_float64(evaluator, texts):
             with TrueFloat64():
                 return scores(evaluator, texts)
 
-        monkeypatch.setattr(Evaluator, "scores", precise)
-        found = word_attack(model, data, recipe=recipe, budget=budget, seed=5, **options)
+        monkeypatch.setattr(Evaluator, "scores", in_float64)
+        found = word_attack(precise, data, recipe=recipe, budget=budget, seed=5, **options)
         goal = UntargetedClassification(Plain(), query_budget=limit)
         attack = recipe_of(recipe, flavour="words", **options).attack(goal)
         for row, (text, label) in enumerate(zip(data.texts, data.labels)):

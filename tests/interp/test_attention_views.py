@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import drawn, outside, overlapping
+from drawn import drawn, labels, outside, overlapping
 from exhaustive import few
 from matplotlib.colors import to_hex
 from seen import luminance, render
@@ -182,7 +182,7 @@ def test_headline_names_layers_and_rollout():
     assert make(make_text(4, head="0–95", part="conv")).headline.endswith("block level, layer 0")
     by_gradient = make(make_text(4), level="gradient")
     assert by_gradient.headline == "Implicit attention of demo/test: attention × gradient, layer 0"
-    assert "Implicit attention of demo/test: attention × gradient" in [text for text, _ in drawn(by_gradient)[1]]
+    assert "Implicit attention of demo/test: attention × gradient" in labels(by_gradient.figure())
     assert (
         title(make_map(4, np.arange(4), None, layer="3", head="0–95", part="conv")) == "layer 3 · conv · channels 0–95"
     )
@@ -396,17 +396,16 @@ def test_long_maps_show_the_strongest_weight_of_every_dot():
         block = block[~np.isnan(block)]
         expected = max(block, key=abs) if block.size else np.nan
         np.testing.assert_allclose(found[row, column], expected, rtol=1e-6)
-    figure, texts = drawn(make(make_text(1024)))
+    figure = make(make_text(1024)).figure()
     (shown,) = pictures(figure)
-    assert shown.shape == (512, 512) and any("strongest of them" in text for text, _ in texts)
-    assert not any("strongest of them" in text for text, _ in drawn(make(make_text(700)))[1])
+    assert shown.shape == (512, 512) and any("strongest of them" in text for text in labels(figure))
+    assert not any("strongest of them" in text for text in labels(make(make_text(700)).figure()))
 
 
 @pytest.mark.parametrize(("length", "labelled"), [(8, True), (60, True), (61, False)])
 def test_short_texts_are_written_along_both_axes(length, labelled):
     text = make_text(length, span=(2, 4))
-    _, texts = drawn(make(text))
-    shown = [text for text, _ in texts]
+    shown = labels(make(text).figure())
     for token in set(text.tokens):
         count = 2 * text.tokens.count(token) if labelled else text.tokens.count(token)
         assert shown.count(token.strip()) == count
@@ -414,8 +413,7 @@ def test_short_texts_are_written_along_both_axes(length, labelled):
 
 
 def test_odd_tokens_are_written_as_the_other_views_write_them():
-    _, texts = drawn(make(make_text(tokens=("<s>", *HOSTILE))))
-    shown = [text for text, _ in texts]
+    shown = labels(make(make_text(tokens=("<s>", *HOSTILE))).figure())
     assert {"↵", "⇥", '"q" $x$', "[bold]no", "&amp;", "antidi…nd-more"} <= set(shown)
     assert not any(character in text for text in shown for character in "\u202e\x1b\n")
 
@@ -424,29 +422,30 @@ def test_both_ends_of_the_scale_are_labelled_and_clipping_is_said():
     clipped, whole = make_text(60), make_text(8)
     for text, less, more in ((clipped, "≤ −", "≥ "), (whole, "−", "")):
         end, largest = limit(text.maps[0], text)
-        shown = [text for text, _ in drawn(make(text))[1]]
+        shown = labels(make(text).figure())
         assert f"{less}{number(end)}" in shown and f"{more}{number(end)}" in shown
         assert (f"±{number(end)}, largest {number(largest)}" in shown) == (text is clipped)
     nothing = make_text(5)
     nothing.maps[0].values[:] = 0
-    assert "all weights are 0" in [text for text, _ in drawn(make(nothing))[1]]
+    assert "all weights are 0" in labels(make(nothing).figure())
 
 
 def test_every_map_has_its_title_and_limits():
     text = make_text(20, maps=13, head="5")
-    shown = [text for text, _ in drawn(make(text))[1]]
+    shown = labels(make(text).figure())
     for map_ in text.maps:
         assert f"layer {map_.layer} · head 5" in shown
         assert any(text.startswith(f"±{number(limit(map_, make_text(20))[0])}") for text in shown)
 
 
-def test_figures_hold_48_maps_and_4_texts_and_say_so():
-    shown = [text for text, _ in drawn(make(make_text(6, maps=50)))[1]]
-    assert "layer 47" in shown and "layer 48" not in shown and any("2 more maps" in text for text in shown)
-    result = make(*[make_text(4, maps=13)] * 6)
-    shown = [text for text, _ in drawn(result)[1]]
+def test_figures_hold_so_many_maps_and_4_texts_and_say_so(monkeypatch):
+    monkeypatch.setattr(views, "MAPS", 8)
+    shown = labels(make(make_text(6, maps=10)).figure())
+    assert "layer 7" in shown and "layer 8" not in shown and any("2 more maps" in text for text in shown)
+    result = make(*[make_text(4, maps=3)] * 6)
+    shown = labels(result.figure())
     assert any("texts 0–3 of 6" in text for text in shown) and sum("1 more map;" in text for text in shown) == 4
-    assert any("texts 4–5 of 6" in text for text, _ in drawn(result, start=4)[1])
+    assert any("texts 4–5 of 6" in text for text in labels(result.figure(start=4)))
     for start in (-1, 6):
         with pytest.raises(InputError, match=f"there is no text {start} to start"):
             result.figure(start=start)
@@ -454,8 +453,8 @@ def test_figures_hold_48_maps_and_4_texts_and_say_so():
 
 def test_chosen_queries_are_drawn_over_the_text():
     text = make_text(30, rows=[4, 20], sink=True)
-    figure, texts = drawn(make(text))
-    shown = [text for text, _ in texts]
+    figure = make(text).figure()
+    shown = labels(figure)
     assert "<s>" in shown and shown.count("this") == 2 and not pictures(figure)
     assert any("query 20" in text for text in shown) and f"state {number(float(text.maps[0].sink[1]))}" in shown
     assert "drama" not in shown and " drama" in text.tokens  # it comes after both queries
@@ -463,7 +462,7 @@ def test_chosen_queries_are_drawn_over_the_text():
 
 def test_chosen_queries_of_long_texts_are_strips():
     text = make_text(1000, rows=[300, 999], sink=True)
-    figure, texts = drawn(make(text))
+    figure = make(text).figure()
     strips = [image.get_array()[0] for axes in figure.axes for image in axes.images]
     assert len(strips) == 2
     for row, strip in enumerate(strips):
@@ -473,7 +472,7 @@ def test_chosen_queries_of_long_texts_are_strips():
         wanted = [found[level + STEPS] for level in levels(text.maps[0].values[row, : query + 1].astype(float), end)]
         assert [to_hex(colour) for colour in strip[: query + 1]] == wanted
         assert len({to_hex(colour) for colour in strip[query + 1 :]}) <= 1  # what comes after is blank
-    shown = [text for text, _ in texts]
+    shown = labels(figure)
     assert f"state {number(float(text.maps[0].sink[1]))}" in shown and "position" in shown
 
 
@@ -576,11 +575,12 @@ def test_every_token_is_in_the_page_with_its_place():
 
 def test_the_page_opens_on_the_mean_of_several_maps():
     text = make_text(12, maps=3)
-    (found,) = data_of(make(text)._repr_html_())["texts"]
+    page = make(text)._repr_html_()
+    (found,) = data_of(page)["texts"]
     assert [one["name"] for one in found["maps"]] == ["mean of |weight| over 3 maps", "layer 0", "layer 1", "layer 2"]
     mean = averaged(text)
     assert found["opens"] == telling(mean, text) and found["maps"][0]["largest"] == float(np.abs(mean.values).max())
-    assert 'type="checkbox" checked' in make(text)._repr_html_()
+    assert 'type="checkbox" checked' in page
 
 
 def test_page_keeps_to_its_budget_and_says_what_is_left_out(monkeypatch):
@@ -611,8 +611,8 @@ def test_long_texts_are_only_in_the_picture(monkeypatch):
 
 def test_pieces_on_one_page_do_not_meet():
     one = make(make_text(5))
-    assert one._repr_html_() == one._repr_html_()
     piece = one._repr_html_()
+    assert piece == one._repr_html_()
     code = re.findall(r"<script>(.*?)</script>", piece, flags=re.DOTALL)[0].strip()
     assert code.startswith("(() => {") and code.endswith("})();") and "window." not in code and "globalThis" not in code
     assert '".ssmscope-attention:not([data-live])"' in code and "dataset.live" in code  # each is started once
@@ -633,7 +633,8 @@ def test_images_are_written_as_pixels_in_their_places(image):
     assert page.count("data:image/png") == 2 and 'class="state"' in page  # the image and the figure
 
 
-def test_the_table_of_readouts_is_there_and_bounded():
+def test_the_table_of_readouts_is_there_and_bounded(monkeypatch):
+    monkeypatch.setattr(views, "MAPS", 2)  # of the picture
     text = make_text(9, maps=TABLE_ROWS + 1)
     page = make(text)._repr_html_()
     found = text.maps[1].readouts

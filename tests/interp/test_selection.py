@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from drawn import drawn, outside, overlapping
+from drawn import drawn, labels, outside, overlapping
 from examples import random_example
 from seen import luminance, render
 
@@ -446,17 +446,14 @@ def test_nothing_overlaps_in_the_figure(length, layers):
 
 def test_figure_of_hostile_tokens_and_answers():
     long = make_trace([("<s>", *HOSTILE, "w" * 300)], answers=[("$\\frac{1}$ \x1b", 0.5)])
-    _, texts = drawn(eq_10(long))
-    shown = [text for text, _ in texts]
+    shown = labels(eq_10(long).figure())
     assert "$x$" in shown and any(text.startswith("www") and "…" in text for text in shown)
 
 
 def test_figure_holds_eight_texts_and_says_so():
     result = eq_10(make_trace([sentence(4)] * 11))
-    _, texts = drawn(result)
-    assert any("texts 0–7 of 11" in text for text, _ in texts)
-    _, texts = drawn(result, start=8)
-    assert any("texts 8–10 of 11" in text for text, _ in texts)
+    assert any("texts 0–7 of 11" in text for text in labels(result.figure()))
+    assert any("texts 8–10 of 11" in text for text in labels(result.figure(start=8)))
     with pytest.raises(InputError, match="no text 11"):
         result.figure(start=11)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 
@@ -32,6 +33,7 @@ def sequences(data):
         yield [data.tokens[i] for i in ids], [None if i == IGNORED else data.tokens[i] for i in targets]
 
 
+@functools.cache
 def kind(token):
     return re.sub(r"\d+$", "", token)
 

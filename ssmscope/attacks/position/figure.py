@@ -34,7 +34,7 @@ def draw(result: PositionBias) -> Figure:
         f": {result.unit} replaced by {result.replaced_by}",
     )
     sheet = Sheet(WIDTH, height, title, data_line(result))
-    _bars(sheet.panel(LEFT, HEADER, WIDTH - LEFT - 1.55, bars), result)
+    _bars(sheet.panel(LEFT, HEADER, WIDTH - LEFT - 1.55, bars, grid="x"), result)
     if result.windows:
         _curve(sheet.panel(LEFT, height - FOOTER - CURVE, WIDTH - LEFT - 0.35, CURVE), result)
     return sheet.figure
@@ -43,7 +43,6 @@ def draw(result: PositionBias) -> Figure:
 def _bars(axes: Axes, result: PositionBias) -> None:
     places = range(len(result.regions) + 1)
     shown = [result.clean, *(one.accuracy for one in result.regions)]
-    axes.grid(False, axis="y")
     axes.barh(places, [e.value for e in shown], 0.62, color=[SOFT, *[BAR] * len(result.regions)])
     lift = 0.12 if any(one.success is not None for one in result.regions) else 0.0  # room for success below
     for place, found in enumerate(shown):

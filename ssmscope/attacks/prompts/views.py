@@ -44,7 +44,7 @@ def draw(result: PromptAttack) -> Figure:
     way = f"measured {'' if result.as_promptbench else 'not '}as PromptBench"
     title = ("Prompt attacks on ", result.model_name, "")
     sheet = Sheet(WIDTH, HEADER + panel + FOOTER, title, data_line(result, templates, way))
-    _rows(sheet.panel(LEFT, HEADER, WIDTH - LEFT - RIGHT, panel), result, row, panel)
+    _rows(sheet.panel(LEFT, HEADER, WIDTH - LEFT - RIGHT, panel, grid="x"), result, row, panel)
     return sheet.figure
 
 
@@ -52,7 +52,6 @@ def _rows(axes: Axes, result: PromptAttack, row: float, panel: float) -> None:
     number = len(result.templates)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0, labelsize=6.5, pad=2)
-    axes.grid(False, axis="y")
     places, labels = [], []
     for index, one in enumerate(result.attacks):
         top = GAP / 2 + index * (number * row + GAP)

@@ -51,7 +51,7 @@ def draw(result: Ablation) -> Figure:
 
 def _map(sheet: Sheet, result: Ablation, layers: list[int], high: float) -> None:
     wide = WIDTH - LEFT - 1.2
-    axes: Axes = sheet.panel(LEFT, sheet.top, wide, high)
+    axes: Axes = sheet.panel(LEFT, sheet.top, wide, high, grid=None)
     grid = np.full((len(layers), 1 + max(unit.head or 0 for unit in result.units)), np.nan)
     for number, unit in enumerate(result.units):
         grid[layers.index(unit.layer), unit.head] = result.harm(number).value
@@ -63,7 +63,6 @@ def _map(sheet: Sheet, result: Ablation, layers: list[int], high: float) -> None
     picture = axes.imshow(grid, **style)
     go = [(result.units[n].head, layers.index(result.units[n].layer)) for n in result.can_go]
     axes.plot(*zip(*go), ".", color=INK, markersize=4) if go else None
-    axes.grid(False)
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_ylabel("layer", color=SOFT, size=9)
     axes.set_xlabel("head", color=SOFT, size=9)

@@ -98,8 +98,7 @@ class Triangles(Panel):
         room = self.step - 0.08  # up to the next map's
         write(sheet.paper, left, top, shorten(title(map_), int(room / 0.065)), size=7.5, va="top")
         write(sheet.paper, left, top + 0.16, shorten(caption, int(room / 0.052)), size=6.5, color=SOFT, va="top")
-        axes = sheet.panel(left, top + self.above, self.wide, self.side)
-        axes.grid(False)
+        axes = sheet.panel(left, top + self.above, self.wide, self.side, grid=None)
         axes.set(xlim=(first - self.extra, last), ylim=(last, first), facecolor="white")
         self._cells(axes, np.where(causal(text), map_.values, np.nan), end or 1.0)
         if map_.sink is not None:
@@ -110,7 +109,7 @@ class Triangles(Panel):
             write(axes, begin, first - 0.05 / self.side * (last - first), "state", size=6.5, color=SOFT, va="bottom")
         self._frame(axes)
         if self.large:
-            bar = sheet.panel(left + self.wide + 0.12, top + self.above, 0.11, min(self.side, 2.2))
+            bar = sheet.panel(left + self.wide + 0.12, top + self.above, 0.11, min(self.side, 2.2), grid=None)
             less, more = ("≤ ", "≥ ") if clipped else ("", "")
             _bar(bar, end or 1.0, [f"{less}−{number(end or 1.0)}", "0", f"{more}{number(end or 1.0)}"])
 

@@ -88,8 +88,7 @@ def _heads(result: Knockout, below: str, names: list[str]) -> Figure:
             grid = np.full((count, len(layers)), np.nan)
             for at in cuts:
                 grid[result.cuts[at].head, layers.index(result.cuts[at].first)] = result.changes[number, at, 0]
-            axes = sheet.panel(LEFT, top, WIDTH - LEFT - 1.3, high)
-            axes.grid(False)
+            axes = sheet.panel(LEFT, top, WIDTH - LEFT - 1.3, high, grid=None)
             colours = ListedColormap(ramp(SIGNED, 257))
             picture = axes.imshow(grid, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
             axes.set_title(f"from “{name}”" + f", {part}" * bool(part), loc="left", size=9.5)

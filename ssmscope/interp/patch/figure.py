@@ -46,8 +46,7 @@ def draw(result: Patching, approximated: bool = False) -> Figure:
     if lined:
         axes = sheet.panel(LEFT, sheet.top, wide, LINE)
         _line(axes, result, found[-1])
-    axes = sheet.panel(LEFT, sheet.top + above, wide, high)
-    axes.grid(False)
+    axes = sheet.panel(LEFT, sheet.top + above, wide, high, grid=None)
     colours = ListedColormap(ramp(BLUES if low == 0 else SIGNED, 257))
     picture = axes.imshow(
         grid, cmap=colours, vmin=low, vmax=most, aspect="auto", interpolation="nearest", origin="lower"

@@ -65,8 +65,7 @@ def _rows(result: StabilityTable, below: str) -> Figure:
     sheet = Sheet(WIDTH, 1.1 + tall + 0.7, title(result), below)
     place = np.arange(len(rows))
     for number, (name, values) in enumerate(measures):
-        axes = sheet.panel(2.3 + 3.8 * number, 1.1, 3.4, tall)
-        axes.grid(False, axis="y")
+        axes = sheet.panel(2.3 + 3.8 * number, 1.1, 3.4, tall, grid="x")
         axes.axvline(0, color=SOFT, linewidth=0.9, linestyle=DASHED)
         for behaviour, mark in MARKS.items():
             chosen = np.array([row.behaviour == behaviour for _, row in rows])
