@@ -423,13 +423,16 @@ def stack(
     return sheet.figure
 
 
-def draw_rows(block: TokenRows, title: tuple[str, str, str], *, start: int = 0, most: int = 8) -> Figure:
-    """A figure of up to `most` texts, from number `start` on.
+TEXTS = 8
+
+
+def draw_rows(block: TokenRows, title: tuple[str, str, str], *, start: int = 0) -> Figure:
+    """A figure of up to TEXTS texts, from number `start` on.
 
     Raises:
         InputError: there is no such text.
     """
-    chosen = chosen_texts(block.texts, start, most)
+    chosen = chosen_texts(block.texts, start, TEXTS)
     bars = [(SIGNED if signed else BLUES, ends_of(block, signed), block.score) for signed in kinds(block)]
     below = (block.name, f"underlined or framed: {block.marked}")
     panels = [panel(number, text) for number, text in enumerate(chosen, start=start)]

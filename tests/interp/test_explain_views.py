@@ -17,7 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.explain import views
 from ssmscope.interp.explain.result import Attribution, ExplainedText, Explanation
 from ssmscope.results import Result, record_provenance
-from ssmscope.show import signed
+from ssmscope.show import signed, token_figure
 from ssmscope.show.numbers import number
 from ssmscope.show.token_figure import FINE
 from ssmscope.show.tokens import BLUES, SHADES, ramp
@@ -206,7 +206,8 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     assert SHADES == len(upward)
 
 
-def test_images_have_a_map_per_method():
+def test_images_have_a_map_per_method(monkeypatch):
+    monkeypatch.setattr(token_figure, "TEXTS", 2)
     names = tuple(f"{at // 4},{at % 4}" for at in range(12))
     pixels = np.random.default_rng(0).random((3, 4, 3)).astype(np.float32)
     result = make((13,), SEVEN, tokens=(*names, "[class]"), pixels=pixels)
@@ -214,13 +215,13 @@ def test_images_have_a_map_per_method():
     words = (*range(12), None)
     result = Explanation(
         provenance=result.provenance,
-        texts=(ExplainedText(**{**vars(text), "words": words}),) * 10,
+        texts=(ExplainedText(**{**vars(text), "words": words}),) * 3,
         methods=SEVEN,
         top=3,
     )
     figure, texts = drawn(result)
     images = [image.get_array() for axes in figure.axes for image in axes.get_images() if image.get_array().ndim == 3]
-    assert len(images) == 8 * 8 and any("texts 0–7 of 10" in shown for shown, _ in texts)
+    assert len(images) == 2 * 8 and any("texts 0–1 of 3" in shown for shown, _ in texts)
     np.testing.assert_allclose(images[0], pixels)
     shades = views._row(result[0].attributions[0], result[0], 3).shades(count=FINE)
     expected = [ramp(signed.SIGNED, FINE)[shade] for shade in shades[:12]]

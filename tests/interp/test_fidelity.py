@@ -190,7 +190,7 @@ class TestReference:
     @pytest.mark.parametrize(("mode", "value"), [("replace", "probability"), ("delete", "logit")])
     def test_is_the_slow_one(self, mode, value):
         model, data = reader(), texts(*lines(3, shortest=2, longest=5))
-        found = fidelity_auc(model, data, methods={"own": random_scores}, mode=mode, value=value)
+        found = fidelity_auc(model, data, methods={"own": random_scores}, mode=mode, value=value, random_rankings=6)
         for line, text in enumerate(data.texts):
             batch = model.encode([text])
             n = batch.lengths[0] - 1
@@ -198,20 +198,20 @@ class TestReference:
             scores = random_scores(objective(model, batch)).scores[:, :n].double().numpy()
             expected = slow(model, text, ranking(scores)[0], mode, value, known)
             assert found.values[0, line] == pytest.approx(expected, abs=2e-5)
-            drawn = ranking(np.random.default_rng([0, line]).random((20, n)))
+            drawn = ranking(np.random.default_rng([0, line]).random((6, n)))
             expected = np.mean([slow(model, text, places, mode, value, known) for places in drawn], axis=0)
             assert found.random[line] == pytest.approx(expected, abs=2e-5)
 
     def test_batches_and_the_order_of_texts_change_nothing(self):
         model, data = reader(), texts(*lines(6))
-        toys = {"own": random_scores, "other": by_position}
-        whole = fidelity_auc(model, data, methods=toys)
+        options = {"methods": {"own": random_scores, "other": by_position}, "random_rankings": 4}
+        whole = fidelity_auc(model, data, **options)
         for size in (1, 5):
-            found = fidelity_auc(model, data, methods=toys, batch_size=size)
+            found = fidelity_auc(model, data, **options, batch_size=size)
             assert found.values == pytest.approx(whole.values, abs=1e-5)
             assert found.curve == pytest.approx(whole.curve, abs=1e-5)
             assert found.paired == pytest.approx(whole.paired, abs=1e-5)
-        backwards = fidelity_auc(model, texts(*data.texts[::-1]), methods=toys)
+        backwards = fidelity_auc(model, texts(*data.texts[::-1]), **options)
         assert backwards.values == pytest.approx(whole.values[:, ::-1], abs=1e-5)
 
     def test_running_each_set_once_changes_nothing(self, monkeypatch):

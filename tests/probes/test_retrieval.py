@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -29,6 +30,7 @@ QUIET = {"progress": False}
 FILLER = generated(np.random.default_rng(0), 40)
 
 
+@functools.cache
 def vocabulary(*more: str):
     texts = [text for task in (*TASKS, *more) for text in questions(task, length=60, examples=30, filler=FILLER).texts]
     return word_tokenizer([*texts, *FILLER])
@@ -102,10 +104,11 @@ class TestAgainstOneAtATime:
         data = questions(task, length=70, examples=48, filler=FILLER, split="test")
         model = liking(speaker(kind), data.candidates)
         among = model.tokenizer.convert_tokens_to_ids(list(data.candidates))
+        rows = prompt_ids(model, data)
+        alone = [model.logits(model.encode(ids=[row]))[0, -1].double() for row in rows]
         for piece in (16, 2048):
             found = answers(model, data, piece=piece)
-            for at, (row, one) in enumerate(zip(prompt_ids(model, data), data.examples)):
-                logits = model.logits(model.encode(ids=[row]))[0, -1].double()
+            for at, (row, logits, one) in enumerate(zip(rows, alone, data.examples)):
                 answer = model.tokenizer.convert_tokens_to_ids(one.answer)
                 assert found.right[at] == (int(logits.argmax()) == answer)
                 assert found.among[at] == (among[int(logits[among].argmax())] == answer)

@@ -266,9 +266,9 @@ class TestBlocks:
         parts = [a["id"] for a, _ in page.all("div", class_="part")]
         assert len(set(parts)) == len(parts) and all(part.startswith(f"{article}--") for part in parts)
 
-    def test_methods_are_seen_below_one_another(self):
+    def test_methods_are_seen_below_one_another(self, page):
         """The view to point at has one of them at a time."""
-        page, every = Page(render(reported.real())), reported.real().entries
+        every = reported.real().entries
         opened = [
             "open" in a for (a, _), (_, text) in zip(page.all("details"), page.all("summary")) if text == "As a picture"
         ]

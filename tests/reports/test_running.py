@@ -107,30 +107,31 @@ class TestKeys:
                 cached.cache_clear()
             return {verb: self.keys(models[0], options, verb)[0] for verb, options in asked.items()}
 
-        def changed(file: str, put: str) -> set[str]:
-            """The verbs whose keys another text of a file changes; it is changed back."""
-            place = root / file
-            before = place.read_bytes()
-            place.write_bytes(before + put.encode())
+        def changed(put: str, *files: str) -> set[str]:
+            """The verbs whose keys other texts of files change; they are changed back."""
+            before = {root / file: (root / file).read_bytes() for file in files}
+            for place, text in before.items():
+                place.write_bytes(text + put.encode())
             found = {verb for verb, key in keys().items() if key != first[verb]}
-            place.write_bytes(before)
+            for place, text in before.items():
+                place.write_bytes(text)
             return found
 
         here = keys()
         monkeypatch.setattr(code, "ROOT", root)
         first = keys()
         assert first == here, "the same code elsewhere is the same"
-        assert changed("interp/heatmap/words.py", "\nX = 1\n") == {"heatmap"}
-        assert changed("probes/stability/layers.py", "\nX = 1\n") == {"stability"}
-        assert changed("attacks/words/search.py", "\nX = 1\n") == {"words"}
+        assert changed("\nX = 1\n", "interp/heatmap/words.py") == {"heatmap"}
+        assert changed("\nX = 1\n", "probes/stability/layers.py") == {"stability"}
+        assert changed("\nX = 1\n", "attacks/words/search.py") == {"words"}
         every = set(asked)
-        assert changed("scans/native.c", "\n/* x */\n") == every, "the kernels belong to it"
-        assert changed("scans/vectors.h", "\n/* x */\n") == every
-        assert changed("matrices/native.c", "\n/* x */\n") == every
-        assert changed("models/mamba.py", "\nX = 1\n") == every, "architectures are imported by name"
-        assert changed("reads.py", "\nX = 1\n") == every, "how texts are read"
-        for other in ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py"):
-            assert changed(other, "\nX = 1\n") == set(), other
+        assert changed("\n/* x */\n", "scans/native.c") == every, "the kernels belong to it"
+        assert changed("\n/* x */\n", "scans/vectors.h") == every
+        assert changed("\n/* x */\n", "matrices/native.c") == every
+        assert changed("\nX = 1\n", "models/mamba.py") == every, "architectures are imported by name"
+        assert changed("\nX = 1\n", "reads.py") == every, "how texts are read"
+        others = ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py")
+        assert changed("\nX = 1\n", *others) == set()
         line = "    return scored("
         file = root / "interp/heatmap/__init__.py"
         text = file.read_text()
