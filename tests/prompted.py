@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 from loud import loud
-from transformers import Mamba2Config, Mamba2ForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig
 
 import ssmscope
+from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.attacks.prompts.result import PromptAttack
 from ssmscope.evaluation import Evaluator, Template
+from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.tasks.text import TextData, text_data
 from ssmscope.tasks.tokenizer import train_tokenizer
 
@@ -57,3 +60,26 @@ def labelled(model: ssmscope.Model, template: str = TEMPLATES[0], wrong: int = 5
     labels = answers(model, template)
     labels[:wrong] = 1 - labels[:wrong]
     return text_data("sentences", "all", SENTENCES, labels.tolist(), WORDS)
+
+
+def attack(model: ssmscope.Model, data: TextData, **options) -> PromptAttack:
+    return prompt_attack(model, data, **{"template": TEMPLATES, "words": WORDS, **options})
+
+
+WORDS_OF_A_READER = "[PAD] [UNK] [CLS] a good bad film with music acting but dull great".split()
+
+
+def reader() -> ssmscope.Model:
+    """A random classifier of texts."""
+    tokenizer = train_tokenizer([" ".join(WORDS_OF_A_READER), *TEMPLATES], vocabulary=120)
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=8, state_size=3, num_hidden_layers=2, time_step_rank=2)
+    config = SSMClassifierConfig(
+        MambaConfig(vocab_size=len(tokenizer), **sizes), num_labels=2, id2label={0: "dull", 1: "great"}
+    )
+    return ssmscope.load(loud(SSMForSequenceClassification(config)), tokenizer=tokenizer)
+
+
+def few(*names: str) -> TextData:
+    """Twelve of the sentences, labelled in turns."""
+    return text_data("few", "all", SENTENCES[:12], [i % 2 for i in range(12)], names)

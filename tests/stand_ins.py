@@ -88,3 +88,5 @@ def shown(table: Table) -> list[tuple[str, ...]]:
 
 
 INTERVALS = "In brackets: the 95 % interval."
+BEST = "★ and bold: the best mean of those compared."
+WORST = "▼ and underlined: the worst of its row."

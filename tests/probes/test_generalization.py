@@ -11,22 +11,20 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from examples import FEW, TEXTS, random_example
+from examples import random_example
 from loud import loud
+from theorem import exact_sums, log_fraction, make, numbers
 
 import ssmscope
 from ssmscope import ssm
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
+from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForCausalLM
 from ssmscope.probes.bound import generalization_bound
-from ssmscope.probes.bound.layers import measured
 from ssmscope.probes.bound.measure import grid_of
 from ssmscope.probes.bound.norms import norms_of, theorem_model, worst_row
-from ssmscope.probes.bound.result import GeneralizationBound
 from ssmscope.probes.bound.terms import (
-    CURVES,
     LINEAR_P,
     Norms,
     capacity,
@@ -37,22 +35,7 @@ from ssmscope.probes.bound.terms import (
     log_sums,
     softplus,
 )
-from ssmscope.probes.stability.inputs import inputs_of
-from ssmscope.probes.stability.layers import run
 from ssmscope.results import Result
-
-
-def log_fraction(number: Fraction) -> float:
-    """ln of a positive rational of any size, to full precision near 1 too."""
-    if abs(number - 1) < Fraction(1, 2):
-        return math.log1p(float(number - 1))
-    shift = number.numerator.bit_length() - number.denominator.bit_length()
-    return math.log(float(number * Fraction(2) ** -shift)) + shift * math.log(2)
-
-
-def exact_sums(rho: Fraction, length: int) -> tuple[Fraction, Fraction]:
-    powers = [rho**t for t in range(length)]
-    return sum(powers, Fraction()), sum((t * power for t, power in enumerate(powers)), Fraction())
 
 
 class TestSums:
@@ -94,46 +77,6 @@ class TestSums:
         assert log_sums(-math.log(2), T) == pytest.approx((math.log(2), math.log(2)), rel=1e-13)
         assert log_sums(-2000.0, 5)[1] == pytest.approx(-2000.0)
         assert log_sums(2000.0, 5) == pytest.approx((8000.0, 8000.0 + math.log(4)))
-
-
-# ---- norms and capacity against plain numbers
-
-
-def make(channels=3, state=2, tokens=4, rows=1, seed=0, abscissa=-0.2, scale=0.6) -> Model:
-    """A small random classifier of the theorem whose numbers stay small enough for plain formulas."""
-    torch.manual_seed(seed)
-    config = SelectiveSSMConfig(tokens, channels, state, binary=rows == 1, num_labels=max(rows, 2))
-    module = SelectiveSSMForSequenceClassification(config)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(scale * torch.randn(parameter.shape))
-        module.ssm.A.copy_(abscissa - torch.rand(channels, state))
-        module.ssm.A[0, 0] = abscissa
-    return Model(module, None, "small")
-
-
-def numbers(model: Model, row: int = 0) -> dict[str, float]:
-    """The norms once more, in numpy."""
-    module = model.module
-    A, W_B, W_C, q = (
-        t.detach().double().numpy() for t in (module.ssm.A, module.ssm.W_B, module.ssm.W_C, module.ssm.q_delta)
-    )
-    w, table = module.head.weight.detach().double().numpy()[row], module.embedding.weight.detach().double().numpy()
-    found = {
-        "B_u": max(math.sqrt(sum(x * x for x in u)) for u in table),
-        "B_B": math.sqrt(max(np.linalg.eigvalsh(W_B.T @ W_B))),
-        "B_C": math.sqrt(max(np.linalg.eigvalsh(W_C.T @ W_C))),
-        "B_w": math.sqrt(sum(w**2)),
-        "B_q": math.sqrt(sum(q**2)),
-        "B_A": max(abs(A).ravel()),
-        "p": module.ssm.p_delta.item(),
-        "s": max(A.ravel()),
-        "N": A.shape[1],
-        "d": A.shape[0],
-    }
-    for name, W in (("M_B", W_B), ("M_C", W_C), ("M_w", w), ("M_q", q), ("M_A", A)):
-        found[name] = sum(abs(W).ravel())
-    return found
 
 
 def plain_capacity(n: dict[str, float], T: int) -> tuple[float, float, dict[str, float]]:
@@ -380,7 +323,7 @@ class TestLinearAttention:
                 model.module.ssm.p_delta.fill_(LINEAR_P)
                 getattr(model.module.ssm, name).flatten()[0] = -0.01
             assert not generalization_bound(model, length=5, examples=10).is_linear_attention
-        assert not generalization_bound(Model(loud(example("mamba"))), length=5, examples=10).is_linear_attention
+        assert not generalization_bound(Model(loud(random_example("mamba"))), length=5, examples=10).is_linear_attention
 
     def test_capacity_is_linear_in_the_length(self):
         norms = norms_of(theorem_model(make()), 0)
@@ -437,86 +380,6 @@ class TestClasses:
         assert not generalization_bound(Model(pixels), length=7, examples=3).applies  # no table bounds its inputs
 
 
-# ---- layers that are not the theorem's
-
-
-def example(name: str) -> torch.nn.Module:
-    return random_example(name)
-
-
-OUTSIDE = [name for name in FEW if not name.startswith("selective")]
-
-
-class TestOtherArchitectures:
-    @pytest.mark.parametrize("name", OUTSIDE)
-    def test_terms_are_the_largest_of_the_trace(self, name):
-        model = Model(loud(example(name)))
-        batch = model.encode(ids=TEXTS)
-        terms = measured(model, batch)
-        traces = [model.trace(ids=row) for row in TEXTS]
-        norms = run(model, batch, [10]).norms
-        for one in terms:
-            layers = [trace.layers[one.layer] for trace in traces]
-            each = [layer.recurrences[one.part] for layer in layers]
-            largest = [
-                max(getattr(r, term).double().flatten(start).norm(dim=-1).max().item() for r in each)
-                for term, start in (("x", 2), ("b", 3), ("c", 3))
-            ]
-            assert (one.B_x, one.B_b, one.B_c) == pytest.approx(tuple(largest), rel=1e-5)
-            heads, width, state = each[0].shape[2:]
-            assert (one.channels, one.state) == (heads * width, state)
-            for layer, recurrence in zip(layers, each):
-                if layer.initial is None:
-                    scanned = ssm.scan_reference(recurrence)
-                    length = recurrence.x.shape[1]
-                    size = scanned.state.double().norm().item()
-                    assert math.log(size) <= one.log_state(length) + 1e-5
-                    skip = dataclasses.replace(recurrence, D=None)
-                    y = ssm.scan_reference(skip).y[0, -1].double().norm().item()
-                    assert math.log(max(y, 1e-300)) <= one.log_output(length) + 1e-5
-        assert norms.shape == (model.num_layers, 3, 1)
-
-    def test_eq_14_with_measured_terms(self):
-        model = Model(loud(example("mamba")))
-        (one, _) = measured(model, model.encode(ids=TEXTS))
-        each = [model.trace(ids=row).layers[0].recurrence for row in TEXTS]
-        delta = torch.cat([r.delta[0] for r in each]).double()
-        A = each[0].A.double()
-        raw = torch.log(torch.expm1(delta))
-        half = ((raw.amax(0) - raw.amin(0)) / 2).max().item()
-        assert one.half_range == pytest.approx(half, rel=1e-5)
-        assert (one.delta_min, one.M_delta) == pytest.approx((delta.min().item(), delta.max().item()), rel=1e-5)
-        assert (one.abscissa, one.B_A) == pytest.approx((A.max().item(), A.abs().max().item()))
-        rho = torch.exp(delta.unsqueeze(-1) * A).max().item()
-        T, M = 40, delta.max().item()
-        S2 = sum(t * rho**t for t in range(T))
-        steps = M ** (2 / 3) * (5 * 48) ** (1 / 3) + half ** (2 / 3)
-        expected = M * one.B_x * one.B_b * one.B_c * A.abs().max().item() * S2 * steps**1.5
-        assert one.log_capacity(T) == pytest.approx(math.log(expected), rel=1e-5)
-
-    def test_is_marked(self):
-        found = generalization_bound(Model(loud(example("gla")), None, "gla"), length=50, examples=10)
-        assert not found.applies and found.vacuous is None and found.gap is None and found.capacity is None
-        assert "outside the theorem's assumptions" in found.headline
-        assert "no bound on the loss follows" in str(found).replace("\n", " ") and "nan" not in str(found)
-        assert found.inputs == "4 random sequences of 50 tokens (seed 0)"
-        frame = found.to_frame()
-        assert set(frame["layer"]) == {0, 1} and frame[frame.symbol == "s_A"].value.isna().all()
-        assert found.curves.shape == (2, len(found.lengths))
-        at = [one.log_output(int(found.lengths[7])) for one in found.layers]
-        assert found.curves[:, 7].tolist() == pytest.approx(at)
-
-    def test_damaged(self):
-        model = Model(loud(example("mamba2")))
-        with torch.no_grad():
-            model.mixers[1].in_proj.weight.fill_(math.nan)
-        with pytest.raises(InputError, match="layer 1 are not finite|layers.1.mixer.in_proj.weight are not finite"):
-            generalization_bound(model, length=5, examples=10)
-
-
-# ---- published checkpoints
-
-
 class TestOracles:
     @pytest.mark.parametrize(
         ("name", "length", "abscissa", "log_rho", "printed", "capacities"),
@@ -544,110 +407,3 @@ class TestOracles:
         first, worst = (capacity(norms_of(parts, row), 104) for row in (0, 8))
         assert (first.log_printed, first.log) == pytest.approx((28.91, 32.88), abs=5e-3)
         assert worst.log_printed > first.log_printed and worst.log > first.log
-
-
-# ---- the result and its views
-
-
-@pytest.fixture(scope="module")
-def result() -> GeneralizationBound:
-    return generalization_bound(make(rows=3, abscissa=0.1), length=40, examples=500)
-
-
-class TestResult:
-    def test_frame(self, result):
-        frame = result.to_frame()
-        assert list(frame.columns) == ["model", "layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
-        values = frame.set_index("symbol").value
-        assert values["ln C"] == result.capacity.log and values["vacuous"] == 1 and values["bound"] == 1
-        assert values[[f"share of {name}" for name in ("W_B", "W_C", "w", "A", "q")]].sum() == pytest.approx(1)
-        S1, S2 = exact_sums(Fraction(math.exp(result.norms.log_rho)), 40)
-        assert values["ln S₁"] == pytest.approx(log_fraction(S1)) and values["ln S₂"] == pytest.approx(log_fraction(S2))
-        assert values["ln m needed"] == pytest.approx(2 * (math.log(3) + result.capacity.log))
-
-    def test_curves(self, result):
-        assert result.curves.shape == (3, len(result.lengths)) and result.lengths[0] == 2
-        place = 17
-        T = int(result.lengths[place])
-        found = capacity(result.norms, T)
-        assert result.curves[:, place].tolist() == pytest.approx(
-            [found.log, found.log_printed, log_linear_capacity(result.norms, T)]
-        )
-        frame = result.curve()
-        assert set(frame.curve) == set(CURVES) and len(frame) == 3 * len(result.lengths)
-        short = generalization_bound(make(), length=40, examples=500, lengths=[100, 1, 100])
-        assert short.lengths.tolist() == [1, 100]
-        short.figure()
-
-    def test_saved_and_read_back(self, result, tmp_path):
-        paths = result.save(tmp_path, "bound")
-        assert Result.load(paths["json"]) == result
-        page = paths["html"].read_text()
-        assert "The bound is vacuous" in page and "<script" not in page
-
-    def test_words(self, result):
-        said = str(result).replace("\n", " ")
-        assert "The bound is vacuous" in said and "which is no upper bound for s_A > 0" in said
-        assert "s_A > 0: a state may grow" in said and "(Eq. 19)" in said
-        holds = generalization_bound(make(), length=3, examples=10**12)
-        assert not holds.vacuous and "differ by at most" in str(holds) and "with probability 95 %" in str(holds)
-        assert "s_A < 0: no state can grow" in str(holds)
-        known = dataclasses.replace(holds, gap=dataclasses.replace(holds.gap, bound=1.5))
-        assert "is no less than c_l = 1" in str(known).replace("\n", " ")
-        zero = generalization_bound(make(abscissa=0.0), length=3, examples=10)
-        expected = numbers(make(abscissa=0.0))["B_w"] * 3 * math.sqrt(2 / (math.pi * 10))
-        assert zero.log_lower == pytest.approx(math.log(expected), rel=1e-9)
-        assert "(Eq. 20)" in str(zero) and "C grows as T²" in str(zero)
-
-    def test_figures_of_all_kinds(self, result):
-        steep = generalization_bound(make(abscissa=0.5), length=40, examples=500)
-        assert steep.figure().axes[0].get_yscale() == "log"
-        flat = generalization_bound(make(abscissa=-0.5), length=40, examples=500)
-        assert flat.figure().axes[0].get_yscale() == "linear"
-        name = "$x^{" + "deep/" * 40
-        hostile = dataclasses.replace(result, provenance={**result.provenance, "model": name})
-        figure = hostile.figure()
-        figure.canvas.draw()
-        edge = figure.get_window_extent().x1
-        assert all(text.get_window_extent().x1 < edge for text in figure.texts)
-        assert "$x^{" in figure.texts[0].get_text()
-
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (dict(length=0), "length is 0"),
-            (dict(length=2.5), "length is 2.5"),
-            (dict(examples=True), "examples is True"),
-            (dict(delta=0), "delta is 0"),
-            (dict(delta=1.0), "delta is 1.0"),
-            (dict(loss_bound=-1), "loss_bound is -1"),
-            (dict(lipschitz=math.inf), "lipschitz is inf"),
-            (dict(lengths=[]), "lengths is empty"),
-            (dict(lengths=[5, 0]), "lengths is 0"),
-            (dict(texts="a text"), "is about all texts: leave them out"),
-            (dict(examples=None), "was trained on is not recorded; give it as --examples"),
-        ],
-    )
-    def test_refuses(self, options, says):
-        with pytest.raises(InputError, match=says.replace("[", r"\[").replace("]", r"\]")):
-            generalization_bound(make(), **{"length": 5, "examples": 10, **options})
-
-    def test_refuses_damaged_weights(self):
-        model = make()
-        with torch.no_grad():
-            model.module.ssm.W_C[0, 0] = math.nan
-        with pytest.raises(InputError, match="is damaged: 1 of the .* numbers of .*W_C are not finite"):
-            generalization_bound(model, length=5, examples=10)
-
-    def test_norms_of_half_precision(self):
-        model = make()
-        model.module.to(torch.bfloat16)
-        found = norms_of(theorem_model(model), 0)
-        assert isinstance(found, Norms) and found.B_B == pytest.approx(numbers(model)["B_B"], rel=1e-12)
-
-
-def test_inputs_are_the_seeds():
-    model = Model(loud(example("mamba")))
-    one, same, other = (inputs_of(model, None, length=9, samples=2, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one.batch.input_ids, same.batch.input_ids)
-    assert not torch.equal(one.batch.input_ids, other.batch.input_ids)

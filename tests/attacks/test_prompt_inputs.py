@@ -1,0 +1,195 @@
+"""What attacks on prompts are given: classifiers, known data, files that recipes need, and options."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prompted import SENTENCES, TEMPLATES, WORDS, attack, few, labelled, language_model, reader
+from tiny_bert import save_bert
+
+import ssmscope
+from ssmscope.attacks.prompts import prompt_attack
+from ssmscope.errors import InputError
+from ssmscope.evaluation import Evaluator
+from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
+from ssmscope.tasks.text import PAIR_SEPARATOR, text_data
+
+needs_textattack = pytest.mark.skipif(
+    importlib.util.find_spec("textattack") is None, reason="textattack is not installed"
+)
+SUFFIX_ATTACKS = ("stresstest", "checklist")
+
+
+@pytest.fixture(scope="module")
+def model() -> ssmscope.Model:
+    return language_model()
+
+
+@pytest.fixture(scope="module")
+def data(model):
+    return labelled(model)
+
+
+class TestClassifier:
+    def test_reads_the_filled_template(self):
+        classifier, data = reader(), few("great", "dull")  # the classes in another order
+        found = attack(classifier, data, template=TEMPLATES[:1], words=None, attacks=["stresstest"])
+        (one,) = found.attacks
+        for prompt, expected in ((TEMPLATES[0], found.clean[0]), (one.prompts[0].prompt, one.prompts[0].accuracy)):
+            texts = [prompt.replace("{content}", text) for text in data.texts]
+            names = [classifier.labels[i] for i in classifier.logits(classifier.encode(texts)).argmax(-1).tolist()]
+            right = [name == data.label_names[label] for name, label in zip(names, data.labels)]
+            assert np.mean(right) == pytest.approx(expected.value)
+
+    def test_has_no_words(self):
+        with pytest.raises(InputError, match="is a classifier and answers with its classes; give no words"):
+            attack(reader(), few("great", "dull"))
+
+
+class TestKnownData:
+    def test_own_prompts_and_pairs(self, model, monkeypatch):
+        pairs = [f"{a}{PAIR_SEPARATOR}{b}" for a, b in zip(SENTENCES, SENTENCES[1:])][:6]
+        data = text_data("wnli", "validation", pairs, [0, 1] * 3, ("not_entailment", "entailment"))
+        asked = []
+        real = Evaluator.grid
+
+        def grid(self, templates, contents):
+            asked.append(([template.text for template in templates], list(contents), self.words))
+            return real(self, templates, contents)
+
+        monkeypatch.setattr(Evaluator, "grid", grid)
+        found = prompt_attack(model, data, attacks=["stresstest"])
+        own = TASK_PROMPTS["wnli"]
+        assert found.templates == own.templates
+        templates, *contents = asked[0]
+        assert templates[: len(own.templates)] == list(own.templates)
+        assert contents == [[content_of("wnli", text) for text in pairs], own.words]
+        assert found.provenance["options"]["words"] == ["incorrect", "correct"]
+
+    def test_a_file_of_that_name_is_another(self, model):
+        """Its classes may be in another order: their words must be said."""
+        data = text_data("wnli", "all", SENTENCES[:4], [0, 1, 0, 1], ("entailment", "not_entailment"))
+        with pytest.raises(
+            InputError, match="wnli has no task prompts of its own: give a template, .*both template and"
+        ):
+            prompt_attack(model, data)
+        with pytest.raises(InputError, match="wnli has no task prompts of its own: give words"):
+            prompt_attack(model, data, template=TEMPLATES)
+        assert prompt_attack(model, data, template=TEMPLATES, words=WORDS, attacks=["stresstest"]).attacks
+
+    def test_own_words_for_other_templates(self, model):
+        data = text_data("sst2", "test", SENTENCES[:4], [0, 1, 0, 1], ("negative", "positive"))
+        found = prompt_attack(model, data, template=TEMPLATES[:1], attacks=["stresstest"])
+        assert found.provenance["options"]["words"] == ["negative", "positive"]
+
+
+@needs_textattack
+class TestResources:
+    def test_without_any(self, paper):
+        by_name = {one.name: one for one in paper.attacks}
+        assert any("sentence similarity" in part for part in by_name["textbugger"].left_out)
+        assert by_name["deepwordbug"].left_out == () and by_name["stresstest"].left_out == ()
+        shown = " ".join(str(paper).split())
+        assert "textbugger ran without sentence similarity ≥ 0.8 (angular): it needs a sentence encoder" in shown
+
+    def test_all_of_them(self, model, data, tmp_path):
+        bert = save_bert(tmp_path)
+        rows = {"sentence": [1, 0.2], "text": [1, 0.1], "answer": [-1, 0.3], "say": [0.9, 0.3], "feeling": [-1, 0.2]}
+        vectors = tmp_path / "vectors.txt"
+        vectors.write_text("".join(f"{word} {a} {b}\n" for word, (a, b) in rows.items()))
+        found = attack(
+            model,
+            data.take(range(8)),
+            attacks=["textbugger", "textfooler", "bertattack"],
+            embeddings=vectors,
+            masked_lm=bert,
+            encoder=bert,
+        )
+        bugger, fooler, masked = found.attacks
+        assert not bugger.left_out and not masked.left_out
+        assert any("5 vectors" in part for part in fooler.ran)
+        assert {word for prompt in fooler.prompts for word in prompt.prompt.lower().replace(":", " ").split()} <= {
+            word for text in (*TEMPLATES, *rows) for word in text.lower().replace(":", " ").split()
+        }
+        assert all(prompt.prompt.count("{content}") == 1 for one in found.attacks for prompt in one.prompts)
+        assert found.provenance["options"]["encoder"] == str(bert)
+
+
+class TestOptions:
+    def test_what_is_kept(self, model, data):
+        found = attack(model, data, attacks=["stresstest"], limit=12, seed=3, normalise=True)
+        sample = data.sample(12, seed=3)
+        assert found.provenance["data"] == dict(
+            name="sentences", split="all", fingerprint=sample.fingerprint, examples=12
+        )
+        options = found.provenance["options"]
+        assert options["normalise"] is True and options["suffix"] == "end" and options["template"] == list(TEMPLATES)
+        assert found.provenance["seed"] == 3 and found.provenance["fingerprint"] == model.fingerprint
+
+    def test_generated_answers(self, model, data):
+        """A random model rarely says either word: what is not said is not right."""
+        found = attack(model, data, attacks=["stresstest"], scoring="generated")
+        evaluator = Evaluator(model, words=WORDS, scoring="generated")
+        said = evaluator.answers(evaluator.scores([TEMPLATES[0].replace("{content}", text) for text in data.texts]))
+        assert found.clean[0].value == pytest.approx(np.mean(said == data.labels))
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (
+                dict(attacks=["stresstest", "textbuger"]),
+                "unknown among attacks: 'textbuger'; allowed are .*did you mean 'textbugger'",
+            ),
+            (dict(attacks=[]), "attacks is empty; allowed are stresstest, .* semantic"),
+            (dict(attacks=["semantic"]), "the attack semantic needs rewritten prompts: give semantic"),
+            (dict(attacks=["pwws"]), "unknown among attacks: 'pwws'"),
+            (dict(suffix="ends"), "unknown suffix 'ends'; allowed are end, before; did you mean 'end'"),
+            (dict(as_promptbench=True, suffix="before"), "as_promptbench places suffixes .*leave out suffix 'before'"),
+            (dict(as_promptbench=1), "as_promptbench is 1; write true or false"),
+            (dict(seed=-1), "seed is -1"),
+            (dict(limit=0), "limit is 0"),
+            (dict(template=["Say {text}:"]), "has no {content}.* did you mean"),
+            (dict(template=["{content} {content}"]), "2 times"),
+            (dict(template=[]), "template is empty"),
+            (dict(template=[TEMPLATES[0]] * 2), "is given twice"),
+            (dict(template=["a <SPLIT> {content}"]), "holds <SPLIT>, at which TextAttack parts texts"),
+            (dict(words=["negative"]), "words are negative; sentences has 2 classes, negative, positive"),
+            (dict(scoring="likelyhood"), "likelihood"),
+            (dict(words=["positive", "positive"]), "positive"),
+        ],
+    )
+    def test_what_is_refused(self, model, data, options, says):
+        with pytest.raises(InputError, match=says) as caught:
+            attack(model, data, **{"attacks": ["stresstest"], **options})
+        assert "\n" not in str(caught.value)
+
+    @needs_textattack
+    @pytest.mark.parametrize(
+        ("name", "says"), [("textfooler", "give embeddings, a file"), ("bertattack", "give masked_lm, a directory")]
+    )
+    def test_a_missing_resource(self, model, data, name, says):
+        with pytest.raises(InputError, match=says):
+            attack(model, data, attacks=["stresstest", name])
+
+    def test_other_data(self, model, data):
+        with pytest.raises(InputError, match="data is list; allowed are labelled texts"):
+            attack(model, [1])
+        with pytest.raises(InputError, match=r"sentences \(all\) has no example"):
+            attack(model, data.take([]))
+        with pytest.raises(InputError, match="no tokenizer"):
+            attack(dataclasses.replace(model, tokenizer=None), data, attacks=["stresstest"])
+
+    def test_without_textattack_the_suffixes_still_run(self, model, data, monkeypatch):
+        import sys
+
+        monkeypatch.setitem(sys.modules, "textattack", None)
+        assert attack(model, data, attacks=SUFFIX_ATTACKS, template=TEMPLATES[:1]).attacks[1].prompts[0].tried == 50
+
+    def test_a_result_is_saved_and_read_back(self, model, data, tmp_path, painted):
+        found = attack(model, data, attacks=["stresstest"])
+        paths = found.save(tmp_path, "prompts")
+        assert ssmscope.Result.load(paths["json"]) == found and Path(paths["png"]).stat().st_size > 1000

@@ -1,0 +1,198 @@
+"""Attention maps as a figure: nothing overlaps, cells and strips are the weights, and what is left out is said."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from attended import HOSTILE, IMAGE, make, make_text, words
+from drawn import drawn, labels, outside, overlapping
+from exhaustive import few
+from matplotlib.colors import to_hex
+
+from ssmscope.errors import InputError
+from ssmscope.interp.attention import views
+from ssmscope.interp.attention.maps import causal, limit, row_limits
+from ssmscope.interp.attention.triangles import strongest_of_blocks
+from ssmscope.show.numbers import number
+from ssmscope.show.signed import SIGNED, STEPS, levels, shades
+from ssmscope.show.token_figure import EMPTY, FINE
+from ssmscope.show.tokens import ramp
+
+LAYOUTS = {
+    **{f"{n} tokens": lambda n=n: make_text(n, sink=True, span=(0, 1)) for n in (1, 2, 8, 59, 60, 61, 1024)},
+    **{
+        f"{m} maps": lambda m=m: make_text(20, maps=m, sink=True, head="0–95", part="conv")
+        for m in (2, 3, 4, 12, 24, 49)
+    },
+    "24 long maps": lambda: make_text(300, maps=24, sink=True, span=(20, 60)),
+    "12 labelled maps": lambda: make_text(12, maps=12, sink=True),
+    "odd tokens": lambda: make_text(tokens=("<s>", *HOSTILE, "w" * 300), sink=True, span=(2, 5)),
+    "cells": lambda: make_text(301, cells=16, maps=2, sink=True, span=(33, 60)),
+    "boxes": lambda: make_text(tokens=("<s>", *HOSTILE, *words(40)), rows=[5, 50], maps=2, sink=True, span=(2, 5)),
+    "bars": lambda: make_text(900, rows=[100, 899], maps=3, sink=True, span=(20, 60)),
+    "many rows": lambda: make_text(50, rows=list(range(1, 49)), maps=2),
+    "pictures": lambda: make_text(
+        21, rows=[7, 20], maps=4, sink=True, pixels=np.zeros((4, 5, 1), np.float32), part="conv", head="5"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    few(
+        LAYOUTS,
+        *("1 tokens", "61 tokens", "2 maps", "49 maps", "24 long maps", "12 labelled maps", "odd tokens", "cells"),
+        *("boxes", "bars", "pictures"),
+    ),
+)
+def test_nothing_overlaps_or_is_cut_off_in_the_figure(layout):
+    figure, texts = drawn(make(LAYOUTS[layout](), make_text(3)))
+    assert not overlapping(texts) and not outside(figure, texts)
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["−limit", "0", "limit"]
+
+
+def pictures(figure):
+    """The arrays that are drawn as maps, the column of the state left out."""
+    return [image.get_array() for axes in figure.axes for image in axes.images if image.get_array().shape[1] > 1]
+
+
+def test_what_comes_after_the_query_is_blank_and_not_zero():
+    text = make_text(20, sink=True)
+    text.maps[0].values[7, 2] = 0
+    figure = make(text).figure()
+    (shown,) = pictures(figure)
+    above = np.triu(np.ones((20, 20), bool), 1)
+    assert shown.mask[above].all() and not shown.mask[~above].any() and shown[7, 2] == 0
+    np.testing.assert_array_equal(shown[~above], text.maps[0].values[~above])
+    (axes,) = [axes for axes in figure.axes if axes.images]
+    image, state = axes.images
+    end, _ = limit(text.maps[0], text)
+    assert image.get_clim() == state.get_clim() == (-end, end)
+    assert image.cmap(np.ma.masked_all(1))[0].tolist() == [1, 1, 1, 1] != image.cmap([0.5])[0].tolist()
+    np.testing.assert_array_equal(state.get_array()[:, 0], text.maps[0].sink)
+    assert state.get_extent()[1] < image.get_extent()[0] == -0.5  # set apart at the left of key 0
+
+
+def test_cells_of_a_pooled_map_lie_between_their_edges():
+    text = make_text(23, cells=5, sink=True)
+    figure = make(text).figure()
+    (axes,) = [axes for axes in figure.axes if axes.get_xlabel() == "key, position"]
+    mesh, state = axes.collections
+    assert mesh.get_coordinates()[0, :, 0].tolist() == mesh.get_coordinates()[:, 0, 1].tolist() == text.edges.tolist()
+    assert (mesh.get_array().mask == ~causal(text)).all() and state.get_array().shape == (5, 1)
+
+
+def test_long_maps_show_the_strongest_weight_of_every_dot():
+    random = np.random.default_rng(0)
+    values = random.normal(size=(11, 7))
+    values[:4, 3:] = np.nan
+    found = strongest_of_blocks(values, 4, 3)
+    assert found.shape == (3, 3)
+    for row, column in itertools.product(range(3), range(3)):
+        block = values[4 * row : 4 * row + 4, 3 * column : 3 * column + 3].ravel()
+        block = block[~np.isnan(block)]
+        expected = max(block, key=abs) if block.size else np.nan
+        np.testing.assert_allclose(found[row, column], expected, rtol=1e-6)
+    figure = make(make_text(1024)).figure()
+    (shown,) = pictures(figure)
+    assert shown.shape == (512, 512) and any("strongest of them" in text for text in labels(figure))
+    assert not any("strongest of them" in text for text in labels(make(make_text(700)).figure()))
+
+
+@pytest.mark.parametrize(("length", "labelled"), [(8, True), (60, True), (61, False)])
+def test_short_texts_are_written_along_both_axes(length, labelled):
+    text = make_text(length, span=(2, 4))
+    shown = labels(make(text).figure())
+    for token in set(text.tokens):
+        count = 2 * text.tokens.count(token) if labelled else text.tokens.count(token)
+        assert shown.count(token.strip()) == count
+    assert ("key, position" in shown) == (not labelled) and "marked: tokens 2–3" in shown
+
+
+def test_odd_tokens_are_written_as_the_other_views_write_them():
+    shown = labels(make(make_text(tokens=("<s>", *HOSTILE))).figure())
+    assert {"↵", "⇥", '"q" $x$', "[bold]no", "&amp;", "antidi…nd-more"} <= set(shown)
+    assert not any(character in text for text in shown for character in "\u202e\x1b\n")
+
+
+def test_both_ends_of_the_scale_are_labelled_and_clipping_is_said():
+    clipped, whole = make_text(60), make_text(8)
+    for text, less, more in ((clipped, "≤ −", "≥ "), (whole, "−", "")):
+        end, largest = limit(text.maps[0], text)
+        shown = labels(make(text).figure())
+        assert f"{less}{number(end)}" in shown and f"{more}{number(end)}" in shown
+        assert (f"±{number(end)}, largest {number(largest)}" in shown) == (text is clipped)
+    nothing = make_text(5)
+    nothing.maps[0].values[:] = 0
+    assert "all weights are 0" in labels(make(nothing).figure())
+
+
+def test_every_map_has_its_title_and_limits():
+    text = make_text(20, maps=13, head="5")
+    shown = labels(make(text).figure())
+    for map_ in text.maps:
+        assert f"layer {map_.layer} · head 5" in shown
+        assert any(text.startswith(f"±{number(limit(map_, make_text(20))[0])}") for text in shown)
+
+
+def test_figures_hold_so_many_maps_and_4_texts_and_say_so(monkeypatch):
+    monkeypatch.setattr(views, "MAPS", 8)
+    shown = labels(make(make_text(6, maps=10)).figure())
+    assert "layer 7" in shown and "layer 8" not in shown and any("2 more maps" in text for text in shown)
+    result = make(*[make_text(4, maps=3)] * 6)
+    shown = labels(result.figure())
+    assert any("texts 0–3 of 6" in text for text in shown) and sum("1 more map;" in text for text in shown) == 4
+    assert any("texts 4–5 of 6" in text for text in labels(result.figure(start=4)))
+    for start in (-1, 6):
+        with pytest.raises(InputError, match=f"there is no text {start} to start"):
+            result.figure(start=start)
+
+
+def test_chosen_queries_are_drawn_over_the_text():
+    text = make_text(30, rows=[4, 20], sink=True)
+    figure = make(text).figure()
+    shown = labels(figure)
+    assert "<s>" in shown and shown.count("this") == 2 and not pictures(figure)
+    assert any("query 20" in text for text in shown) and f"state {number(float(text.maps[0].sink[1]))}" in shown
+    assert "drama" not in shown and " drama" in text.tokens  # it comes after both queries
+
+
+def test_chosen_queries_of_long_texts_are_strips():
+    text = make_text(1000, rows=[300, 999], sink=True)
+    figure = make(text).figure()
+    strips = [image.get_array()[0] for axes in figure.axes for image in axes.images]
+    assert len(strips) == 2
+    for row, strip in enumerate(strips):
+        query = int(text.queries[row])
+        end = row_limits(text.maps[0], text)[row]
+        found = shades()
+        wanted = [found[level + STEPS] for level in levels(text.maps[0].values[row, : query + 1].astype(float), end)]
+        assert [to_hex(colour) for colour in strip[: query + 1]] == wanted
+        assert len({to_hex(colour) for colour in strip[query + 1 :]}) <= 1  # what comes after is blank
+    shown = labels(figure)
+    assert f"state {number(float(text.maps[0].sink[1]))}" in shown and "position" in shown
+
+
+def test_chosen_queries_of_images_are_pictures():
+    text = make_text(21, rows=[7, 20], pixels=IMAGE)
+    figure = make(text).figure()
+    first, *rows = [axes for axes in figure.axes if axes.images]
+    np.testing.assert_allclose(first.images[0].get_array(), IMAGE)
+    for axes, row, query in zip(rows, text.maps[0].values, (7, 20)):
+        shown = axes.images[0].get_array().reshape(-1, 3)
+        end = np.abs(row[: query + 1]).max()
+        place = np.rint((row[: query + 1].astype(float) / end + 1) / 2 * (FINE - 1)).astype(int)
+        colours = ramp(SIGNED, FINE)
+        assert [to_hex(colour) for colour in shown[: query + 1]] == [colours[at] for at in place[:20]]
+        assert len({to_hex(colour) for colour in shown[query + 1 :]} - {EMPTY}) == 0
+    assert [(box.get_x(), box.get_y()) for box in rows[0].patches] == [(1.5, 0.5)]  # pixel 7 is at row 1, column 2
+
+
+def test_figure_leaves_no_global_state():
+    import matplotlib.pyplot as plt
+
+    before = plt.get_fignums()
+    make(make_text(5)).figure()
+    assert plt.get_fignums() == before

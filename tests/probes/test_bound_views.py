@@ -1,0 +1,120 @@
+"""The generalisation bound as its users meet it: its terms, files and views."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from theorem import exact_sums, log_fraction, make, numbers
+
+from ssmscope.errors import InputError
+from ssmscope.probes.bound import generalization_bound
+from ssmscope.probes.bound.norms import norms_of, theorem_model
+from ssmscope.probes.bound.result import GeneralizationBound
+from ssmscope.probes.bound.terms import (
+    CURVES,
+    Norms,
+    capacity,
+    log_linear_capacity,
+)
+from ssmscope.results import Result
+
+
+@pytest.fixture(scope="module")
+def result() -> GeneralizationBound:
+    return generalization_bound(make(rows=3, abscissa=0.1), length=40, examples=500)
+
+
+class TestResult:
+    def test_frame(self, result):
+        frame = result.to_frame()
+        assert list(frame.columns) == ["model", "layer", "symbol", "value", "meaning"] and frame.symbol.is_unique
+        values = frame.set_index("symbol").value
+        assert values["ln C"] == result.capacity.log and values["vacuous"] == 1 and values["bound"] == 1
+        assert values[[f"share of {name}" for name in ("W_B", "W_C", "w", "A", "q")]].sum() == pytest.approx(1)
+        S1, S2 = exact_sums(Fraction(math.exp(result.norms.log_rho)), 40)
+        assert values["ln S₁"] == pytest.approx(log_fraction(S1)) and values["ln S₂"] == pytest.approx(log_fraction(S2))
+        assert values["ln m needed"] == pytest.approx(2 * (math.log(3) + result.capacity.log))
+
+    def test_curves(self, result):
+        assert result.curves.shape == (3, len(result.lengths)) and result.lengths[0] == 2
+        place = 17
+        T = int(result.lengths[place])
+        found = capacity(result.norms, T)
+        assert result.curves[:, place].tolist() == pytest.approx(
+            [found.log, found.log_printed, log_linear_capacity(result.norms, T)]
+        )
+        frame = result.curve()
+        assert set(frame.curve) == set(CURVES) and len(frame) == 3 * len(result.lengths)
+        short = generalization_bound(make(), length=40, examples=500, lengths=[100, 1, 100])
+        assert short.lengths.tolist() == [1, 100]
+        short.figure()
+
+    def test_saved_and_read_back(self, result, tmp_path):
+        paths = result.save(tmp_path, "bound")
+        assert Result.load(paths["json"]) == result
+        page = paths["html"].read_text()
+        assert "The bound is vacuous" in page and "<script" not in page
+
+    def test_words(self, result):
+        said = str(result).replace("\n", " ")
+        assert "The bound is vacuous" in said and "which is no upper bound for s_A > 0" in said
+        assert "s_A > 0: a state may grow" in said and "(Eq. 19)" in said
+        holds = generalization_bound(make(), length=3, examples=10**12)
+        assert not holds.vacuous and "differ by at most" in str(holds) and "with probability 95 %" in str(holds)
+        assert "s_A < 0: no state can grow" in str(holds)
+        known = dataclasses.replace(holds, gap=dataclasses.replace(holds.gap, bound=1.5))
+        assert "is no less than c_l = 1" in str(known).replace("\n", " ")
+        zero = generalization_bound(make(abscissa=0.0), length=3, examples=10)
+        expected = numbers(make(abscissa=0.0))["B_w"] * 3 * math.sqrt(2 / (math.pi * 10))
+        assert zero.log_lower == pytest.approx(math.log(expected), rel=1e-9)
+        assert "(Eq. 20)" in str(zero) and "C grows as T²" in str(zero)
+
+    def test_figures_of_all_kinds(self, result):
+        steep = generalization_bound(make(abscissa=0.5), length=40, examples=500)
+        assert steep.figure().axes[0].get_yscale() == "log"
+        flat = generalization_bound(make(abscissa=-0.5), length=40, examples=500)
+        assert flat.figure().axes[0].get_yscale() == "linear"
+        name = "$x^{" + "deep/" * 40
+        hostile = dataclasses.replace(result, provenance={**result.provenance, "model": name})
+        figure = hostile.figure()
+        figure.canvas.draw()
+        edge = figure.get_window_extent().x1
+        assert all(text.get_window_extent().x1 < edge for text in figure.texts)
+        assert "$x^{" in figure.texts[0].get_text()
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (dict(length=0), "length is 0"),
+            (dict(length=2.5), "length is 2.5"),
+            (dict(examples=True), "examples is True"),
+            (dict(delta=0), "delta is 0"),
+            (dict(delta=1.0), "delta is 1.0"),
+            (dict(loss_bound=-1), "loss_bound is -1"),
+            (dict(lipschitz=math.inf), "lipschitz is inf"),
+            (dict(lengths=[]), "lengths is empty"),
+            (dict(lengths=[5, 0]), "lengths is 0"),
+            (dict(texts="a text"), "is about all texts: leave them out"),
+            (dict(examples=None), "was trained on is not recorded; give it as --examples"),
+        ],
+    )
+    def test_refuses(self, options, says):
+        with pytest.raises(InputError, match=says.replace("[", r"\[").replace("]", r"\]")):
+            generalization_bound(make(), **{"length": 5, "examples": 10, **options})
+
+    def test_refuses_damaged_weights(self):
+        model = make()
+        with torch.no_grad():
+            model.module.ssm.W_C[0, 0] = math.nan
+        with pytest.raises(InputError, match="is damaged: 1 of the .* numbers of .*W_C are not finite"):
+            generalization_bound(model, length=5, examples=10)
+
+    def test_norms_of_half_precision(self):
+        model = make()
+        model.module.to(torch.bfloat16)
+        found = norms_of(theorem_model(model), 0)
+        assert isinstance(found, Norms) and found.B_B == pytest.approx(numbers(model)["B_B"], rel=1e-12)
