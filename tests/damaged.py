@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from loud import loud
 from safetensors.torch import load_file, save_file
+from saving import write_diff_mamba2, write_mamba_ssm
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from ssmscope.models import checkpoints, diff_checkpoints
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.tasks.tokenizer import save_tokenizer, train_tokenizer
@@ -42,13 +42,11 @@ LAYOUTS: dict[str, Save] = {
     "mamba2": lambda path: loud(Mamba2ForCausalLM(Mamba2Config(**SIZES, **HEADS))).save_pretrained(path),
     "classifier": _classifier,
     "pixels": _pixels,
-    "mamba_ssm": lambda path: checkpoints.write_mamba_ssm(
+    "mamba_ssm": lambda path: write_mamba_ssm(
         loud(MambaForCausalLM(MambaConfig(**SIZES, time_step_rank=3))), path, safetensors=True
     ),
-    "mamba_ssm-2": lambda path: checkpoints.write_mamba_ssm(
-        loud(Mamba2ForCausalLM(Mamba2Config(**SIZES, **HEADS))), path
-    ),
-    "diff-mamba": lambda path: diff_checkpoints.write_diff_mamba2(
+    "mamba_ssm-2": lambda path: write_mamba_ssm(loud(Mamba2ForCausalLM(Mamba2Config(**SIZES, **HEADS))), path),
+    "diff-mamba": lambda path: write_diff_mamba2(
         loud(DiffMambaForCausalLM(DiffMambaConfig(**SIZES, head_dim=8, num_heads=4, n_groups=1))), path
     ),
 }

@@ -113,20 +113,15 @@ def whole(rows: Rows) -> Pieces:
     return Pieces(np.arange(len(rows)), zero, rows.lengths, zero - 1, zero, no, ~no)
 
 
-def forked(rows: Rows, *, fewer: float = 1) -> Pieces:
-    """Sorted, distinct rows with shared beginnings run once, where that saves enough.
+def ways_to_fork(rows: Rows, fewer: Sequence[float] = FEWER) -> Iterator[Pieces]:
+    """Sorted, distinct rows with shared beginnings run once, where that saves enough; by the tree of the beginnings.
 
     A run forks where rows part, at least `APART` tokens after the fork before, and where a row ends that others go on
     from, which is run to there anyway.
 
     Args:
-        fewer: how many times as many tokens lie between two forks at least, and are saved where fewer do.
+        fewer: of each way, how many times as many tokens lie between two forks at least, and are saved where fewer do.
     """
-    return next(ways_to_fork(rows, (fewer,)))
-
-
-def ways_to_fork(rows: Rows, fewer: Sequence[float] = FEWER) -> Iterator[Pieces]:
-    """As `forked`, in several ways, by the tree of the rows' beginnings."""
     lengths = rows.lengths.tolist()
     n = len(lengths)
     # the tree of beginnings: node i < n is the end of row i, the others are where rows part, −1 is the root

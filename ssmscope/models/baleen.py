@@ -74,7 +74,7 @@ def sample_log_gates(log_keep: Tensor, tau: float, samples: str = "hard") -> Ten
 
     The gate is the hard value of σ((logit + logistic noise) / τ), whose gradient it takes. With `soft` samples it is
     that number itself (GSAT, Miao et al. 2022), at least e⁻³⁰, whose mean is not the keep probability (.963 for .99 at
-    τ = 1) but that of `concrete.mean_gate`.
+    τ = 1) but that of `concrete.mean_log_gate`.
     """
     uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
     noise = torch.log(uniform) - torch.log1p(-uniform)

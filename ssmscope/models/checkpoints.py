@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.fields import check_depth, check_value, number, refused
 from ssmscope.models.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
@@ -154,7 +151,7 @@ def _builder(config: Mapping[str, Any], held: Contents, what: str) -> Callable[[
     if present:
         raise InputError(f"{what} has {' and '.join(present)}, which cannot be read from this layout")
     if kind == "Mamba2":
-        _check_groups(cfg.get("ngroups", 1), what)
+        check_groups(cfg.get("ngroups", 1), what)
     stored = {_in_transformers(name): tensor for name, tensor in held.tensors.items()}
     embeddings = stored.get("backbone.embeddings.weight")
     if embeddings is None:
@@ -208,50 +205,7 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
     return Mamba2AttnForCausalLM(Mamba2AttnConfig(**shared, **parts))
 
 
-def write_mamba_ssm(module: PreTrainedModel, directory: str | Path, *, safetensors: bool = False) -> Path:
-    """Save transformers' Mamba or Mamba-2 language model in mamba_ssm's layout; `directory` is made if need be.
-
-    Raises:
-        InputError: for another kind of model.
-    """
-    c = module.config
-    if type(module) is MambaForCausalLM:
-        cfg: dict[str, Any] = dict(layer="Mamba1", d_state=c.state_size, dt_rank=c.time_step_rank)
-    elif type(module) is Mamba2ForCausalLM:
-        _check_groups(c.n_groups, "this model")
-        cfg = dict(layer="Mamba2", d_state=c.state_size, headdim=c.head_dim, ngroups=c.n_groups)
-        cfg.update(chunk_size=c.chunk_size)
-        if tuple(c.time_step_limit) != (0.0, float("inf")):
-            cfg.update(dt_limit=list(c.time_step_limit))
-    else:
-        raise InputError(f"{type(module).__name__} has no form in mamba_ssm's layout: Mamba and Mamba-2 models have")
-    cfg.update(d_conv=c.conv_kernel, expand=c.expand, bias=c.use_bias, conv_bias=c.use_conv_bias)
-    config = dict(
-        d_model=c.hidden_size,
-        n_layer=c.num_hidden_layers,
-        vocab_size=c.vocab_size,
-        ssm_cfg=cfg,
-        rms_norm=True,
-        residual_in_fp32=c.residual_in_fp32,
-        fused_add_norm=True,
-        pad_vocab_size_multiple=1,
-        tie_embeddings=c.tie_word_embeddings,
-    )
-    weights = {
-        name.replace("backbone.embeddings.weight", "backbone.embedding.weight"): t.detach().clone().contiguous()
-        for name, t in stored_weights(module).items()
-    }
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=2))
-    if safetensors:
-        save_file(weights, directory / "model.safetensors")
-    else:
-        torch.save(weights, directory / "pytorch_model.bin")
-    return directory
-
-
-def _check_groups(groups: int, what: str) -> None:
+def check_groups(groups: int, what: str) -> None:
     """mamba_ssm norms every group of heads by itself; transformers before 5 norms all channels together."""
     if groups > 1 and int(transformers.__version__.split(".")[0]) < 5:
         raise InputError(

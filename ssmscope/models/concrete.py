@@ -17,11 +17,6 @@ STEP = 0.1  # between the table's ℓ; the cubic between them is right to 1e-7
 LARGEST = 100.0  # ℓ; a float32 keep probability has none beyond
 
 
-def mean_gate(logit: Tensor, tau: float) -> Tensor:
-    """E[σ((ℓ + z) / τ)] of every ℓ in `logit`; any shape, differentiable."""
-    return mean_log_gate(logit, tau).exp()
-
-
 def mean_log_gate(logit: Tensor, tau: float) -> Tensor:
     """log E[σ((ℓ + z) / τ)] of every ℓ in `logit`, without cancellation at either end; any shape, differentiable.
 

@@ -8,17 +8,13 @@ transformers' Mamba-2.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
-from transformers import Mamba2Config, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ssmscope.affine import stored_weights
 from ssmscope.errors import InputError
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.models.fields import check_depth, number
@@ -42,13 +38,6 @@ def our_name(name: str) -> str:
     for theirs, ours in PARTS.items():
         name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(theirs)}", rf"\g<1>{ours}", name)
     return name.replace("backbone.embedding.", "backbone.embeddings.")
-
-
-def their_name(name: str) -> str:
-    """The name in the authors' model of a tensor of `DiffMambaForCausalLM`."""
-    for theirs, ours in PARTS.items():
-        name = re.sub(rf"^(backbone\.layers\.\d+\.){re.escape(ours)}", rf"\g<1>{theirs}", name)
-    return name
 
 
 def is_diff_mamba2(config: Mapping[str, Any], directory: Path) -> bool:
@@ -112,44 +101,3 @@ def _as_setting(layers: set[int], fields: Mapping[str, Any]) -> str | list[int]:
     number = fields.get("num_hidden_layers", 0)
     named = {"full": set(range(number)), "hybrid": set(range(0, number, 2))}
     return next((name for name, those in named.items() if those == layers), sorted(layers))
-
-
-def write_diff_mamba2(module: PreTrainedModel, directory: str | Path) -> Path:
-    """Save a `DiffMambaForCausalLM` in the authors' layout; `directory` is made if need be.
-
-    Raises:
-        InputError: for a model that their code has no form of: another class, Diff-S6, no norm after the subtraction,
-            another form of λ, an expansion other than 2, or layers other than all, every other one or the last
-            quarter.
-    """
-    if not isinstance(module, DiffMambaForCausalLM):
-        raise InputError(f"{type(module).__name__} has no form in this layout: DiffMambaForCausalLM has")
-    config, number = module.config, module.config.num_hidden_layers
-    settings = {
-        "all": list(range(number)),
-        "alternate": list(range(0, number, 2)),
-        "quarter": list(range(number - number // 4, number)),
-    }
-    setting = next((name for name, those in settings.items() if those == config.differential_indices), None)
-    ours = (config.scope, config.normalize, config.lambda_form, config.expand)
-    if setting is None or ours != ("block", True, "sum", 2):
-        raise InputError(
-            "this layout has Diff-Mamba blocks with a norm, lambda_form 'sum' and expand 2, in all layers, every other "
-            f"one or the last quarter; this model has scope {config.scope!r}, normalize {config.normalize}, "
-            f"lambda_form {config.lambda_form!r}, expand {config.expand}, differential layers "
-            f"{config.differential_indices}"
-        )
-    shape = [name for name in Mamba2Config().to_dict() if name not in ABOUT_THE_FILE and not name.startswith("_")]
-    fields = {name: getattr(config, name) for name in shape}
-    fields.update(model_type="mamba2", architectures=["DiffMamba2ForCausalLM"])
-    fields.update(diffmamba=True, diffmamba_settings=setting)
-    weights: dict[str, Tensor] = {
-        their_name(name): tensor.detach().clone().contiguous()
-        for name, tensor in stored_weights(module).items()
-        if not (config.tie_word_embeddings and name == "lm_head.weight")
-    }
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(fields, indent=2))
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ssmscope.evaluation import evaluator, generating, running
-from ssmscope.evaluation.forking import forked
+from ssmscope.evaluation.forking import ways_to_fork
 
 
 @pytest.fixture(autouse=True)
 def forks_wherever_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of models for which a batch more costs nothing beside its tokens: of small ones it costs most."""
-    monkeypatch.setattr(evaluator, "planned", lambda model, rows, **most: forked(rows))
+    monkeypatch.setattr(evaluator, "planned", lambda model, rows, **most: next(ways_to_fork(rows, (1,))))
 
 
 @pytest.fixture

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from ssmscope.evaluation import forking, running
-from ssmscope.evaluation.forking import Rows, as_bytes, forked, whole
+from ssmscope.evaluation.forking import Pieces, Rows, as_bytes, ways_to_fork, whole
 
 P, Q = list(range(100, 110)), list(range(200, 208))  # 10 and 8 tokens
 
 
 def rows_of(*rows: list[int]) -> Rows:
     return Rows.of(sorted(as_bytes(rows)))
+
+
+def forked(rows: Rows, *, fewer: float = 1) -> Pieces:
+    return next(ways_to_fork(rows, (fewer,)))
 
 
 def test_rows_are_what_they_were():

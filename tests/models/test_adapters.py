@@ -13,6 +13,7 @@ import pytest
 import torch
 from examples import EXAMPLES
 from exhaustive import few
+from saving import write_mamba_ssm
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -26,7 +27,6 @@ from ssmscope.mixers import fast_scan, reader_of
 from ssmscope.model import Model
 from ssmscope.models import parts
 from ssmscope.models.baleen import convert
-from ssmscope.models.checkpoints import write_mamba_ssm
 from ssmscope.probes.bound.norms import theorem_model
 from ssmscope.probes.influence import influence
 from ssmscope.probes.lens.lenses import chosen_states, logit_lens

@@ -7,9 +7,13 @@ import itertools
 import pytest
 import torch
 
-from ssmscope.models.concrete import LARGEST, mean_gate, mean_log_gate
+from ssmscope.models.concrete import LARGEST, mean_log_gate
 
 LOGITS = torch.linspace(-30, 30, 301, dtype=torch.float64) + 0.01234
+
+
+def mean_gate(logit: torch.Tensor, tau: float) -> torch.Tensor:
+    return mean_log_gate(logit, tau).exp()
 
 
 def test_at_tau_1_it_is_the_closed_form():

@@ -9,13 +9,13 @@ import pytest
 import torch
 from loud import loud
 from safetensors.torch import load_file, save_file
+from saving import write_diff_mamba2
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from ssmscope.errors import InputError
 from ssmscope.models import diff_mamba
-from ssmscope.models.diff_checkpoints import write_diff_mamba2
 from ssmscope.models.load import load
 
 TWO = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, expand=2, conv_kernel=3, state_size=4)

@@ -44,7 +44,7 @@ def test_analyses_name_layers_by_them(model):
         assert np.allclose(found[0].maps[0].values, both[0].maps[-1].values, atol=1e-5 if gradient else 0)
     stability = ssmscope.stability(model, batch)
     assert [each.layer for each in stability.layers] == [0, 2] and stability.to_frame()["layer"].tolist() == [0, 2]
-    assert set(stability.norms_over_time()["layer"]) == {0, 2}
+    assert stability.numbers == (0, 2) and len(stability.norms) == 2
     influence = ssmscope.influence(model, batch, at="layers", fit_from=0)
     assert [reach.place for reach in influence.reaches] == ["output", "0", "2"]
     assert influence.similarity.places == ("embeddings", "0", "2", "output")

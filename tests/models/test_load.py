@@ -10,11 +10,12 @@ import pytest
 import torch
 import transformers
 from loud import loud
+from saving import write_mamba_ssm
 from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.models import architectures, checkpoints
+from ssmscope.models import architectures
 from ssmscope.models.split import placed
 from ssmscope.shipped import demos, readable_types
 from ssmscope.tasks.sequences import listops, majority
@@ -47,7 +48,7 @@ def small(second: bool = False, **more):
 @pytest.mark.parametrize("safetensors", [False, True])
 def test_mamba_ssm_layout_and_back(module, safetensors, tmp_path):
     module = module()
-    checkpoints.write_mamba_ssm(module, tmp_path, safetensors=safetensors)
+    write_mamba_ssm(module, tmp_path, safetensors=safetensors)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["d_model"] == 16 and "model_type" not in config
     again = ssmscope.load(tmp_path)
@@ -63,7 +64,7 @@ def test_mamba_ssm_defaults(tmp_path):
     """A configuration as the published Mamba-2 ones: every field of ssm_cfg left at its default but the layer."""
     config = Mamba2Config(vocab_size=32, hidden_size=64, num_hidden_layers=1, num_heads=2, n_groups=1, expand=2)
     torch.manual_seed(0)
-    checkpoints.write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
+    write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
     file = tmp_path / "config.json"
     fields = json.loads(file.read_text())
     fields["ssm_cfg"] = {"layer": "Mamba2"}
@@ -84,7 +85,7 @@ def test_mamba_ssm_defaults(tmp_path):
     ],
 )
 def test_mamba_ssm_parts_that_cannot_be_read(change, words, tmp_path):
-    checkpoints.write_mamba_ssm(small(), tmp_path)
+    write_mamba_ssm(small(), tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(InputError, match=words):
@@ -94,7 +95,7 @@ def test_mamba_ssm_parts_that_cannot_be_read(change, words, tmp_path):
 @pytest.mark.skipif(GROUPS > 1, reason="transformers 5 norms every group by itself, as mamba_ssm does")
 def test_groups_before_transformers_5(tmp_path):
     """There the gated norm takes all channels together: the logits would not be those of mamba_ssm."""
-    checkpoints.write_mamba_ssm(small(second=True), tmp_path)
+    write_mamba_ssm(small(second=True), tmp_path)
     file = tmp_path / "config.json"
     fields = json.loads(file.read_text())
     file.write_text(json.dumps({**fields, "ssm_cfg": {**fields["ssm_cfg"], "ngroups": 2}}))
@@ -102,12 +103,12 @@ def test_groups_before_transformers_5(tmp_path):
         ssmscope.load(tmp_path)
     config = Mamba2Config(**SMALL, state_size=4, num_heads=4, head_dim=8, n_groups=2)
     with pytest.raises(InputError, match="install transformers 5"):
-        checkpoints.write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
+        write_mamba_ssm(Mamba2ForCausalLM(config), tmp_path)
 
 
 def test_only_mambas_are_written(tmp_path):
     with pytest.raises(InputError, match="no form in mamba_ssm's layout"):
-        checkpoints.write_mamba_ssm(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), tmp_path)
+        write_mamba_ssm(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)), tmp_path)
 
 
 def log_odds(model, rows):
@@ -158,7 +159,7 @@ def test_a_pickle_with_code_is_not_run(tmp_path):
     with open(tmp_path / "evil.pth", "wb") as file:
         pickle.dump({"embedding.weight": Payload(witness)}, file)
     torch.save({"embedding.weight": Payload(witness)}, tmp_path / "evil2.pth")
-    directory = checkpoints.write_mamba_ssm(small(), tmp_path / "mamba")
+    directory = write_mamba_ssm(small(), tmp_path / "mamba")
     torch.save({"backbone.embedding.weight": Payload(witness)}, directory / "pytorch_model.bin")
     in_transformers = tmp_path / "transformers"
     small().save_pretrained(in_transformers)
@@ -183,7 +184,7 @@ def broken(tmp_path, case: str):
         weights.write_bytes(weights.read_bytes()[:-1000])
         return directory, "no complete safetensors file"
     if case == "truncated in mamba_ssm's layout":
-        other = checkpoints.write_mamba_ssm(small(), tmp_path / "other", safetensors=True)
+        other = write_mamba_ssm(small(), tmp_path / "other", safetensors=True)
         file = other / "model.safetensors"
         file.write_bytes(file.read_bytes()[:100])
         return other, "no complete safetensors file"
@@ -282,7 +283,7 @@ def test_a_hub_id_is_fetched_and_read(tmp_path, monkeypatch, safetensors):
 
     monkeypatch.setattr("ssmscope.models.load.snapshot_download", snapshot_download)
     module = small()
-    checkpoints.write_mamba_ssm(module, tmp_path, safetensors=safetensors)
+    write_mamba_ssm(module, tmp_path, safetensors=safetensors)
     model = ssmscope.load("somebody/some-mamba")
     assert model.name == "somebody/some-mamba" and type(model.module) is type(module)
     assert [name for name, _ in asked] == ["somebody/some-mamba"] * (1 if safetensors else 2)

@@ -464,8 +464,6 @@ class TestResult:
         assert len(heads) == sum(layer.heads for layer in result.layers)
         chosen = heads[(heads.layer == 1) & (heads.part == 1)]
         assert chosen.mean_gain.tolist() == one.mean.tolist() and chosen.half_life.tolist() == one.half_life.tolist()
-        norms = result.norms_over_time()
-        assert len(norms) == result.norms[..., 0].size and norms.norm.tolist() == result.norms[..., 0].ravel().tolist()
         without = stability(example("gla"), length=20)
         assert without.to_frame().spectral_abscissa.isna().all() and without.heads().spectral_abscissa.isna().all()
 

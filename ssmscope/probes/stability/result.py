@@ -218,17 +218,6 @@ class Stability(Result, kind="stability"):
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def norms_over_time(self) -> DataFrame:
-        """A row per layer and position: columns layer, position (from 0), norm, low, high."""
-        import pandas as pd
-
-        rows = [
-            (layer, int(position), *norms[at].tolist())
-            for layer, norms in zip(self.numbers, self.norms)
-            for at, position in enumerate(self.positions)
-        ]
-        return pd.DataFrame(rows, columns=["layer", "position", "norm", "low", "high"])
-
     def blocks(self) -> Iterable[Block]:
 
         yield from self.opening(f"On {self.inputs}. {self.in_words()}", notes=self.notes)
