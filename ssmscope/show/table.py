@@ -74,9 +74,9 @@ def in_percent(found: Estimate, *, interval: bool = True, sign: bool = True) -> 
     return f"{value}{' %' if sign else ''}{ends}".replace("-", "−")
 
 
-def as_share(value: float, absent: str = "not defined") -> str:
+def as_share(value: float) -> str:
     """An accuracy or another share from 0 to 1, without an interval; a small one has three significant digits."""
-    return absent if math.isnan(value) else number(value, 3 if value == 0 or value >= SMALL else None)
+    return "not defined" if math.isnan(value) else number(value, 3 if value == 0 or value >= SMALL else None)
 
 
 def digits_of(shares: Iterable[Estimate]) -> int | None:

@@ -28,12 +28,12 @@ MOST_HEADS = 32  # of a Mamba-2 of ours: where there are more, they are a Mamba'
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
 
-def wilson_interval(correct: int, total: int, z: float = Z95) -> tuple[float, float]:
-    """The score interval of a proportion, by default at 95 % (Wilson 1927): it stays within [0, 1].
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
+    """The score interval of a proportion at 95 % (Wilson 1927): it stays within [0, 1].
 
     (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
     """
-    p = correct / total
+    p, z = correct / total, Z95
     centre = p + z * z / (2 * total)
     spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total

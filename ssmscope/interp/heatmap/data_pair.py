@@ -44,12 +44,12 @@ class SharedWord:
         return max(first.low - other.high, other.low - first.high)
 
 
-def shared_words(results: Sequence[DataHeatmap], most: int = HIGH + LOW) -> list[SharedWord]:
+def shared_words(results: Sequence[DataHeatmap]) -> list[SharedWord]:
     """The words that both name, those of which the first model keeps more than the other first; of many those whose
     intervals lie furthest apart."""
     theirs = {each.word: each.kept for each in results[1].words}
     found = [SharedWord(each.word, (each.kept, theirs[each.word])) for each in results[0].words if each.word in theirs]
-    return sorted(sorted(found, key=lambda each: -each.gap)[:most], key=lambda each: -each.difference)
+    return sorted(sorted(found, key=lambda each: -each.gap)[: HIGH + LOW], key=lambda each: -each.difference)
 
 
 def differences(results: Sequence[DataHeatmap], names: Sequence[str]) -> Table:
