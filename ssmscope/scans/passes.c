@@ -43,43 +43,39 @@ INLINE void put(float *to, lanes v, int count) {
         for (int i = 0; i < count; i++) to[i] = v[i];
 }
 
-INLINE lanes sigmoid(lanes v) {
-    return 1.0f / (1.0f + exponential(-v));
-}
-
-INLINE lanes silu(lanes v) {
-    return v / (1.0f + exponential(-v));
-}
-
-/* SiLU' = s (1 + v (1 - s)) = s + SiLU (1 - s), and SiLU itself. */
-INLINE lanes silu_slope(lanes v, lanes *value) {
-    lanes s = sigmoid(v);
-    *value = v * s;
-    return s + *value * (1.0f - s);
-}
-
-/* One vector of channels of one position; `before` has the taps - 1 inputs before the first position, or is NULL. */
-INLINE void convolved(const shape *s, view x, const float *weight, const float *bias, const float *before, float *y,
-                      int64_t n, int64_t t, int64_t c, int count) {
-    int64_t back = s->taps - 1;
+/* Channels of one position from the rows of its inputs, the nearest first, NULL where there are none. */
+INLINE void convolved(const float *const *in, const float *weight, const float *bias, float *y, int64_t D, int64_t c,
+                      int count, const int taps) {
     lanes v = bias == NULL ? (lanes){0} : load(bias + c, count);
-    for (int64_t j = back; j >= 0; j--) {
-        const float *at = t >= j ? row(x, n, t - j) : NULL;
-        if (at == NULL && before != NULL) at = before + (n * back + back + t - j) * s->channels;
-        if (at != NULL) v += load(weight + j * s->channels + c, count) * load(at + c, count);
-    }
+    for (int j = taps - 1; j >= 0; j--)
+        if (in[j] != NULL) v += load(weight + j * D + c, count) * load(in[j] + c, count);
     v = silu(v);
-    put(y + (n * s->length + t) * s->channels + c, v, count);
+    put(y + c, v, count);
 }
 
-/* weight (taps, channels), the current position's first; y (batch, length, channels), contiguous, as is `before`. */
+/* weight (taps, channels), the current position's first; y (batch, length, channels), contiguous, as is `before`, the
+ * taps - 1 inputs before the first position, which may be NULL. At most TAPS taps. */
 void ssm_convolve(const shape *s, view x, const float *weight, const float *bias, const float *before, float *y) {
-    int64_t whole = s->channels - s->channels % LANES;
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+    const int64_t D = s->channels, whole = D - D % LANES, back = s->taps - 1;
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
-        int64_t n = task / s->length, t = task % s->length;
-        for (int64_t c = 0; c < whole; c += LANES) convolved(s, x, weight, bias, before, y, n, t, c, LANES);
-        if (whole < s->channels) convolved(s, x, weight, bias, before, y, n, t, whole, (int)(s->channels - whole));
+        const int64_t n = task / s->length, t = task % s->length;
+        const float *in[TAPS];
+        float *to = y + task * D;
+        for (int64_t j = 0; j <= back; j++)
+            in[j] = t >= j ? row(x, n, t - j) : before ? before + (n * back + back + t - j) * D : NULL;
+        if (back == 3 && in[3] != NULL && bias != NULL) {
+            const float *a[] = {in[0], in[1], in[2], in[3]};
+            for (int64_t c = 0; c < whole; c += LANES) {
+                __builtin_prefetch(a[0] + x.step + c);
+                lanes v = load(bias + c, LANES);
+                for (int j = 3; j >= 0; j--) v += load(weight + j * D + c, LANES) * load(a[j] + c, LANES);
+                v = silu(v);
+                put(to + c, v, LANES);
+            }
+        } else
+            for (int64_t c = 0; c < whole; c += LANES) convolved(in, weight, bias, to, D, c, LANES, (int)s->taps);
+        if (whole < D) convolved(in, weight, bias, to, D, whole, (int)(D - whole), (int)s->taps);
     }
 }
 
@@ -116,18 +112,6 @@ void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, fl
 }
 
 /* ---- gates and steps ---- */
-
-/* log(1 + e^v) = max(v, 0) + log(1 + e), e = e^-|v|; log(1 + e) = 2 artanh(q), q = e / (2 + e) <= 1/3, an even
- * polynomial of q times q with a relative error below 4e-9. */
-INLINE lanes softplus(lanes v) {
-    ints sign = (ints)v & (ints)all(-0.0f);
-    lanes e = exponential((lanes)((ints)v | (ints)all(-0.0f))), q = e / (2.0f + e), u = q * q;
-    lanes p = u * all(0x1.208bdp-2f) + 0x1.1e510ap-2f;
-    p = p * u + 0x1.99dae6p-2f;
-    p = p * u + 0x1.5554ep-1f;
-    p = p * u + 2.0f;
-    return (lanes)(~(sign >> 31) & (ints)v) + p * q;
-}
 
 /* to = y SiLU(z), rows of channels; `to` is contiguous. */
 void ssm_gate(const shape *s, view y, view z, float *to) {
