@@ -19,7 +19,7 @@ from ssmscope import ssm
 from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
+from ssmscope.intercept import check_plain, has_hooks, is_kept, is_own, taken_over, taker_of, watched
 from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
@@ -30,9 +30,10 @@ class Architecture(Protocol):
     """How to read one family of layers: the names that a file in `ssmscope.models` defines.
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False
-    for layers that keep nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
+    output alone; `at_once(mixer, u)`, its output where nobody asks for terms, or None where that is no quicker;
+    `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, a
+    model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False for layers that keep
+    nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
@@ -294,6 +295,10 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
         return reader.returned(result) if hasattr(reader, "returned") else result
+    if visit is None and state is None and mask is None and is_own(mixer, below) and hasattr(reader, "at_once"):
+        result = reader.at_once(mixer, u)
+        if result is not None:
+            return reader.returned(result) if hasattr(reader, "returned") else result
     layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
@@ -395,6 +400,18 @@ def computed_by(
         _computed_by.reset(tokens[0])
         _entering.reset(tokens[1])
         _taps.reset(tokens[2])
+
+
+def is_changed(mixer: nn.Module) -> bool:
+    """Whether a run changes what a mixer's convolution reads."""
+    return id(mixer) in _entering.get() or id(mixer) in _taps.get()
+
+
+def is_read(part: nn.Module) -> bool:
+    """Whether a mixer's linear layer computes what its weights say, and nobody sees it run."""
+    taker = taker_of(part)
+    alone = taker is None or (isinstance(taker, partial) and taker.func is _constant_linear)
+    return type(part) is nn.Linear and alone and is_own(part, part.forward) and not has_hooks(part)
 
 
 def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:

@@ -176,6 +176,7 @@ typedef struct {
     view x, grad;
     const float *weight, *bias, *before;
     float *xbar, *beforebar;
+    int64_t xbar_row;
 } convolution;
 
 /* One vector of channels over a block, from its end on: `later` are the slopes of the steps behind it, of the nearest
@@ -204,7 +205,7 @@ INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int6
         }
         for (int j = 0; j < taps; j++) out += w[j] * g[j];
         if (t >= 0)
-            put(f->xbar + (n * f->s->length + t) * D + c, out, count);
+            put(f->xbar + (n * f->s->length + t) * f->xbar_row + c, out, count);
         else if (f->beforebar != NULL)
             put(f->beforebar + (n * back + back + t) * D + c, out, count);
     }
@@ -213,12 +214,12 @@ INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int6
 }
 
 /* The gradients of x (batch, length, channels), of `before`, of weight and bias, (taps + 1, channels) for each
- * sequence: the bias is the last. All contiguous; a task is some channels of one sequence, from its end on. */
+ * sequence: the bias is the last. All contiguous, but for the rows of x's, `xbar_row` numbers apart; a task is some channels of one sequence, from its end on. */
 void ssm_convolve_backward(const shape *s, view x, const float *weight, const float *bias, const float *before,
-                           view grad, float *xbar, float *beforebar, float *weightbar) {
+                           view grad, float *xbar, float *beforebar, float *weightbar, int64_t xbar_row) {
     const int64_t slabs = (s->channels + CHANNELS - 1) / CHANNELS, D = s->channels;
     const int back = (int)s->taps - 1;
-    const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar};
+    const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar, xbar_row};
 #pragma omp parallel for num_threads(s->threads) schedule(static)
     for (int64_t task = 0; task < s->batch * slabs; task++) {
         const int64_t n = task / slabs, first = task % slabs * CHANNELS, last = first + smaller(D - first, CHANNELS);

@@ -80,20 +80,28 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         x, weight, bias, tail = ctx.saved_tensors
-        batch, _, channels = x.shape
-        taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
-        tail = None if tail is None else tail.contiguous()
-        grad_x, sums = x.new_empty(x.shape), x.new_empty(batch, taps + 1, channels)
-        grad_tail = None if tail is None else tail.new_empty(tail.shape)
-        kernels.loaded().ssm_convolve_backward(
-            _shape(x, taps=taps),
-            _view(x),
-            *map(address, (first, bias, tail)),
-            _view(grad),
-            *map(address, (grad_x, grad_tail, sums)),
-        )
-        sums = sums.sum(0)
-        return grad_x, sums[:taps].t().flip(-1), None if bias is None else sums[taps], grad_tail
+        grad_x = x.new_empty(x.shape)
+        grad_weight, grad_bias, grad_tail = _convolved_back(x, weight, bias, tail, grad, grad_x)
+        return grad_x, grad_weight, grad_bias, grad_tail
+
+
+def _convolved_back(x, weight, bias, tail, grad, grad_x):
+    """The gradients of a convolution's weight, bias and tail; that of x is put into `grad_x`, channels side by side."""
+    batch, _, channels = x.shape
+    taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
+    tail = None if tail is None else tail.contiguous()
+    sums = x.new_empty(batch, taps + 1, channels)
+    grad_tail = None if tail is None else tail.new_empty(tail.shape)
+    kernels.loaded().ssm_convolve_backward(
+        _shape(x, taps=taps),
+        _view(x),
+        *map(address, (first, bias, tail)),
+        _view(grad),
+        *map(address, (grad_x, grad_tail, sums)),
+        grad_x.stride(1),
+    )
+    sums = sums.sum(0)
+    return sums[:taps].t().flip(-1), None if bias is None else sums[taps], grad_tail
 
 
 def _normed(y: Tensor, z: Tensor | None, weight: Tensor, eps: float, size: int) -> Tensor:
@@ -193,7 +201,7 @@ def _declare(library: ctypes.CDLL) -> None:
     shape, numbers, real = ctypes.POINTER(_Shape), ctypes.c_void_p, ctypes.c_float
     taken = {
         "convolve": [_View, *[numbers] * 4],
-        "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3],
+        "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3, ctypes.c_int64],
         "norm": [_View, _View, numbers, real, numbers],
         "norm_backward": [_View, _View, numbers, real, _View, *[numbers] * 3],
         "gate": [_View, _View, numbers],
