@@ -55,7 +55,8 @@ def test_values_and_gradients(calls, name, length, constant):
     assert len(calls) == 2
     exact = answers(deepcopy(model).double(), length, constant)
     assert len(calls) == 2
-    assert torch.equal(answers(model, length, constant, sensitive=False)[0], found[0])
+    alone = answers(model, length, constant, sensitive=False)[0]
+    assert (alone - found[0]).abs().max() <= 1e-6 * alone.abs().max()
     for ours, theirs in zip(found, exact, strict=True):
         assert (ours.double() - theirs).abs().max() <= 2e-5 * theirs.abs().max()
 

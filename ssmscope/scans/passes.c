@@ -95,7 +95,7 @@ INLINE void weighed(const float *weight, lanes factor, float *out, int count) {
 void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, float *out) {
     int64_t whole = s->size - s->size % LANES;
     int rest = (int)(s->size - whole);
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         int64_t n = task / s->length, t = task % s->length;
         for (int64_t start = 0; start < s->channels; start += s->size) {
@@ -111,11 +111,34 @@ void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, fl
     }
 }
 
+/* total = x + added, rows of channels, and out its norm over all of them; both contiguous. */
+void ssm_add_norm(const shape *s, view x, view added, const float *weight, float eps, float *total, float *out) {
+    const int64_t D = s->channels;
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
+    for (int64_t task = 0; task < s->batch * s->length; task++) {
+        const float *of_x = row(x, task / s->length, task % s->length), *more = row(added, task / s->length, task % s->length);
+        float *sum = total + task * D, *to = out + task * D;
+        lanes squares = {0};
+        for (int64_t c = 0; c < D; c += LANES) {
+            int count = smaller(D - c, LANES);
+            lanes v = load(of_x + c, count) + load(more + c, count);
+            put(sum + c, v, count);
+            squares += v * v;
+        }
+        lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)D + eps));
+        for (int64_t c = 0; c < D; c += LANES) {
+            int count = smaller(D - c, LANES);
+            lanes v = load(weight + c, count) * (load(sum + c, count) * factor);
+            put(to + c, v, count);
+        }
+    }
+}
+
 /* ---- gates and steps ---- */
 
 /* to = y SiLU(z), rows of channels; `to` is contiguous. */
 void ssm_gate(const shape *s, view y, view z, float *to) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of_y = row(y, task / s->length, task % s->length), *of_z = row(z, task / s->length, task % s->length);
         for (int64_t c = 0; c < s->channels; c += LANES) {
@@ -127,7 +150,7 @@ void ssm_gate(const shape *s, view y, view z, float *to) {
 }
 
 void ssm_gate_backward(const shape *s, view y, view z, view grad, float *ybar, float *zbar) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const int64_t n = task / s->length, t = task % s->length, at = task * s->channels;
         const float *of_y = row(y, n, t), *of_z = row(z, n, t), *back = row(grad, n, t);
@@ -142,7 +165,7 @@ void ssm_gate_backward(const shape *s, view y, view z, view grad, float *ybar, f
 
 /* to = log(1 + e^v), and vbar = grad / (1 + e^-v). */
 void ssm_softplus(const shape *s, view v, float *to) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of = row(v, task / s->length, task % s->length);
         for (int64_t c = 0; c < s->channels; c += LANES) {
@@ -153,7 +176,7 @@ void ssm_softplus(const shape *s, view v, float *to) {
 }
 
 void ssm_softplus_backward(const shape *s, view v, view grad, float *vbar) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of = row(v, task / s->length, task % s->length);
         const float *back = row(grad, task / s->length, task % s->length);
@@ -220,7 +243,7 @@ void ssm_convolve_backward(const shape *s, view x, const float *weight, const fl
     const int64_t slabs = (s->channels + CHANNELS - 1) / CHANNELS, D = s->channels;
     const int back = (int)s->taps - 1;
     const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar, xbar_row};
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * slabs; task++) {
         const int64_t n = task / slabs, first = task % slabs * CHANNELS, last = first + smaller(D - first, CHANNELS);
         lanes later[CHANNELS / LANES][TAPS], sums[CHANNELS / LANES][TAPS + 1];
@@ -247,7 +270,7 @@ void ssm_convolve_backward(const shape *s, view x, const float *weight, const fl
 void ssm_norm_backward(const shape *s, view y, view z, const float *weight, float eps, view grad, float *ybar,
                        float *zbar, float *weightbar) {
     const int64_t rows = s->batch * s->length, blocks = (rows + STEPS - 1) / STEPS;
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
         float *sums = weightbar + block * s->channels;
         memset(sums, 0, s->channels * sizeof(float));

@@ -48,6 +48,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _run(_Norm, _normed, x, None, weight, eps, x.shape[2])
 
 
+def add_and_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added of (batch, length, channels), and `rms_norm` of that, in one pass, without gradients."""
+    total, out = x.new_empty(x.shape), x.new_empty(x.shape)
+    terms = (_shape(x), _view(x), _view(added), address(weight), eps)
+    kernels.loaded().ssm_add_norm(*terms, *map(address, (total, out)))
+    return total, out
+
+
 def gated(y: Tensor, z: Tensor) -> Tensor:
     """y ⊙ SiLU(z) of (batch, length, channels)."""
     return _run(_Gate, _gated, y, z)
@@ -203,6 +211,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "convolve": [_View, *[numbers] * 4],
         "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3, ctypes.c_int64],
         "norm": [_View, _View, numbers, real, numbers],
+        "add_norm": [_View, _View, numbers, real, *[numbers] * 2],
         "norm_backward": [_View, _View, numbers, real, _View, *[numbers] * 3],
         "gate": [_View, _View, numbers],
         "gate_backward": [_View, _View, _View, numbers, numbers],
