@@ -19,7 +19,7 @@ from ssmscope import ssm
 from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, has_hooks, is_kept, is_own, taken_over, taker_of, watched
+from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
 from ssmscope.scans import fused_parts, passes, passes_native
 from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
@@ -421,7 +421,8 @@ def is_read(part: nn.Module) -> bool:
     """Whether a mixer's linear layer computes what its weights say, and nobody sees it run."""
     taker = taker_of(part)
     alone = taker is None or (isinstance(taker, partial) and taker.func is _constant_linear)
-    return type(part) is nn.Linear and alone and is_own(part, part.forward) and not has_hooks(part)
+    seen = part._forward_hooks or part._forward_pre_hooks
+    return type(part) is nn.Linear and alone and is_own(part, part.forward) and not seen
 
 
 def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:

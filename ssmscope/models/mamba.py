@@ -78,7 +78,7 @@ def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
     if not few or none is not None or step_bias is None:
         return None
     terms = [t if t is None else as_constant(t) for t in (weight, bias, read, step, step_bias, mixer.A_log, mixer.D)]
-    if not mamba_native.applicable(u, mixer.in_proj.weight, *(t for t in terms if t is not None)):
+    if not mamba_native.applicable(u, *(t for t in terms if t is not None)):
         return None
     weight, bias, read, step, step_bias, A_log, D = terms
     projected = mixer.in_proj(u)

@@ -18,9 +18,9 @@ from ssmscope.scans import native, passes_native
 
 
 def applicable(*terms: Tensor) -> bool:
-    """Whether `between` takes these: float32, on a CPU."""
-    plain = all(native.is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling()
-    return plain and native.available() and passes_native.available()
+    """Whether `between` takes these: float32, on a CPU, outside of autocasting."""
+    whole = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
+    return whole and all(native.is_plain(t, "cpu") for t in terms) and native.available() and passes_native.available()
 
 
 def between(
