@@ -30,9 +30,10 @@ class Architecture(Protocol):
     """How to read one family of layers: the names that a file in `ssmscope.models` defines.
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
-    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False
-    for layers that keep nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
+    output alone; `at_once(mixer, u)`, its output where nobody asks for terms, or None where that is no quicker;
+    `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, a
+    model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False for layers that keep
+    nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
@@ -202,7 +203,7 @@ def fast_scan(
     norms = [
         (part, partial(_normed, part))
         for part in parts
-        if type(part).__name__ in passes.NORMS and part.weight.device.type in ("cuda", "cpu") and taker_of(part) is None
+        if type(part).__name__ in passes.NORMS and _is_known(part.weight) and taker_of(part) is None
     ]
     blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
@@ -218,8 +219,17 @@ def fast_scan(
         yield
 
 
-def _on_gpu(t: Tensor) -> bool:
-    return t.device.type == "cuda"
+def _is_known(t: Tensor) -> bool:
+    return t.device.type in ("cuda", "cpu")
+
+
+def _passes(*tensors: Tensor) -> Any:
+    """The module with the kernels that take these without gradients; None where there is none."""
+    if passes.applicable(*tensors):
+        return passes
+    if tensors[0].ndim == 3 and not torch.is_grad_enabled() and passes_native.applicable(*tensors):
+        return passes_native
+    return None
 
 
 CACHES = ("cache_params", "past_key_values", "state")
@@ -294,6 +304,10 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
         return reader.returned(result) if hasattr(reader, "returned") else result
+    if visit is None and state is None and mask is None and is_own(mixer, below) and hasattr(reader, "at_once"):
+        result = reader.at_once(mixer, u)
+        if result is not None:
+            return reader.returned(result) if hasattr(reader, "returned") else result
     layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
@@ -331,14 +345,14 @@ class _Residual:
     @classmethod
     def handlers(cls, parts: Sequence[nn.Module]) -> list[tuple[nn.Module, Callable[..., Any]]]:
         """Of all blocks but the last."""
-        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and _on_gpu(p.norm.weight)]
+        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and _is_known(p.norm.weight)]
         run = cls()
         return [(block, partial(run.block, block, after)) for block, after in zip(blocks, [*blocks[1:], None])]
 
     def block(self, block: Any, after: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
         """The output of a block, which another one comes after."""
         known = len(args) == 1 and set(kwargs) <= {"cache_params", "cache_position", "attention_mask"}
-        if not known or not is_own(block, below) or not passes.applicable(args[0]):
+        if not known or not is_own(block, below) or _passes(args[0]) is None:
             return below(*args, **kwargs)
         (x,), norm = args, block.norm
         normed, self.normed = self.normed, None
@@ -346,9 +360,10 @@ class _Residual:
         added = block.mixer(normed[2] if ready and normed else norm(x.to(norm.weight.dtype)), **kwargs)
         x = x.float() if block.residual_in_fp32 and x.dtype != torch.float32 else x
         own = after is not None and _unseen(after.norm)
-        if not own or not passes.applicable(x, added, after.norm.weight) or x.shape[-1] > passes.MOST:
+        kernels = _passes(x, added, after.norm.weight) if own else None
+        if kernels is None or x.shape[-1] > passes.MOST:
             return x + added
-        total, following = passes.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
+        total, following = kernels.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
         self.normed = total, total._version, following
         return total
 
@@ -395,6 +410,19 @@ def computed_by(
         _computed_by.reset(tokens[0])
         _entering.reset(tokens[1])
         _taps.reset(tokens[2])
+
+
+def is_changed(mixer: nn.Module) -> bool:
+    """Whether a run changes what a mixer's convolution reads."""
+    return id(mixer) in _entering.get() or id(mixer) in _taps.get()
+
+
+def is_read(part: nn.Module) -> bool:
+    """Whether a mixer's linear layer computes what its weights say, and nobody sees it run."""
+    taker = taker_of(part)
+    alone = taker is None or (isinstance(taker, partial) and taker.func is _constant_linear)
+    seen = part._forward_hooks or part._forward_pre_hooks
+    return type(part) is nn.Linear and alone and is_own(part, part.forward) and not seen
 
 
 def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:

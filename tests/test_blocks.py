@@ -1,8 +1,9 @@
-"""A block's sum and the next one's norm in one pass: what it computes, and who still sees the norm. The kernel is
-replaced by its definition, and the CPU taken for a GPU."""
+"""A block's sum and the next one's norm in one pass: what it computes, and who still sees the norm. The kernel of a GPU
+is replaced by its definition; that of a CPU is tested as it is."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import ssmscope
 from ssmscope import mixers
 from ssmscope.models import mamba, mamba2
-from ssmscope.scans import passes
+from ssmscope.scans import passes, passes_native
 
 
 def rms_norm(x, weight, eps):
@@ -30,7 +31,6 @@ def sums(monkeypatch) -> list[torch.Tensor]:
     stub = SimpleNamespace(rms_norm=rms_norm, add_and_rms_norm=add_and_rms_norm, NORMS=passes.NORMS, MOST=passes.MOST)
     stub.applicable = lambda *tensors: not torch.is_grad_enabled()
     monkeypatch.setattr(mixers, "passes", stub)
-    monkeypatch.setattr(mixers, "_on_gpu", lambda t: True)
     return found
 
 
@@ -71,3 +71,18 @@ def test_hooks_see_norms_and_change_sums(sums):
     halved.remove()
     with torch.no_grad():
         assert not torch.allclose(module(batch.input_ids, use_cache=False).logits, theirs, atol=1e-3)
+
+
+@pytest.mark.skipif(not passes_native.available(), reason=f"no C kernel here: {passes_native.why_not()}")
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_kernels_of_a_cpu(name, monkeypatch):
+    made, inner = [], passes_native.add_and_rms_norm
+    monkeypatch.setattr(passes_native, "add_and_rms_norm", lambda *terms: made.append(1) or inner(*terms))
+    torch.manual_seed(0)
+    module = FAMILIES[name].examples()[name].eval()
+    model = ssmscope.load(module)
+    batch = model.encode(ids=list(range(5, 25)))
+    ours = model.logits(batch)
+    assert len(made) == model.num_layers - 1
+    exact = ssmscope.load(deepcopy(module).double()).logits(batch)
+    assert (ours.double() - exact).abs().max() <= 1e-5 * exact.abs().max() and len(made) == model.num_layers - 1

@@ -127,3 +127,13 @@ def test_what_they_are_not_given():
     assert not passes_native.applicable(x.double(), weight) and not passes_native.applicable(x.mT)
     found = activated_convolution(x, weight, None, nn.SiLU())
     near(found, silu(conv1d(pad(x, (0, 0, 3, 0)).mT.double(), weight.double(), groups=8).mT))
+
+
+@pytest.mark.parametrize(("length", "channels"), [(1, 3), (70, 64), (33, 130)])
+def test_sum_and_norm(length, channels):
+    x, added = drawn(2, length, 2 * channels)[..., channels:], drawn(2, length, channels, seed=1)
+    weight = drawn(channels, seed=2)
+    total, normed = passes_native.add_and_rms_norm(x, added, weight, 1e-5)
+    assert torch.equal(total, x + added)
+    exact = total.double()
+    near(normed, weight.double() * exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt())

@@ -12,8 +12,9 @@ from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMi
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import entering, taps_read
+from ssmscope.mixers import as_constant, entering, is_changed, is_read, taps_read
 from ssmscope.models.parts import (
+    SILU,
     as_mask,
     at_least_float32,
     constant,
@@ -27,7 +28,7 @@ from ssmscope.models.parts import (
     projected_step,
     projection,
 )
-from ssmscope.scans import passes
+from ssmscope.scans import mamba_native, passes, passes_native
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -63,6 +64,27 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     )
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
     return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
+    """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it."""
+    if type(mixer) is not MambaMixer or not (is_read(mixer.x_proj) and is_read(mixer.dt_proj)) or is_changed(mixer):
+        return None
+    (weight, bias), (read, none), (step, step_bias) = (
+        convolution(mixer, u.new_empty(0, 0, mixer.intermediate_size)),
+        *((part.weight, part.bias) for part in (mixer.x_proj, mixer.dt_proj)),
+    )
+    few = weight.shape[-1] <= passes_native.TAPS and type(mixer.act).__name__ in SILU and u.ndim == 3 and u.numel()
+    if not few or none is not None or step_bias is None:
+        return None
+    terms = [t if t is None else as_constant(t) for t in (weight, bias, read, step, step_bias, mixer.A_log, mixer.D)]
+    if not mamba_native.applicable(u, *(t for t in terms if t is not None)):
+        return None
+    weight, bias, read, step, step_bias, A_log, D = terms
+    projected = mixer.in_proj(u)
+    if not mamba_native.applicable(projected):
+        return None
+    return mixer.out_proj(mamba_native.between(projected, (weight[:, 0], bias), read, (step, step_bias), A_log, D))
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

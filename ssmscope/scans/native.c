@@ -10,10 +10,17 @@
  * Within a tile the loop over steps is the innermost one: A, the state and the adjoint of one (vector, n) stay in
  * registers, and any number of states runs alike.
  *
- * A task is one (sequence, slab). Sums over channels are taken within a slab first, then over slabs in their order, so
+ * With a `bias` what is given as delta is v, and delta = softplus(v + bias); with a `z` what is written is y SiLU(z).
+ *
+ * A task is a band of slabs, which go through the steps side by side. Sums over channels are taken within a slab first, then over slabs in their order, so
  * that no result depends on the number of threads. */
 
 #include "tiles.h"
+
+enum {
+    PARTS = 4, /* for each thread */
+    BAND = 8   /* slabs, at most */
+};
 
 enum { TOGETHER = 2 }; /* states of a vector walked side by side: they share what is read of a step */
 
@@ -78,63 +85,115 @@ static void sum_kept(float *out, tile kept, int steps, int channels) {
     }
 }
 
+/* The steps of a tile that holds them before their softplus. */
+static void open_steps(tile delta, const lanes *bias, int steps) {
+    for (int v = 0; v < VECTORS; v++)
+        for (int r = 0; r < steps; r++) delta[v][r] = softplus(delta[v][r] + bias[v]);
+}
+
+/* How many neighbouring slabs one thread takes through a chunk before the next: their rows stand on the same pages. */
+static int band_of(const shape *s) {
+    const int64_t share = s->batch * slabs_of(s) / (PARTS * s->threads);
+    return share < 1 ? 1 : smaller(share, BAND);
+}
+
 typedef struct {
     const shape *s;
-    view x, delta;
-    const float *A, *b, *c, *D, *initial; /* D may be NULL */
+    view x, delta, z;                            /* z.at may be NULL */
+    const float *bias, *A, *b, *c, *D, *initial; /* bias and D may be NULL */
     float *y, *final, *starts, *sums; /* sums of a_t, (task, length); starts and sums may be NULL */
     lanes *work;                      /* a state and rates, thus four matrices, per task */
 } forward_terms;
 
-static void forward_task(const forward_terms *f, int64_t task) {
-    const shape *s = f->s;
-    const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
-    const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
-    const int channels = channels_of(s, task % slabs);
-    tile delta, x, y, kept;
-    lanes *H = f->work + 4 * task * matrix, skip[VECTORS];
-    rate *A = (rate *)(H + matrix);
-    float most;
-    int grows, way[VECTORS];
-    load_rates(A, &most, &grows, f->A + d * N, N, channels);
-    if (f->D) load_matrix(skip, f->D + d, 1, channels);
-    load_matrix(H, f->initial + (i * D + d) * N, N, channels);
-    for (int64_t t = 0; t < L; t += CHUNK) {
-        const int steps = smaller(L - t, CHUNK);
-        const int64_t at = i * L + t;
-        if (f->starts) memcpy(f->starts + (task * chunks_of(s) + t / CHUNK) * N * SLAB, H, matrix * sizeof(lanes));
-        load(delta, f->delta, i, t, d, steps, channels);
-        load(x, f->x, i, t, d, steps, channels);
-        if (f->sums) memset(kept, 0, sizeof(tile));
-        for (int v = 0; v < VECTORS; v++) {
-            way[v] = way_of(delta[v], most, grows, steps, s->expected);
-            for (int r = 0; r < steps; r++) {
-                y[v][r] = f->D ? x[v][r] * skip[v] : (lanes){0};
-                x[v][r] *= delta[v][r];
-            }
-            forward_chunk(s, H, A, way, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, v, steps);
-        }
-        store(f->y + at * D + d, y, D, steps, channels);
-        if (f->sums) sum_kept(f->sums + task * L + t, kept, steps, channels);
-    }
-    store_matrix(f->final + (i * D + d) * N, H, N, channels);
+/* A part, one of VECTORS, of a slab's chunk is asked for ahead. */
+INLINE void ask(view of, int64_t i, int64_t t, int64_t d, const shape *s, int part) {
+    enum { ROWS = CHUNK / VECTORS, LINE = 16 };
+    for (int64_t r = t + part * ROWS; r < t + (part + 1) * ROWS && r < s->length; r++)
+        for (int64_t c = d; c < d + SLAB && c < s->channels; c += LINE)
+            __builtin_prefetch(of.at + i * of.batch + r * of.step + c * of.channel);
 }
 
-/* b and c are contiguous (batch, length, states), A (channels, states), D (channels), what y has of x beside, initial and final (batch, channels, states), y
- * (batch, length, channels), kept (batch, length): the mean of a_t. `D`, `starts` and `kept` may be NULL.
+/* A slab on its way through the steps. */
+typedef struct {
+    lanes *H;
+    rate *A;
+    float most;
+    int grows, channels;
+    lanes skip[VECTORS], bias[VECTORS];
+} walker;
+
+/* One chunk of one slab; `next`, from `later` on, comes after it. */
+static void forward_slab(const forward_terms *f, walker *w, int64_t task, int64_t t, int64_t next, int64_t later) {
+    const shape *s = f->s;
+    const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
+    const int64_t L = s->length, N = s->states, D = s->channels, at = i * L + t;
+    const int steps = smaller(L - t, CHUNK), channels = w->channels;
+    tile delta, x, y, kept;
+    int way[VECTORS];
+    if (f->starts) memcpy(f->starts + (task * chunks_of(s) + t / CHUNK) * N * SLAB, w->H, N * VECTORS * sizeof(lanes));
+    load(delta, f->delta, i, t, d, steps, channels);
+    load(x, f->x, i, t, d, steps, channels);
+    if (f->bias) open_steps(delta, w->bias, steps);
+    if (f->sums) memset(kept, 0, sizeof(tile));
+    for (int v = 0; v < VECTORS; v++) {
+        ask(f->delta, next / slabs, later, next % slabs * SLAB, s, v);
+        ask(f->x, next / slabs, later, next % slabs * SLAB, s, v);
+        if (f->z.at) ask(f->z, next / slabs, later, next % slabs * SLAB, s, v);
+        way[v] = way_of(delta[v], w->most, w->grows, steps, s->expected);
+        for (int r = 0; r < steps; r++) {
+            y[v][r] = f->D ? x[v][r] * w->skip[v] : (lanes){0};
+            x[v][r] *= delta[v][r];
+        }
+        forward_chunk(s, w->H, w->A, way, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, v, steps);
+    }
+    if (f->z.at) {
+        load(x, f->z, i, t, d, steps, channels);
+        for (int v = 0; v < VECTORS; v++)
+            for (int r = 0; r < steps; r++) y[v][r] *= silu(x[v][r]);
+    }
+    store(f->y + at * D + d, y, D, steps, channels);
+    if (f->sums) sum_kept(f->sums + task * L + t, kept, steps, channels);
+}
+
+static void forward_band(const forward_terms *f, int64_t first, int64_t last) {
+    const shape *s = f->s;
+    const int64_t slabs = slabs_of(s), N = s->states, D = s->channels;
+    walker band[BAND];
+    for (int64_t task = first; task < last; task++) {
+        const int64_t i = task / slabs, d = task % slabs * SLAB;
+        walker *w = &band[task - first];
+        w->channels = channels_of(s, task % slabs);
+        w->H = f->work + 4 * task * N * VECTORS, w->A = (rate *)(w->H + N * VECTORS);
+        load_rates(w->A, &w->most, &w->grows, f->A + d * N, N, w->channels);
+        if (f->D) load_matrix(w->skip, f->D + d, 1, w->channels);
+        if (f->bias) load_matrix(w->bias, f->bias + d, 1, w->channels);
+        load_matrix(w->H, f->initial + (i * D + d) * N, N, w->channels);
+    }
+    for (int64_t t = 0; t < s->length; t += CHUNK)
+        for (int64_t task = first; task < last; task++) {
+            const int64_t next = task + 1 < last ? task + 1 : first;
+            forward_slab(f, &band[task - first], task, t, next, next == first ? t + CHUNK : t);
+        }
+    for (int64_t task = first; task < last; task++)
+        store_matrix(f->final + (task / slabs * D + task % slabs * SLAB) * N, band[task - first].H, N, band[task - first].channels);
+}
+
+/* b and c are contiguous (batch, length, states), A (channels, states), bias (channels), D (channels), what y has of x
+ * beside, initial and final (batch, channels, states), y (batch, length, channels), kept (batch, length): the mean of
+ * a_t. `bias`, `D`, `starts` and `kept` may be NULL, and z a view of NULL.
  * Gives 0, or 1 when there is no memory for the work. */
-int ssm_forward(const shape *s, const view *x, const view *delta, const float *A, const float *b, const float *c,
+int ssm_forward(const shape *s, const view *x, const view *delta, const view *z, const float *bias, const float *A, const float *b, const float *c,
                 const float *D, const float *initial, float *y, float *final, float *starts, float *kept) {
-    const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states;
+    const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states, wide = band_of(s);
     float *sums = kept ? allocate(tasks * L * sizeof(float)) : NULL;
     lanes *work = allocate(4 * tasks * N * VECTORS * sizeof(lanes));
     const int failed = !work || (kept && !sums);
-    const forward_terms f = {s, *x, *delta, A, b, c, D, initial, y, final, starts, sums, work};
+    const forward_terms f = {s, *x, *delta, *z, bias, A, b, c, D, initial, y, final, starts, sums, work};
     if (!failed) {
 #pragma omp parallel for schedule(dynamic) num_threads(s->threads) if (s->threads > 1)
-        for (int64_t task = 0; task < tasks; task++) {
+        for (int64_t first = 0; first < tasks; first += wide) {
             unsigned mode = flush_denormals();
-            forward_task(&f, task);
+            forward_band(&f, first, first + smaller(tasks - first, wide));
             restore_denormals(mode);
         }
         for (int64_t row = 0; kept && row < s->batch * L; row++) {
@@ -222,10 +281,11 @@ int ssm_keys(const shape *s, const view *elapsed, const float *A, const float *b
  * and bbar_t = sum_d lambda_t x_t, cbar_t = sum_d ybar_t H_t, xbar_t = sum_n lambda_t b_t,
  * deltabar_t = sum_n g_t A, Abar = sum_t g_t delta_t, where g_t is the gradient of delta_t A: lambda_t a_t H_{t-1}, and
  * for the expected decay, log a_t = -log(1 - delta_t A), a_t times that.
- * `carried` is a_{t+1} lambda_{t+1} after the chunk, and becomes that before the chunk. */
+ * `carried` is a_{t+1} lambda_{t+1} after the chunk, and becomes that before the chunk. c_t H_t is added to y, unless
+ * that is NULL. */
 INLINE void backward_steps(const float *starts, const rate *A, lanes *carried, const lanes *delta, const lanes *x,
                            const lanes *ybar, const float *b, const float *c, lanes *xbar, lanes *deltabar,
-                           lanes (*bbar)[CHUNK], lanes (*cbar)[CHUNK], lanes *Abar, int64_t states, int steps,
+                           lanes (*bbar)[CHUNK], lanes (*cbar)[CHUNK], lanes *Abar, lanes *y, int64_t states, int steps,
                            const int count, const int way) {
     lanes a[TOGETHER][CHUNK], before[TOGETHER][CHUNK], H[TOGETHER], sum[TOGETHER], later[TOGETHER];
     for (int i = 0; i < count; i++) {
@@ -238,6 +298,7 @@ INLINE void backward_steps(const float *starts, const rate *A, lanes *carried, c
             a[i][s] = decay_of(delta[s], A[i * VECTORS], way);
             H[i] = a[i][s] * H[i] + x[s] * b[s * states + i];
             cbar[i][s] += ybar[s] * H[i];
+            if (y) y[s] += H[i] * c[s * states + i];
         }
     for (int s = steps - 1; s >= 0; s--) {
         lanes to_x = xbar[s], to_delta = deltabar[s];
@@ -258,9 +319,10 @@ INLINE void backward_steps(const float *starts, const rate *A, lanes *carried, c
 
 typedef struct {
     const shape *s;
-    view x, delta, ybar;
-    const float *A, *b, *c, *D, *starts, *finalbar;
-    float *xbar, *deltabar, *initialbar;
+    view x, delta, z, ybar; /* z.at may be NULL */
+    const float *bias, *A, *b, *c, *D, *starts, *finalbar; /* bias, D and finalbar may be NULL */
+    float *xbar, *deltabar, *initialbar, *zbar; /* initialbar and zbar may be NULL */
+    int64_t zbar_row;
     float *Abars;  /* Abar of each sequence */
     float *Dbars;  /* and Dbar */
     float *bcbars; /* bbar and cbar of each task, (task, 2, length, states) */
@@ -270,13 +332,13 @@ typedef struct {
 /* `count` states of all vectors over a chunk, and the sums over channels of bbar and cbar. */
 INLINE void backward_states(const int *way, const float *starts, const rate *A, lanes *carried, tile delta, tile x, tile ybar,
                             const float *b, const float *c, tile xbar, tile deltabar, float *bs, float *cs, lanes *Abar,
-                            int64_t N, int steps, const int count) {
+                            lanes (*y)[ROW], int64_t N, int steps, const int count) {
     lanes bbar[TOGETHER][CHUNK], cbar[TOGETHER][CHUNK];
     memset(bbar, 0, count * sizeof(bbar[0]));
     memset(cbar, 0, count * sizeof(cbar[0]));
 #define WALK(way)                                                                                                       \
     backward_steps(starts + v * LANES, A + v, carried + v, delta[v], x[v], ybar[v], b, c, xbar[v], deltabar[v], bbar, cbar, \
-                   Abar + v, N, steps, count, way)
+                   Abar + v, y ? y[v] : NULL, N, steps, count, way)
     for (int v = 0; v < VECTORS; v++) switch (way[v]) {
             case EXPECTED: WALK(EXPECTED); break;
             case ANY: WALK(ANY); break;
@@ -296,24 +358,41 @@ static void backward_task(const backward_terms *f, int64_t task) {
     const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
     const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
     const int channels = channels_of(s, task % slabs);
-    tile delta, read, x, ybar, xbar, deltabar;
-    lanes *carried = f->work + 5 * task * matrix, *Abar = carried + matrix, skip[VECTORS] = {0}, skipped[VECTORS] = {0};
+    tile delta, read, x, ybar, xbar, deltabar, slope, opening, y;
+    lanes bias[VECTORS], *carried = f->work + 5 * task * matrix, *Abar = carried + matrix, skip[VECTORS] = {0}, skipped[VECTORS] = {0};
     rate *A = (rate *)(Abar + matrix);
     float most;
     int grows, way[VECTORS];
     load_rates(A, &most, &grows, f->A + d * N, N, channels);
-    load_matrix(carried, f->finalbar + (i * D + d) * N, N, channels);
+    memset(carried, 0, matrix * sizeof(lanes));
+    if (f->finalbar) load_matrix(carried, f->finalbar + (i * D + d) * N, N, channels);
     if (f->D) load_matrix(skip, f->D + d, 1, channels);
+    if (f->bias) load_matrix(bias, f->bias + d, 1, channels);
     memset(Abar, 0, matrix * sizeof(lanes));
     for (int64_t k = chunks_of(s) - 1; k >= 0; k--) {
         const int64_t t = k * CHUNK, at = i * L + t;
         const int steps = smaller(L - t, CHUNK);
         const float *starts = f->starts + (task * chunks_of(s) + k) * N * SLAB;
         const float *b = f->b + at * N, *c = f->c + at * N;
+        lanes (*of_y)[ROW] = f->z.at ? y : NULL;
         float *bs = f->bcbars + (2 * task * L + t) * N, *cs = bs + L * N;
         load(delta, f->delta, i, t, d, steps, channels);
         load(x, f->x, i, t, d, steps, channels);
         load(ybar, f->ybar, i, t, d, steps, channels);
+        if (f->bias)
+            for (int v = 0; v < VECTORS; v++)
+                for (int r = 0; r < steps; r++) slope[v][r] = sigmoid(delta[v][r] + bias[v]);
+        if (f->bias) open_steps(delta, bias, steps);
+        if (f->z.at) {
+            load(opening, f->z, i, t, d, steps, channels);
+            for (int v = 0; v < VECTORS; v++)
+                for (int r = 0; r < steps; r++) {
+                    lanes value, change = silu_slope(opening[v][r], &value);
+                    opening[v][r] = ybar[v][r] * change;
+                    ybar[v][r] *= value;
+                    y[v][r] = x[v][r] * skip[v];
+                }
+        }
         for (int v = 0; v < VECTORS; v++) {
             way[v] = way_of(delta[v], most, grows, steps, s->expected);
             for (int r = 0; r < steps; r++) {
@@ -328,21 +407,24 @@ static void backward_task(const backward_terms *f, int64_t task) {
             const int64_t j = n * VECTORS, left = N - n;
             if (left >= TOGETHER)
                 backward_states(way, starts + n * SLAB, A + j, carried + j, delta, x, ybar, b + n, c + n, xbar, deltabar,
-                                bs + n, cs + n, Abar + j, N, steps, TOGETHER);
+                                bs + n, cs + n, Abar + j, of_y, N, steps, TOGETHER);
             else
                 backward_states(way, starts + n * SLAB, A + j, carried + j, delta, x, ybar, b + n, c + n, xbar, deltabar,
-                                bs + n, cs + n, Abar + j, N, steps, 1);
+                                bs + n, cs + n, Abar + j, of_y, N, steps, 1);
             n += left >= TOGETHER ? TOGETHER : 1;
         }
         for (int v = 0; v < VECTORS; v++)
             for (int r = 0; r < steps; r++) {
                 deltabar[v][r] += xbar[v][r] * read[v][r];
+                if (f->bias) deltabar[v][r] *= slope[v][r];
+                if (f->z.at) opening[v][r] *= y[v][r];
                 xbar[v][r] = xbar[v][r] * delta[v][r] + skip[v] * ybar[v][r];
             }
         store(f->xbar + at * D + d, xbar, D, steps, channels);
         store(f->deltabar + at * D + d, deltabar, D, steps, channels);
+        if (f->z.at) store(f->zbar + at * f->zbar_row + d, opening, f->zbar_row, steps, channels);
     }
-    store_matrix(f->initialbar + (i * D + d) * N, carried, N, channels);
+    if (f->initialbar) store_matrix(f->initialbar + (i * D + d) * N, carried, N, channels);
     store_matrix(f->Abars + (i * D + d) * N, Abar, N, channels);
     if (f->D) store_matrix(f->Dbars + i * D + d, skipped, 1, channels);
 }
@@ -362,18 +444,19 @@ static void sum_slabs(const backward_terms *f, int64_t row, float *bbar, float *
 
 /* The gradients of x, delta (batch, length, channels), b, c (batch, length, states), initial (batch, channels, states),
  * A (channels, states) and, of each sequence, D (batch, channels), all contiguous, from those of y and of the final state
- * (contiguous).
+ * (contiguous), and of z, its rows `zbar_row` numbers apart; delta's is that of v where there is a bias.
  * Gives 0, or 1 when there is no memory for the work. */
-int ssm_backward(const shape *s, const view *x, const view *delta, const float *A, const float *b, const float *c,
-                 const float *D, const float *starts, const view *ybar, const float *finalbar, float *xbar, float *deltabar,
-                 float *Abar, float *bbar, float *cbar, float *initialbar, float *Dbars) {
+int ssm_backward(const shape *s, const view *x, const view *delta, const view *z, const float *bias, const float *A,
+                 const float *b, const float *c, const float *D, const float *starts, const view *ybar,
+                 const float *finalbar, float *xbar, float *deltabar, float *Abar, float *bbar, float *cbar,
+                 float *initialbar, float *Dbars, float *zbar, int64_t zbar_row) {
     const int64_t tasks = s->batch * slabs_of(s), L = s->length, N = s->states, DN = s->channels * N;
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
     float *Abars = allocate(s->batch * DN * sizeof(float));
     lanes *work = allocate(5 * tasks * N * VECTORS * sizeof(lanes));
     const int failed = !bcbars || !Abars || !work;
-    const backward_terms f = {s,    *x,       *delta,     *ybar, A,     b,      c,   D, starts, finalbar,
-                              xbar, deltabar, initialbar, Abars, Dbars, bcbars, work};
+    const backward_terms f = {s,    *x,       *delta,     *z,   *ybar,    bias,  A,     b,      c,   D, starts, finalbar,
+                              xbar, deltabar, initialbar, zbar, zbar_row, Abars, Dbars, bcbars, work};
     if (!failed) {
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1)
         {

@@ -112,13 +112,14 @@ def _shape(x: Tensor, b: Tensor, expected: bool) -> _Shape:
     return _Shape(*sizes, torch.get_num_threads() if work > SMALL else 1, expected)
 
 
-def _view(t: Tensor) -> _View:
+def _view(t: Tensor | None) -> _View:
     """Of (batch, length, channels, …) with any strides."""
-    return _View(t.data_ptr(), *t.stride()[:3])
+    return _View(None, 0, 0, 0) if t is None else _View(t.data_ptr(), *t.stride()[:3])
 
 
-def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool):
-    """y, the final state, the mean decays or None, and the states at the chunks' starts or None."""
+def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, keep: bool, bias=None, z=None):
+    """y, the final state, the mean decays or None, and the states at the chunks' starts or None; with `bias` and `z`,
+    of what is softplus(delta + bias) and of y ⊙ SiLU(z)."""
     library, shape = kernels.loaded(), _shape(x, b, expected)
     b, c, initial, A = (t.contiguous() for t in (b, c, initial, A))
     D = None if D is None else D.contiguous()
@@ -127,11 +128,34 @@ def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, kee
     starts = x.new_empty(library.ssm_starts_size(shape)) if keep else None
     kept = x.new_empty(x.shape[:2]) if retention else None
     failed = library.ssm_forward(
-        shape, _view(x), _view(delta), *map(address, (A, b, c, D, initial, y, final, starts, kept))
+        shape, *map(_view, (x, delta, z)), *map(address, (bias, A, b, c, D, initial, y, final, starts, kept))
     )
     if failed:
         raise MemoryError("no memory left for the selective scan")
     return y, final, kept, starts
+
+
+def _backward(x, b, c, delta, A, D, starts, grad_y, grad_final, expected: bool, bias=None, z=None, grad_z=None):
+    """The gradients of x, b, c, initial (None without `grad_final`), delta, A and D; that of z (batch, length,
+    channels) is put into `grad_z`, whose channels are side by side."""
+    shape = _shape(x, b, expected)
+    b, c, A = (t.contiguous() for t in (b, c, A))
+    grad_final = None if grad_final is None else grad_final.contiguous()
+    near = None if D is None else D.contiguous()
+    grad_D = None if D is None else D.new_empty(len(x), D.numel())
+    grad_x, grad_delta, grad_A, grad_b, grad_c = back = [t.new_empty(t.shape) for t in (x, delta, A, b, c)]
+    grad_initial = None if grad_final is None else grad_final.new_empty(grad_final.shape)
+    failed = kernels.loaded().ssm_backward(
+        shape,
+        *map(_view, (x, delta, z)),
+        *map(address, (bias, A, b, c, near, starts)),
+        _view(grad_y),
+        *map(address, (grad_final, *back, grad_initial, grad_D, grad_z)),
+        0 if grad_z is None else grad_z.stride(1),
+    )
+    if failed:
+        raise MemoryError("no memory left for the gradient of the selective scan")
+    return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None if grad_D is None else grad_D.sum(0)
 
 
 class _Scan(torch.autograd.Function):
@@ -149,31 +173,18 @@ class _Scan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y, grad_final, _):
         x, b, c, delta, A, D, starts = ctx.saved_tensors
-        shape = _shape(x, b, ctx.expected)
-        b, c, A, grad_final = (t.contiguous() for t in (b, c, A, grad_final))
-        near = None if D is None else D.contiguous()
-        grad_D = None if D is None else D.new_empty(len(x), D.numel())
-        back = [t.new_empty(t.shape) for t in (x, delta, A, b, c, grad_final)]
-        failed = kernels.loaded().ssm_backward(
-            shape,
-            *map(_view, (x, delta)),
-            *map(address, (A, b, c, near, starts)),
-            _view(grad_y),
-            *map(address, (grad_final, *back, grad_D)),
-        )
-        if failed:
-            raise MemoryError("no memory left for the gradient of the selective scan")
-        grad_x, grad_delta, grad_A, grad_b, grad_c, grad_initial = back
-        grad_D = None if grad_D is None else grad_D.sum(0).view(D.shape)
+        back = _backward(x, b, c, delta, A, D, starts, grad_y, grad_final, ctx.expected)
+        grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, grad_D = back
+        grad_D = None if D is None or grad_D is None else grad_D.view(D.shape)
         return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, grad_D, None, None
 
 
 def _declare(library: ctypes.CDLL) -> None:
     shape, view, numbers = ctypes.POINTER(_Shape), ctypes.POINTER(_View), ctypes.c_void_p
     library.ssm_starts_size.argtypes, library.ssm_starts_size.restype = [shape], ctypes.c_int64
-    library.ssm_forward.argtypes = [shape, view, view, *[numbers] * 9]
+    library.ssm_forward.argtypes = [shape, view, view, view, *[numbers] * 10]
     library.ssm_keys.argtypes = [shape, view, *[numbers] * 3, ctypes.c_int]
-    library.ssm_backward.argtypes = [shape, view, view, *[numbers] * 5, view, *[numbers] * 8]
+    library.ssm_backward.argtypes = [shape, *[view] * 3, *[numbers] * 6, view, *[numbers] * 9, ctypes.c_int64]
 
 
 kernels = building.Library(SOURCE, "scan", "the C scan", _declare)

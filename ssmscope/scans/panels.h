@@ -41,12 +41,12 @@ INLINE void add_row(lanes (*sum)[2], const float *a, int64_t row, const pair *x,
     }
 }
 
-INLINE void product_rows(pair *restrict out, float kept, scalars a, const pair *restrict X, int64_t start,
-                         const int count, const int triangle) {
+INLINE void product_rows(pair *restrict out, float kept, const float *each, scalars a, const pair *restrict X,
+                         int64_t start, const int count, const int triangle) {
     lanes sum[ROWS][2];
     int64_t first = triangle < 0 ? start + count : 0, last = triangle > 0 ? start : a.K;
     for (int r = 0; r < count; r++)
-        for (int w = 0; w < 2; w++) sum[r][w] = kept < 0 ? (lanes){0} : out[r].of[w] * kept;
+        for (int w = 0; w < 2; w++) sum[r][w] = each ? out[r].of[w] * each[r] : kept < 0 ? (lanes){0} : out[r].of[w] * kept;
 #pragma GCC unroll 6
     for (int i = 0; triangle && i < count; i++)
         add_row(sum, a.at + (start + i) * a.step, a.row, X + start + i, triangle > 0 ? i : 0, triangle > 0 ? count : i + 1);
@@ -60,17 +60,19 @@ INLINE void product_rows(pair *restrict out, float kept, scalars a, const pair *
         for (int w = 0; w < 2; w++) out[r].of[w] = sum[r][w];
 }
 
-INLINE void product_of(pair *out, float kept, scalars a, const pair *X, int64_t first, int64_t last, const int triangle) {
+INLINE void product_of(pair *out, float kept, const float *each, scalars a, const pair *X, int64_t first, int64_t last,
+                       const int triangle) {
     for (int64_t r = first; r < last; r += ROWS) {
         scalars part = a;
+        const float *own = each ? each + r : NULL;
         part.at += r * a.row;
         switch (smaller(last - r, ROWS)) {
-            case 6: product_rows(out + r, kept, part, X, r, 6, triangle); break;
-            case 5: product_rows(out + r, kept, part, X, r, 5, triangle); break;
-            case 4: product_rows(out + r, kept, part, X, r, 4, triangle); break;
-            case 3: product_rows(out + r, kept, part, X, r, 3, triangle); break;
-            case 2: product_rows(out + r, kept, part, X, r, 2, triangle); break;
-            default: product_rows(out + r, kept, part, X, r, 1, triangle);
+            case 6: product_rows(out + r, kept, own, part, X, r, 6, triangle); break;
+            case 5: product_rows(out + r, kept, own, part, X, r, 5, triangle); break;
+            case 4: product_rows(out + r, kept, own, part, X, r, 4, triangle); break;
+            case 3: product_rows(out + r, kept, own, part, X, r, 3, triangle); break;
+            case 2: product_rows(out + r, kept, own, part, X, r, 2, triangle); break;
+            default: product_rows(out + r, kept, own, part, X, r, 1, triangle);
         }
     }
 }
@@ -79,11 +81,19 @@ INLINE void product_of(pair *out, float kept, scalars a, const pair *X, int64_t 
  * below the diagonal where `triangle` is 1, on and above it where it is -1: what a 0 would meet may not be finite. */
 static void product(pair *out, float kept, scalars a, const pair *X, int64_t first, int64_t last, int triangle) {
     if (triangle > 0)
-        product_of(out, kept, a, X, first, last, 1);
+        product_of(out, kept, NULL, a, X, first, last, 1);
     else if (triangle < 0)
-        product_of(out, kept, a, X, first, last, -1);
+        product_of(out, kept, NULL, a, X, first, last, -1);
     else
-        product_of(out, kept, a, X, first, last, 0);
+        product_of(out, kept, NULL, a, X, first, last, 0);
+}
+
+/* One panel of out = each row of out times its own factor + a X, of a triangle as in `product`. */
+static __attribute__((unused)) void add_product(pair *out, const float *each, scalars a, const pair *X, int64_t rows, int triangle) {
+    if (triangle > 0)
+        product_of(out, 0, each, a, X, 0, rows, 1);
+    else
+        product_of(out, 0, each, a, X, 0, rows, -1);
 }
 
 static int64_t panels_of(int64_t columns) { return (columns + WIDE - 1) / WIDE; }

@@ -43,43 +43,39 @@ INLINE void put(float *to, lanes v, int count) {
         for (int i = 0; i < count; i++) to[i] = v[i];
 }
 
-INLINE lanes sigmoid(lanes v) {
-    return 1.0f / (1.0f + exponential(-v));
-}
-
-INLINE lanes silu(lanes v) {
-    return v / (1.0f + exponential(-v));
-}
-
-/* SiLU' = s (1 + v (1 - s)) = s + SiLU (1 - s), and SiLU itself. */
-INLINE lanes silu_slope(lanes v, lanes *value) {
-    lanes s = sigmoid(v);
-    *value = v * s;
-    return s + *value * (1.0f - s);
-}
-
-/* One vector of channels of one position; `before` has the taps - 1 inputs before the first position, or is NULL. */
-INLINE void convolved(const shape *s, view x, const float *weight, const float *bias, const float *before, float *y,
-                      int64_t n, int64_t t, int64_t c, int count) {
-    int64_t back = s->taps - 1;
+/* Channels of one position from the rows of its inputs, the nearest first, NULL where there are none. */
+INLINE void convolved(const float *const *in, const float *weight, const float *bias, float *y, int64_t D, int64_t c,
+                      int count, const int taps) {
     lanes v = bias == NULL ? (lanes){0} : load(bias + c, count);
-    for (int64_t j = back; j >= 0; j--) {
-        const float *at = t >= j ? row(x, n, t - j) : NULL;
-        if (at == NULL && before != NULL) at = before + (n * back + back + t - j) * s->channels;
-        if (at != NULL) v += load(weight + j * s->channels + c, count) * load(at + c, count);
-    }
+    for (int j = taps - 1; j >= 0; j--)
+        if (in[j] != NULL) v += load(weight + j * D + c, count) * load(in[j] + c, count);
     v = silu(v);
-    put(y + (n * s->length + t) * s->channels + c, v, count);
+    put(y + c, v, count);
 }
 
-/* weight (taps, channels), the current position's first; y (batch, length, channels), contiguous, as is `before`. */
+/* weight (taps, channels), the current position's first; y (batch, length, channels), contiguous, as is `before`, the
+ * taps - 1 inputs before the first position, which may be NULL. At most TAPS taps. */
 void ssm_convolve(const shape *s, view x, const float *weight, const float *bias, const float *before, float *y) {
-    int64_t whole = s->channels - s->channels % LANES;
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+    const int64_t D = s->channels, whole = D - D % LANES, back = s->taps - 1;
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
-        int64_t n = task / s->length, t = task % s->length;
-        for (int64_t c = 0; c < whole; c += LANES) convolved(s, x, weight, bias, before, y, n, t, c, LANES);
-        if (whole < s->channels) convolved(s, x, weight, bias, before, y, n, t, whole, (int)(s->channels - whole));
+        const int64_t n = task / s->length, t = task % s->length;
+        const float *in[TAPS];
+        float *to = y + task * D;
+        for (int64_t j = 0; j <= back; j++)
+            in[j] = t >= j ? row(x, n, t - j) : before ? before + (n * back + back + t - j) * D : NULL;
+        if (back == 3 && in[3] != NULL && bias != NULL) {
+            const float *a[] = {in[0], in[1], in[2], in[3]};
+            for (int64_t c = 0; c < whole; c += LANES) {
+                __builtin_prefetch(a[0] + x.step + c);
+                lanes v = load(bias + c, LANES);
+                for (int j = 3; j >= 0; j--) v += load(weight + j * D + c, LANES) * load(a[j] + c, LANES);
+                v = silu(v);
+                put(to + c, v, LANES);
+            }
+        } else
+            for (int64_t c = 0; c < whole; c += LANES) convolved(in, weight, bias, to, D, c, LANES, (int)s->taps);
+        if (whole < D) convolved(in, weight, bias, to, D, whole, (int)(D - whole), (int)s->taps);
     }
 }
 
@@ -99,7 +95,7 @@ INLINE void weighed(const float *weight, lanes factor, float *out, int count) {
 void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, float *out) {
     int64_t whole = s->size - s->size % LANES;
     int rest = (int)(s->size - whole);
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         int64_t n = task / s->length, t = task % s->length;
         for (int64_t start = 0; start < s->channels; start += s->size) {
@@ -115,23 +111,34 @@ void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, fl
     }
 }
 
-/* ---- gates and steps ---- */
-
-/* log(1 + e^v) = max(v, 0) + log(1 + e), e = e^-|v|; log(1 + e) = 2 artanh(q), q = e / (2 + e) <= 1/3, an even
- * polynomial of q times q with a relative error below 4e-9. */
-INLINE lanes softplus(lanes v) {
-    ints sign = (ints)v & (ints)all(-0.0f);
-    lanes e = exponential((lanes)((ints)v | (ints)all(-0.0f))), q = e / (2.0f + e), u = q * q;
-    lanes p = u * all(0x1.208bdp-2f) + 0x1.1e510ap-2f;
-    p = p * u + 0x1.99dae6p-2f;
-    p = p * u + 0x1.5554ep-1f;
-    p = p * u + 2.0f;
-    return (lanes)(~(sign >> 31) & (ints)v) + p * q;
+/* total = x + added, rows of channels, and out its norm over all of them; both contiguous. */
+void ssm_add_norm(const shape *s, view x, view added, const float *weight, float eps, float *total, float *out) {
+    const int64_t D = s->channels;
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
+    for (int64_t task = 0; task < s->batch * s->length; task++) {
+        const float *of_x = row(x, task / s->length, task % s->length), *more = row(added, task / s->length, task % s->length);
+        float *sum = total + task * D, *to = out + task * D;
+        lanes squares = {0};
+        for (int64_t c = 0; c < D; c += LANES) {
+            int count = smaller(D - c, LANES);
+            lanes v = load(of_x + c, count) + load(more + c, count);
+            put(sum + c, v, count);
+            squares += v * v;
+        }
+        lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)D + eps));
+        for (int64_t c = 0; c < D; c += LANES) {
+            int count = smaller(D - c, LANES);
+            lanes v = load(weight + c, count) * (load(sum + c, count) * factor);
+            put(to + c, v, count);
+        }
+    }
 }
+
+/* ---- gates and steps ---- */
 
 /* to = y SiLU(z), rows of channels; `to` is contiguous. */
 void ssm_gate(const shape *s, view y, view z, float *to) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of_y = row(y, task / s->length, task % s->length), *of_z = row(z, task / s->length, task % s->length);
         for (int64_t c = 0; c < s->channels; c += LANES) {
@@ -143,7 +150,7 @@ void ssm_gate(const shape *s, view y, view z, float *to) {
 }
 
 void ssm_gate_backward(const shape *s, view y, view z, view grad, float *ybar, float *zbar) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const int64_t n = task / s->length, t = task % s->length, at = task * s->channels;
         const float *of_y = row(y, n, t), *of_z = row(z, n, t), *back = row(grad, n, t);
@@ -158,7 +165,7 @@ void ssm_gate_backward(const shape *s, view y, view z, view grad, float *ybar, f
 
 /* to = log(1 + e^v), and vbar = grad / (1 + e^-v). */
 void ssm_softplus(const shape *s, view v, float *to) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of = row(v, task / s->length, task % s->length);
         for (int64_t c = 0; c < s->channels; c += LANES) {
@@ -169,7 +176,7 @@ void ssm_softplus(const shape *s, view v, float *to) {
 }
 
 void ssm_softplus_backward(const shape *s, view v, view grad, float *vbar) {
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of = row(v, task / s->length, task % s->length);
         const float *back = row(grad, task / s->length, task % s->length);
@@ -192,6 +199,7 @@ typedef struct {
     view x, grad;
     const float *weight, *bias, *before;
     float *xbar, *beforebar;
+    int64_t xbar_row;
 } convolution;
 
 /* One vector of channels over a block, from its end on: `later` are the slopes of the steps behind it, of the nearest
@@ -220,7 +228,7 @@ INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int6
         }
         for (int j = 0; j < taps; j++) out += w[j] * g[j];
         if (t >= 0)
-            put(f->xbar + (n * f->s->length + t) * D + c, out, count);
+            put(f->xbar + (n * f->s->length + t) * f->xbar_row + c, out, count);
         else if (f->beforebar != NULL)
             put(f->beforebar + (n * back + back + t) * D + c, out, count);
     }
@@ -229,13 +237,13 @@ INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int6
 }
 
 /* The gradients of x (batch, length, channels), of `before`, of weight and bias, (taps + 1, channels) for each
- * sequence: the bias is the last. All contiguous; a task is some channels of one sequence, from its end on. */
+ * sequence: the bias is the last. All contiguous, but for the rows of x's, `xbar_row` numbers apart; a task is some channels of one sequence, from its end on. */
 void ssm_convolve_backward(const shape *s, view x, const float *weight, const float *bias, const float *before,
-                           view grad, float *xbar, float *beforebar, float *weightbar) {
+                           view grad, float *xbar, float *beforebar, float *weightbar, int64_t xbar_row) {
     const int64_t slabs = (s->channels + CHANNELS - 1) / CHANNELS, D = s->channels;
     const int back = (int)s->taps - 1;
-    const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar};
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+    const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar, xbar_row};
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * slabs; task++) {
         const int64_t n = task / slabs, first = task % slabs * CHANNELS, last = first + smaller(D - first, CHANNELS);
         lanes later[CHANNELS / LANES][TAPS], sums[CHANNELS / LANES][TAPS + 1];
@@ -262,7 +270,7 @@ void ssm_convolve_backward(const shape *s, view x, const float *weight, const fl
 void ssm_norm_backward(const shape *s, view y, view z, const float *weight, float eps, view grad, float *ybar,
                        float *zbar, float *weightbar) {
     const int64_t rows = s->batch * s->length, blocks = (rows + STEPS - 1) / STEPS;
-#pragma omp parallel for num_threads(s->threads) schedule(static)
+#pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
         float *sums = weightbar + block * s->channels;
         memset(sums, 0, s->channels * sizeof(float));

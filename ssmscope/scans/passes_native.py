@@ -48,6 +48,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _run(_Norm, _normed, x, None, weight, eps, x.shape[2])
 
 
+def add_and_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added of (batch, length, channels), and `rms_norm` of that, in one pass, without gradients."""
+    total, out = x.new_empty(x.shape), x.new_empty(x.shape)
+    terms = (_shape(x), _view(x), _view(added), address(weight), eps)
+    kernels.loaded().ssm_add_norm(*terms, *map(address, (total, out)))
+    return total, out
+
+
 def gated(y: Tensor, z: Tensor) -> Tensor:
     """y ⊙ SiLU(z) of (batch, length, channels)."""
     return _run(_Gate, _gated, y, z)
@@ -80,20 +88,28 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         x, weight, bias, tail = ctx.saved_tensors
-        batch, _, channels = x.shape
-        taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
-        tail = None if tail is None else tail.contiguous()
-        grad_x, sums = x.new_empty(x.shape), x.new_empty(batch, taps + 1, channels)
-        grad_tail = None if tail is None else tail.new_empty(tail.shape)
-        kernels.loaded().ssm_convolve_backward(
-            _shape(x, taps=taps),
-            _view(x),
-            *map(address, (first, bias, tail)),
-            _view(grad),
-            *map(address, (grad_x, grad_tail, sums)),
-        )
-        sums = sums.sum(0)
-        return grad_x, sums[:taps].t().flip(-1), None if bias is None else sums[taps], grad_tail
+        grad_x = x.new_empty(x.shape)
+        grad_weight, grad_bias, grad_tail = _convolved_back(x, weight, bias, tail, grad, grad_x)
+        return grad_x, grad_weight, grad_bias, grad_tail
+
+
+def _convolved_back(x, weight, bias, tail, grad, grad_x):
+    """The gradients of a convolution's weight, bias and tail; that of x is put into `grad_x`, channels side by side."""
+    batch, _, channels = x.shape
+    taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
+    tail = None if tail is None else tail.contiguous()
+    sums = x.new_empty(batch, taps + 1, channels)
+    grad_tail = None if tail is None else tail.new_empty(tail.shape)
+    kernels.loaded().ssm_convolve_backward(
+        _shape(x, taps=taps),
+        _view(x),
+        *map(address, (first, bias, tail)),
+        _view(grad),
+        *map(address, (grad_x, grad_tail, sums)),
+        grad_x.stride(1),
+    )
+    sums = sums.sum(0)
+    return sums[:taps].t().flip(-1), None if bias is None else sums[taps], grad_tail
 
 
 def _normed(y: Tensor, z: Tensor | None, weight: Tensor, eps: float, size: int) -> Tensor:
@@ -193,8 +209,9 @@ def _declare(library: ctypes.CDLL) -> None:
     shape, numbers, real = ctypes.POINTER(_Shape), ctypes.c_void_p, ctypes.c_float
     taken = {
         "convolve": [_View, *[numbers] * 4],
-        "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3],
+        "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3, ctypes.c_int64],
         "norm": [_View, _View, numbers, real, numbers],
+        "add_norm": [_View, _View, numbers, real, *[numbers] * 2],
         "norm_backward": [_View, _View, numbers, real, _View, *[numbers] * 3],
         "gate": [_View, _View, numbers],
         "gate_backward": [_View, _View, _View, numbers, numbers],

@@ -7,7 +7,7 @@
  *
  *     Y = M X + f c H,      H <- f_last H + b' e X,      f_t = a_1 ... a_t,      e_s = D[last, s].
  *
- * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a head of one sequence, backwards a slab of heads of one group, whose sums are added in
+ * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a band of heads, backwards a slab of heads of one group, whose sums are added in
  * their order: no result depends on the number of threads. */
 
 #include "panels.h"
@@ -15,7 +15,8 @@
 enum {
     CHUNK = 64, /* steps; the states at their starts are what the backward pass needs */
     PANELS = CHUNK / WIDE,
-    SLAB = 4  /* heads */
+    SLAB = 4, /* heads, at most */
+    PARTS = 3 /* for each thread */
 };
 
 typedef float square[CHUNK][CHUNK];
@@ -51,7 +52,7 @@ static void store_state(float *at, pair *H, int64_t width, int64_t states) {
 /* ---- what the heads of a group share, and decays ---- */
 
 static int64_t chunks_of(const shape *s) { return (s->length + CHUNK - 1) / CHUNK; }
-/* Numbers from a row of b or c to the next where they are scaled: no power of two, as columns are walked too. */
+/* Numbers from a row of b or c to the next where they are copied: no power of two, as columns are walked too. */
 static int64_t padded(const shape *s) { return s->states + 16; }
 static int64_t state_size(const shape *s) { return panels_of(s->width) * s->states; }
 
@@ -60,17 +61,20 @@ int64_t ssm_heads_starts(const shape *s) {
     return s->batch * s->heads * chunks_of(s) * state_size(s) * WIDE;
 }
 
-/* Of one chunk of one group: b and c transposed, [steps][states], and G in rows. */
+/* Of one chunk of one group: b and c transposed, [steps][states], and in rows, (steps, padded states), as G is. */
 typedef struct {
     pair *b, *c;
-    float (*G)[CHUNK];
+    float (*G)[CHUNK], *b_rows, *c_rows;
 } shared;
 
-static int64_t shared_size(const shape *s) { return 2 * PANELS * s->states + sizeof(square) / sizeof(pair); }
+static int64_t shared_size(const shape *s) {
+    return 2 * PANELS * s->states + (sizeof(square) + 2 * CHUNK * padded(s) * sizeof(float)) / sizeof(pair);
+}
 
 static shared shared_of(const shape *s, pair *space, int64_t n, int64_t group, int64_t chunk) {
     pair *b = space + ((n * s->groups + group) * chunks_of(s) + chunk) * shared_size(s), *c = b + PANELS * s->states;
-    return (shared){b, c, (float (*)[CHUNK])(c + PANELS * s->states)};
+    float (*G)[CHUNK] = (float (*)[CHUNK])(c + PANELS * s->states), *rows = G[CHUNK];
+    return (shared){b, c, G, rows, rows + CHUNK * padded(s)};
 }
 
 static void share(const shape *s, view b, view c, pair *space) {
@@ -82,6 +86,10 @@ static void share(const shape *s, view b, view c, pair *space) {
         shared to = shared_of(s, space, n, group, task % chunks);
         pack_transposed(to.b, from(b, n, t, group), b.step, NULL, q, s->states);
         pack_transposed(to.c, from(c, n, t, group), c.step, NULL, q, s->states);
+        for (int r = 0; r < q; r++) {
+            memcpy(to.b_rows + r * padded(s), from(b, n, t + r, group), s->states * sizeof(float));
+            memcpy(to.c_rows + r * padded(s), from(c, n, t + r, group), s->states * sizeof(float));
+        }
         for (int64_t j = 0; j * WIDE < q; j++) {
             pair rows[CHUNK];
             product(rows, FRESH, matrix(from(c, n, t, group), c.step, 1, s->states), to.b + j * s->states, j * WIDE, q, 0);
@@ -94,9 +102,8 @@ static void share(const shape *s, view b, view c, pair *space) {
 typedef struct {
     int64_t n, h, t;
     int q;
-    float a[CHUNK + LANES], f[CHUNK], e[CHUNK], delta[CHUNK];
+    float a[CHUNK + LANES], f[CHUNK], e[CHUNK], delta[CHUNK], late[CHUNK]; /* late = e delta */
     square D, M; /* zero above the diagonal */
-    float *bc;   /* (steps, padded states), for f c and e b */
 } chunk_work;
 
 static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, int64_t t, int q, shared of) {
@@ -110,21 +117,22 @@ static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, 
         memcpy(k->a + s, &v, sizeof(v));
     }
     for (int r = 0; r < q; r++) {
-        for (int s = 0; s < r; s++) k->D[r][s] = k->D[r - 1][s] * k->a[r];
-        for (int s = r + 1; s < CHUNK; s++) k->D[r][s] = k->M[r][s] = 0;
+        const int whole = r / LANES * LANES; /* what stands before the vector of the diagonal */
+        const lanes held = all(k->a[r]);
+        for (int s = 0; s < whole; s += LANES) {
+            lanes D = vector(k->D[r - 1] + s) * held, M = D * vector(of.G[r] + s);
+            memcpy(k->D[r] + s, &D, sizeof(D));
+            memcpy(k->M[r] + s, &M, sizeof(M));
+        }
+        memset(k->D[r] + whole, 0, (CHUNK - whole) * sizeof(float));
+        memset(k->M[r] + whole, 0, (CHUNK - whole) * sizeof(float));
+        for (int s = whole; s < r; s++) k->D[r][s] = k->D[r - 1][s] * k->a[r];
         k->D[r][r] = 1;
-        for (int s = 0; s <= r; s++) k->M[r][s] = k->D[r][s] * of.G[r][s];
+        for (int s = whole; s <= r; s++) k->M[r][s] = k->D[r][s] * of.G[r][s];
         k->f[r] = r ? k->f[r - 1] * k->a[r] : k->a[0];
     }
     memcpy(k->e, k->D[q - 1], sizeof(k->e));
-}
-
-/* The rows of b or c times their factors. */
-static const float *scaled(chunk_work *k, const shape *s, view rows, const float *factor) {
-    const float *at = from(rows, k->n, k->t, k->h / (s->heads / s->groups));
-    for (int r = 0; r < k->q; r++)
-        for (int64_t i = 0; i < s->states; i++) k->bc[r * padded(s) + i] = at[r * rows.step + i] * factor[r];
-    return k->bc;
+    for (int s = 0; s < q; s++) k->late[s] = k->e[s] * k->delta[s];
 }
 
 /* ---- forward ---- */
@@ -137,61 +145,72 @@ typedef struct {
     pair *shared;
 } forward_terms;
 
-static void forward_head(const forward_terms *f, chunk_work *k, pair *work, int64_t task) {
+static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *X, int64_t task, int64_t chunk) {
     const shape *s = f->s;
     const int64_t N = s->states, P = s->width, n = task / s->heads, h = task % s->heads, row = s->heads * P;
-    pair *H = work, *X = H + state_size(s), *Y = X + panels_of(P) * CHUNK;
-    load_state(H, f->initial + task * P * N, P, N);
-    for (int64_t chunk = 0; chunk < chunks_of(s); chunk++) {
-        const int64_t t = chunk * CHUNK, bytes = state_size(s) * sizeof(pair);
-        const int q = smaller(s->length - t, CHUNK);
-        if (f->starts) memcpy((char *)f->starts + (task * chunks_of(s) + chunk) * bytes, H, bytes);
-        decays(k, f->log_a, f->delta, n, h, t, q, shared_of(s, f->shared, n, h / (s->heads / s->groups), chunk));
-        pack(X, from(f->x, n, t, h), f->x.step, f->delta.at ? k->delta : NULL, q, P);
-        scaled(k, s, f->c, k->f);
-        for (int64_t j = 0; j * WIDE < P; j++) {
-            product(Y + j * q, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
-            product(Y + j * q, 1, matrix(k->bc, padded(s), 1, N), H + j * N, 0, q, 0);
-            float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
-            const int valid = smaller(P - j * WIDE, WIDE);
-            for (int r = 0; r < q; r++) {
-                if (f->D) {
-                    pair skip = {{{0}}}, in = {{{0}}};
-                    copy(&skip, f->D + h * P + j * WIDE, valid);
-                    copy(&in, from(f->x, n, t + r, h) + j * WIDE, valid);
-                    for (int w = 0; w < 2; w++) Y[j * q + r].of[w] += skip.of[w] * in.of[w];
-                }
-                copy(to + r * row, &Y[j * q + r], valid);
+    const int64_t t = chunk * CHUNK, bytes = state_size(s) * sizeof(pair);
+    const int q = smaller(s->length - t, CHUNK);
+    const shared of = shared_of(s, f->shared, n, h / (s->heads / s->groups), chunk);
+    pair *late = X + panels_of(P) * CHUNK, Y[CHUNK];
+    if (f->starts) memcpy((char *)f->starts + (task * chunks_of(s) + chunk) * bytes, H, bytes);
+    decays(k, f->log_a, f->delta, n, h, t, q, of);
+    pack(X, from(f->x, n, t, h), f->x.step, f->delta.at ? k->delta : NULL, q, P);
+    pack(late, from(f->x, n, t, h), f->x.step, k->late, q, P);
+    for (int64_t j = 0; j * WIDE < P; j++) {
+        float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
+        const int valid = smaller(P - j * WIDE, WIDE);
+        pair skip = {{{0}}};
+        if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
+        product(Y, FRESH, matrix(of.c_rows, padded(s), 1, N), H + j * N, 0, q, 0);
+        add_product(Y, k->f, matrix(k->M[0], CHUNK, 1, q), X + j * q, q, 1);
+        for (int r = 0; r < q; r++) {
+            if (f->D) {
+                pair in = {{{0}}};
+                copy(&in, from(f->x, n, t + r, h) + j * WIDE, valid);
+                for (int w = 0; w < 2; w++) Y[r].of[w] += skip.of[w] * in.of[w];
             }
+            copy(to + r * row, &Y[r], valid);
         }
-        scaled(k, s, f->b, k->e);
-        for (int64_t j = 0; j * WIDE < P; j++)
-            product(H + j * N, k->f[q - 1], matrix(k->bc, 1, padded(s), q), X + j * q, 0, N, 0);
+        product(H + j * N, k->f[q - 1], matrix(of.b_rows, 1, padded(s), q), late + j * q, 0, N, 0);
     }
-    store_state(f->final + task * P * N, H, P, N);
+}
+
+/* How many heads one thread takes through a chunk before the next: b and c stay in the cache, the rows of x and y stand
+ * on the same pages. */
+static int64_t band_of(const shape *s) {
+    const int64_t share = s->batch * s->heads / (PARTS * s->threads);
+    return share < 1 ? 1 : smaller(share, SLAB);
+}
+
+static void forward_band(const forward_terms *f, chunk_work *k, pair *work, int64_t first, int64_t last) {
+    const shape *s = f->s;
+    const int64_t matrix = s->width * s->states, size = state_size(s);
+    pair *X = work + (last - first) * size;
+    for (int64_t task = first; task < last; task++)
+        load_state(work + (task - first) * size, f->initial + task * matrix, s->width, s->states);
+    for (int64_t chunk = 0; chunk < chunks_of(s); chunk++)
+        for (int64_t task = first; task < last; task++)
+            forward_chunk(f, k, work + (task - first) * size, X, task, chunk);
+    for (int64_t task = first; task < last; task++)
+        store_state(f->final + task * matrix, work + (task - first) * size, s->width, s->states);
 }
 
 /* Work of one thread: a chunk's, and as many pairs. */
-static void *work_of(const shape *s, int64_t pairs) {
-    int64_t own = sizeof(chunk_work) + CHUNK * padded(s) * sizeof(float) + 256;
-    return allocate(own + pairs * (int64_t)sizeof(pair));
-}
+static void *work_of(int64_t pairs) { return allocate(sizeof(chunk_work) + 64 + pairs * (int64_t)sizeof(pair)); }
 
-static pair *pairs_of(chunk_work *k, const shape *s) {
-    k->bc = (float *)(((uintptr_t)(k + 1) + 63) & ~(uintptr_t)63);
-    return (pair *)(((uintptr_t)(k->bc + CHUNK * padded(s)) + 63) & ~(uintptr_t)63);
-}
+static pair *pairs_of(chunk_work *k) { return (pair *)(((uintptr_t)(k + 1) + 63) & ~(uintptr_t)63); }
 
 /* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory. */
 int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *D, const float *initial,
               float *y, float *final, float *starts) {
+    const int64_t heads = s->batch * s->heads, wide = band_of(s);
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
     const forward_terms f = {s, log_a, delta, b, c, x, D, initial, y, final, starts, space};
     const int ready = space != NULL;
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
     {
-        chunk_work *k = ready ? work_of(s, state_size(s) + 2 * panels_of(s->width) * CHUNK) : NULL;
+        chunk_work *k = ready ? work_of(wide * state_size(s) + 2 * panels_of(s->width) * CHUNK) : NULL;
         unsigned before = flush_denormals();
         if (ready) share(s, b, c, space);
         if (!k) {
@@ -200,9 +219,10 @@ int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, co
         }
 #pragma omp barrier
         if (!failed) {
-            pair *work = pairs_of(k, s);
+            pair *work = pairs_of(k);
 #pragma omp for schedule(dynamic)
-            for (int64_t task = 0; task < s->batch * s->heads; task++) forward_head(&f, k, work, task);
+            for (int64_t first = 0; first < heads; first += wide)
+                forward_band(&f, k, work, first, first + smaller(heads - first, wide));
         }
         restore_denormals(before);
         free(k);
@@ -304,11 +324,10 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
     whole = sum_of_lanes(both) * k->f[q - 1];
     float log_abar[CHUNK], *deltabar = f->deltabar + (n * s->length + t) * s->heads + h;
     log_decay_gradient(log_abar, W, u, v, whole, q);
-    scaled(k, s, f->b, k->e);
     float dots[CHUNK] = {0};
     for (int64_t j = 0; j * WIDE < P; j++) {
-        product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
-        product(w->Xbar, 1, matrix(k->bc, padded(s), 1, N), adjoint + j * N, 0, q, 0);
+        product(w->Xbar, FRESH, matrix(of.b_rows, padded(s), 1, N), adjoint + j * N, 0, q, 0);
+        add_product(w->Xbar, k->e, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, q, -1);
         const int valid = smaller(P - j * WIDE, WIDE);
         pair skip = {{{0}}}, skipped = {{{0}}};
         if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
@@ -329,9 +348,11 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
             for (int i = 0; i < valid; i++) to[i] += ((float *)&skipped)[i];
         }
     }
-    scaled(k, s, f->c, k->f);
-    for (int64_t j = 0; j * WIDE < P; j++)
-        product(adjoint + j * N, k->f[q - 1], matrix(k->bc, 1, padded(s), q), w->Y + j * q, 0, N, 0);
+    for (int64_t j = 0; j * WIDE < P; j++) {
+        for (int r = 0; r < q; r++)
+            for (int i = 0; i < 2; i++) w->Y[j * q + r].of[i] *= k->f[r];
+        product(adjoint + j * N, k->f[q - 1], matrix(of.c_rows, 1, padded(s), q), w->Y + j * q, 0, N, 0);
+    }
     for (int r = 0; r < q; r++) {
         f->log_abar[(n * s->length + t + r) * s->heads + h] = log_abar[r];
         if (f->delta.at) deltabar[r * s->heads] = dots[r];
@@ -411,7 +432,7 @@ int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, v
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
     {
-        chunk_work *k = ready ? work_of(s, own) : NULL;
+        chunk_work *k = ready ? work_of(own) : NULL;
         unsigned before = flush_denormals();
         if (ready) share(s, b, c, space);
         if (!k) {
@@ -420,7 +441,7 @@ int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, v
         }
 #pragma omp barrier
         if (!failed) {
-            pair *work = pairs_of(k, s);
+            pair *work = pairs_of(k);
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < tasks; task++) backward_slab(&f, k, work, task);
 #pragma omp for

@@ -71,6 +71,33 @@ INLINE lanes exponential(lanes v) {
     return p * (lanes)(((ints)shifted + 127) << 23);
 }
 
+INLINE lanes sigmoid(lanes v) {
+    return 1.0f / (1.0f + exponential(-v));
+}
+
+INLINE lanes silu(lanes v) {
+    return v / (1.0f + exponential(-v));
+}
+
+/* SiLU' = s (1 + v (1 - s)) = s + SiLU (1 - s), and SiLU itself. */
+INLINE lanes silu_slope(lanes v, lanes *value) {
+    lanes s = sigmoid(v);
+    *value = v * s;
+    return s + *value * (1.0f - s);
+}
+
+/* log(1 + e^v) = max(v, 0) + log(1 + e), e = e^-|v|; log(1 + e) = 2 artanh(q), q = e / (2 + e) <= 1/3, an even
+ * polynomial of q times q with a relative error below 4e-9. */
+INLINE lanes softplus(lanes v) {
+    ints sign = (ints)v & (ints)all(-0.0f);
+    lanes e = exponential((lanes)((ints)v | (ints)all(-0.0f))), q = e / (2.0f + e), u = q * q;
+    lanes p = u * all(0x1.208bdp-2f) + 0x1.1e510ap-2f;
+    p = p * u + 0x1.99dae6p-2f;
+    p = p * u + 0x1.5554ep-1f;
+    p = p * u + 2.0f;
+    return (lanes)(~(sign >> 31) & (ints)v) + p * q;
+}
+
 INLINE lanes decay(lanes delta, lanes A, int expected) {
     return expected ? 1.0f / (1.0f - delta * A) : exponential(delta * A);
 }
