@@ -18,6 +18,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole
 from ssmscope.evaluation.generating import Speaker
+from ssmscope.evaluation.packed import packs, run_rows
 from ssmscope.evaluation.running import Read, continues, planned, run_pieces, states_together, tokens_together
 from ssmscope.evaluation.scoring import Paths, log_probabilities, table
 from ssmscope.evaluation.store import Store
@@ -92,7 +93,7 @@ class Evaluator:
             self._settings |= {"words": self._answering[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}
         elif self.words is not None:
             self._settings |= {"normalise": normalise}
-        self._forks, self._tried, self._states_at_once = fork, not fork, NO_LIMIT
+        self._forks, self._tried, self._packs, self._states_at_once = fork, not fork, False, NO_LIMIT
         self._tokens_at_once = tokens_at_once or tokens_together(model)
         self._paths: list[Paths] = []
         self._behind: dict[str, int] = {}
@@ -198,10 +199,13 @@ class Evaluator:
         return {**vars(self), "_store": None}
 
     def _try(self, rows: Sequence[tuple[bytes, int]]) -> None:
-        """Find out once whether the model continues from states, and how large these are."""
+        """Find out once whether the model runs packed, else whether it continues from states, and how large these
+        are."""
         if not self._tried:
-            self._forks, size = continues(self.model, Rows.of([row for row, _ in rows]))
-            self._states_at_once = states_together(self.model, size) if self._forks else NO_LIMIT
+            self._packs = self._answering is None and packs(self.model)
+            if not self._packs:
+                self._forks, size = continues(self.model, Rows.of([row for row, _ in rows]))
+                self._states_at_once = states_together(self.model, size) if self._forks else NO_LIMIT
             self._tried = True
 
     def _chunks(self, rows: list[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
@@ -280,6 +284,9 @@ class Evaluator:
         return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _through(self, rows: Rows, read: Read, *, states: bool = False) -> None:
+        if self._packs:
+            run_rows(self.model, rows, read, tokens_at_once=self._tokens_at_once)
+            return
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}
         pieces = planned(self.model, rows, **most) if self._forks else whole(rows)
         run_pieces(self.model, rows, pieces, read, **most, states=states)
