@@ -82,22 +82,32 @@ typedef struct {
     const shape *s;
     view x, delta;
     const float *A, *b, *c, *D, *initial; /* D may be NULL */
-    float *y, *final, *starts, *sums; /* sums of a_t, (task, length); starts and sums may be NULL */
-    lanes *work;                      /* a state and rates, thus four matrices, per task */
+    float *y, *final, *starts, *sums;     /* sums of a_t, (task, length); starts and sums may be NULL */
 } forward_terms;
 
-static void forward_task(const forward_terms *f, int64_t task) {
-    const shape *s = f->s;
-    const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
-    const int64_t L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
-    const int channels = channels_of(s, task % slabs);
-    tile delta, x, y, kept;
-    lanes *H = f->work + 4 * task * matrix, skip[VECTORS];
-    rate *A = (rate *)(H + matrix);
+/* What a thread works with: a state, and the rates of the slab that it was at last. */
+typedef struct {
+    lanes *H, skip[VECTORS];
+    rate *A;
     float most;
-    int grows, way[VECTORS];
-    load_rates(A, &most, &grows, f->A + d * N, N, channels);
-    if (f->D) load_matrix(skip, f->D + d, 1, channels);
+    int grows;
+    int64_t slab;
+} bench;
+
+/* One sequence and slab. */
+static void forward_task(const forward_terms *f, bench *at_hand, int64_t i, int64_t slab) {
+    const shape *s = f->s;
+    const int64_t d = slab * SLAB, L = s->length, N = s->states, D = s->channels, matrix = N * VECTORS;
+    const int64_t task = i * slabs_of(s) + slab;
+    const int channels = channels_of(s, slab);
+    tile delta, x, y, kept;
+    lanes *H = at_hand->H;
+    int way[VECTORS];
+    if (at_hand->slab != slab) {
+        load_rates(at_hand->A, &at_hand->most, &at_hand->grows, f->A + d * N, N, channels);
+        if (f->D) load_matrix(at_hand->skip, f->D + d, 1, channels);
+        at_hand->slab = slab;
+    }
     load_matrix(H, f->initial + (i * D + d) * N, N, channels);
     for (int64_t t = 0; t < L; t += CHUNK) {
         const int steps = smaller(L - t, CHUNK);
@@ -107,12 +117,13 @@ static void forward_task(const forward_terms *f, int64_t task) {
         load(x, f->x, i, t, d, steps, channels);
         if (f->sums) memset(kept, 0, sizeof(tile));
         for (int v = 0; v < VECTORS; v++) {
-            way[v] = way_of(delta[v], most, grows, steps, s->expected);
+            way[v] = way_of(delta[v], at_hand->most, at_hand->grows, steps, s->expected);
             for (int r = 0; r < steps; r++) {
-                y[v][r] = f->D ? x[v][r] * skip[v] : (lanes){0};
+                y[v][r] = f->D ? x[v][r] * at_hand->skip[v] : (lanes){0};
                 x[v][r] *= delta[v][r];
             }
-            forward_chunk(s, H, A, way, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, v, steps);
+            forward_chunk(s, H, at_hand->A, way, delta, x, f->b + at * N, f->c + at * N, y, f->sums ? kept : NULL, v,
+                          steps);
         }
         store(f->y + at * D + d, y, D, steps, channels);
         if (f->sums) sum_kept(f->sums + task * L + t, kept, steps, channels);
@@ -121,20 +132,25 @@ static void forward_task(const forward_terms *f, int64_t task) {
 }
 
 /* b and c are contiguous (batch, length, states), A (channels, states), D (channels), what y has of x beside, initial and final (batch, channels, states), y
- * (batch, length, channels), kept (batch, length): the mean of a_t. `D`, `starts` and `kept` may be NULL.
+ * (batch, length, channels), kept (batch, length): the mean of a_t. `D`, `starts` and `kept` may be NULL. A
+ * thread takes the sequences of a slab one after the other, with its rates at hand.
  * Gives 0, or 1 when there is no memory for the work. */
 int ssm_forward(const shape *s, const view *x, const view *delta, const float *A, const float *b, const float *c,
                 const float *D, const float *initial, float *y, float *final, float *starts, float *kept) {
-    const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states;
+    const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states, matrix = N * VECTORS;
+    const int threads = s->threads > 1 ? s->threads : 1;
     float *sums = kept ? allocate(tasks * L * sizeof(float)) : NULL;
-    lanes *work = allocate(4 * tasks * N * VECTORS * sizeof(lanes));
+    lanes *work = allocate(4 * threads * matrix * sizeof(lanes));
     const int failed = !work || (kept && !sums);
-    const forward_terms f = {s, *x, *delta, A, b, c, D, initial, y, final, starts, sums, work};
+    const forward_terms f = {s, *x, *delta, A, b, c, D, initial, y, final, starts, sums};
     if (!failed) {
-#pragma omp parallel for schedule(dynamic) num_threads(s->threads) if (s->threads > 1)
-        for (int64_t task = 0; task < tasks; task++) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
             unsigned mode = flush_denormals();
-            forward_task(&f, task);
+            lanes *H = work + 4 * thread_number() * matrix;
+            bench at_hand = {.H = H, .A = (rate *)(H + matrix), .slab = -1};
+#pragma omp for schedule(dynamic)
+            for (int64_t task = 0; task < tasks; task++) forward_task(&f, &at_hand, task % s->batch, task / s->batch);
             restore_denormals(mode);
         }
         for (int64_t row = 0; kept && row < s->batch * L; row++) {
