@@ -24,12 +24,10 @@ from ssmscope.trace import LayerState
 
 TRIED = 6, 9, 12
 """How long the rows are with which it is tried whether a model can be run so."""
-BAND = {"cpu": 4, "cuda": 96}
-"""To start a band's operations takes as long as so many tokens."""
-PADDING = {"cpu": 64, "cuda": 1024}
+BAND = 8
+"""To start a band's operations takes a CPU as long as so many tokens."""
+PADDING = 64
 """How many tokens of padding a band has at most: they stand in no product, but where a layer looks back."""
-
-
 PADDED = 0.2
 """What a token of padding costs, in tokens."""
 STATE = 0.5
@@ -78,7 +76,7 @@ def bands(model: Model, rows: Rows, pieces: Pieces) -> Iterator[tuple[Band, np.n
     places = np.zeros(len(pieces.row), dtype=np.int64)  # of pieces among the states that are kept
     held = at = 0
     for group in groups(pieces):
-        for part in by_length(lengths[group].tolist(), ALL, padding=PADDING[_kind(model)]):
+        for part in by_length(lengths[group].tolist(), ALL, padding=PADDING):
             chosen = group[part]
             ids, mask = rows.padded(pieces.row[chosen], pieces.start[chosen], pieces.stop[chosen])
             number, keep = int(mask.sum()), bool(pieces.kept[chosen[0]])
@@ -185,7 +183,7 @@ def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
 def run_rows(model: Model, rows: Rows, read: Read, *, tokens_at_once: int) -> None:
     """Run sorted, distinct rows, about so many tokens at a time, and read the logits where they end; see `Read`."""
     for first, part in parts(rows, tokens_at_once):
-        pieces = planned(model, part)
+        pieces = planned(part)
         run_packed(model, part, pieces, lambda ends, *found: read(first + ends, *found))  # noqa: B023
 
 
@@ -199,10 +197,9 @@ def parts(rows: Rows, tokens_at_once: int) -> Iterator[tuple[int, Rows]]:
     yield from ((first, rows.between(first, last)) for first, last in zip(bounds.tolist(), bounds[1:].tolist()))
 
 
-def planned(model: Model, rows: Rows) -> Pieces:
-    """Sorted, distinct rows with shared beginnings run once, in the way that costs the model's device least: by the
-    tokens in products, and by what every band and every continuation costs."""
-    band, padding = BAND[_kind(model)], PADDING[_kind(model)]
+def planned(rows: Rows) -> Pieces:
+    """Sorted, distinct rows with shared beginnings run once, in the way that costs least: by the tokens in
+    products, and by what every band and every continuation costs."""
 
     def cost(pieces: Pieces) -> float:
         lengths = pieces.stop - pieces.start
@@ -210,8 +207,8 @@ def planned(model: Model, rows: Rows) -> Pieces:
         for group in groups(pieces):
             own = lengths[group].tolist()
             total += sum(
-                band + PADDED * (len(part) * own[part[-1]] - sum(own[place] for place in part))
-                for part in by_length(own, ALL, padding=padding)
+                BAND + PADDED * (len(part) * own[part[-1]] - sum(own[place] for place in part))
+                for part in by_length(own, ALL, padding=PADDING)
             )
         return total
 
@@ -223,10 +220,11 @@ def _handed(handed: Handed, below: Any, *args: Any, **kwargs: Any) -> Handed:
 
 
 def packs(model: Model) -> bool:
-    """Whether `run_packed` gives what whole runs give, as it does where nothing but mixers looks back and these begin
-    and end with a product: tried with a few rows."""
+    """Whether to run rows so: on a CPU (to start a band's operations takes a GPU as long as to start a batch's) and
+    where it gives what whole runs give, as it does where nothing but mixers looks back and these begin and end with a
+    product: tried with a few rows."""
     module = model.module
-    plain = module.base_model is not module and not looks_ahead(module)
+    plain = model.device.type == "cpu" and module.base_model is not module and not looks_ahead(module)
     for mixer in model.mixers:
         plain &= hasattr(mixer, "in_proj") and hasattr(mixer, "out_proj") and is_own(mixer, mixer.forward)
     if not plain or edits_of(module) or any(map(has_hooks, module.modules())):
@@ -247,7 +245,3 @@ def packs(model: Model) -> bool:
     spread = (expected - expected.mean(-1, keepdim=True)).abs().amax(-1)
     allowed = max(1e-3, 16 * torch.finfo(next(module.parameters()).dtype).eps)
     return bool(((found - expected).abs().amax(-1) <= allowed * spread).all())
-
-
-def _kind(model: Model) -> str:
-    return "cpu" if model.device.type == "cpu" else "cuda"

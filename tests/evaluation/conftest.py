@@ -12,7 +12,7 @@ from ssmscope.evaluation.forking import forked
 def forks_wherever_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of models for which a batch more costs nothing beside its tokens: of small ones it costs most."""
     monkeypatch.setattr(evaluator, "planned", lambda model, rows, **most: forked(rows))
-    monkeypatch.setattr(packed, "planned", lambda model, rows: forked(rows))
+    monkeypatch.setattr(packed, "planned", forked)
 
 
 @pytest.fixture
