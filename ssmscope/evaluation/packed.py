@@ -22,12 +22,14 @@ from ssmscope.model import Model
 from ssmscope.states import States, alone, gathered, joined
 from ssmscope.trace import LayerState
 
-TRIED = 6, 9, 12
-"""How long the rows are with which it is tried whether a model can be run so."""
+TRIED = 5, 9, 12
+"""How long the rows are with which it is tried whether a model can be run so; all but one in two pieces."""
 BAND = 8
 """To start a band's operations takes a CPU as long as so many tokens."""
 PADDING = 64
 """How many tokens of padding a band has at most: they stand in no product, but where a layer looks back."""
+TOGETHER = 3
+"""How many times as many tokens are run together as in a batch: the more, the fewer bands."""
 PADDED = 0.2
 """What a token of padding costs, in tokens."""
 STATE = 0.5
@@ -70,9 +72,9 @@ class Band(NamedTuple):
         return t.flatten(0, 1) if self.real is None else t.flatten(0, 1).index_select(0, self.real)
 
 
-def bands(model: Model, rows: Rows, pieces: Pieces) -> Iterator[tuple[Band, np.ndarray]]:
+def bands(rows: Rows, pieces: Pieces) -> Iterator[tuple[Band, np.ndarray]]:
     """The bands of a run in the order in which layers run them, and the ids of their tokens."""
-    device, lengths = model.device, pieces.stop - pieces.start
+    lengths = pieces.stop - pieces.start
     places = np.zeros(len(pieces.row), dtype=np.int64)  # of pieces among the states that are kept
     held = at = 0
     for group in groups(pieces):
@@ -82,8 +84,8 @@ def bands(model: Model, rows: Rows, pieces: Pieces) -> Iterator[tuple[Band, np.n
             number, keep = int(mask.sum()), bool(pieces.kept[chosen[0]])
             padded = real = None
             if number < mask.size:
-                real = torch.from_numpy(np.flatnonzero(mask)).to(device)
-                padded = torch.from_numpy(np.maximum(mask.ravel().cumsum() - 1, 0)).to(device)
+                real = torch.from_numpy(np.flatnonzero(mask))
+                padded = torch.from_numpy(np.maximum(mask.ravel().cumsum() - 1, 0))
             above = pieces.above[chosen]
             yield (
                 Band(
@@ -92,8 +94,8 @@ def bands(model: Model, rows: Rows, pieces: Pieces) -> Iterator[tuple[Band, np.n
                     shape=mask.shape,
                     padded=padded,
                     real=real,
-                    mask=torch.from_numpy(mask).to(device) if keep and real is not None else None,
-                    above=torch.from_numpy(places[above]).to(device) if above[0] >= 0 else None,
+                    mask=torch.from_numpy(mask) if keep and real is not None else None,
+                    above=torch.from_numpy(places[above]) if above[0] >= 0 else None,
                     keep=keep,
                 ),
                 ids[mask],
@@ -157,20 +159,20 @@ class _Run:
 
 def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
     """Run every piece once, all in one run of the model, and read the logits where a row ends; see `Read`."""
-    found, tokens = zip(*bands(model, rows, pieces))
-    run, backbone, device = _Run(list(found)), model.module.base_model, model.device
-    ids = torch.from_numpy(np.concatenate(tokens)).to(device).unsqueeze(0)
+    found, tokens = zip(*bands(rows, pieces))
+    run, backbone = _Run(list(found)), model.module.base_model
+    ids = torch.from_numpy(np.concatenate(tokens)).unsqueeze(0)
     ends_of = [pieces.ends[band.pieces] for band in found]
     lengths = [(pieces.stop - pieces.start)[band.pieces] for band in found]
     chosen = np.flatnonzero(np.concatenate(ends_of))
-    last = torch.from_numpy((np.concatenate(lengths).cumsum() - 1)[chosen]).to(device)
+    last = torch.from_numpy((np.concatenate(lengths).cumsum() - 1)[chosen])
     row = pieces.row[np.concatenate([band.pieces for band in found])[chosen]]
     instead = {id(mixer): run.mixed for mixer in model.mixers}
     products = [(mixer.in_proj, run.enter) for mixer in model.mixers]
     products += [(mixer.out_proj, run.leave) for mixer in model.mixers]
     with torch.no_grad(), model.running(), computed_by(instead, {}, {}), taken_over(products):
         hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
-    hidden = hidden.index_select(0, last.to(hidden.device)).unsqueeze(1)
+    hidden = hidden.index_select(0, last).unsqueeze(1)
     for start in range(0, len(row), rows_together(model)):
         part = slice(start, start + rows_together(model))
         handed = Handed(hidden[part])
@@ -181,8 +183,9 @@ def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
 
 
 def run_rows(model: Model, rows: Rows, read: Read, *, tokens_at_once: int) -> None:
-    """Run sorted, distinct rows, about so many tokens at a time, and read the logits where they end; see `Read`."""
-    for first, part in parts(rows, tokens_at_once):
+    """Run sorted, distinct rows, of which so many tokens would be a batch, and read the logits where they end; see
+    `Read`."""
+    for first, part in parts(rows, TOGETHER * tokens_at_once):
         pieces = planned(part)
         run_packed(model, part, pieces, lambda ends, *found: read(first + ends, *found))  # noqa: B023
 
@@ -230,13 +233,13 @@ def packs(model: Model) -> bool:
     if not plain or edits_of(module) or any(map(has_hooks, module.modules())):
         return False
     ids = [[(5 * place + place // 7 + 11 * length) % model.vocabulary for place in range(length)] for length in TRIED]
-    tried = Rows.of(sorted(as_bytes([part for each in ids for part in (each, each[: len(each) // 2])])))
+    tried = Rows.of(sorted(as_bytes([*ids, *(each[: len(each) // 2] for each in ids[1:])])))
     everything = np.arange(len(tried))
     expected = run_batch(model, *tried.padded(everything, np.zeros_like(everything), tried.lengths)).logits.double()
     found = torch.full_like(expected, torch.nan)
 
     def read(ends: Int[np.ndarray, " ends"], logits: Tensor, _: States) -> None:
-        found[torch.from_numpy(ends).to(found.device)] = logits.double()
+        found[torch.from_numpy(ends)] = logits.double()
 
     try:
         run_packed(model, tried, forked(tried), read)
