@@ -18,7 +18,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole
 from ssmscope.evaluation.generating import Speaker
-from ssmscope.evaluation.packed import packs, run_rows
+from ssmscope.evaluation.packed import packs, plain, run_rows
 from ssmscope.evaluation.running import Read, continues, planned, run_pieces, states_together, tokens_together
 from ssmscope.evaluation.scoring import Paths, log_probabilities, table
 from ssmscope.evaluation.store import Store
@@ -293,11 +293,11 @@ class Evaluator:
         return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _through(self, rows: Rows, read: Read, *, states: bool = False) -> None:
-        if self._packs:
+        if self._packs and plain(self.model):
             run_rows(self.model, rows, read, tokens_at_once=self._tokens_at_once)
             return
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}
-        pieces = planned(self.model, rows, **most) if self._forking else whole(rows)
+        pieces = planned(self.model, rows, **most) if self._forking and not self._packs else whole(rows)
         run_pieces(self.model, rows, pieces, read, **most, states=states)
 
 

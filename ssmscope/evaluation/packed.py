@@ -222,15 +222,20 @@ def _handed(handed: Handed, below: Any, *args: Any, **kwargs: Any) -> Handed:
     return handed
 
 
-def packs(model: Model) -> bool:
-    """Whether to run rows so: on a CPU (to start a band's operations takes a GPU as long as to start a batch's) and
-    where it gives what whole runs give, as it does where nothing but mixers looks back and these begin and end with a
-    product: tried with a few rows."""
+def plain(model: Model) -> bool:
+    """Whether nothing but mixers reads a model's run, which are between products that nobody else has taken over, on a
+    CPU: to start a band's operations takes a GPU as long as to start a batch's."""
     module = model.module
-    plain = model.device.type == "cpu" and module.base_model is not module and not looks_ahead(module)
-    for mixer in model.mixers:
-        plain &= hasattr(mixer, "in_proj") and hasattr(mixer, "out_proj") and is_own(mixer, mixer.forward)
-    if not plain or edits_of(module) or any(map(has_hooks, module.modules())):
+    if model.device.type != "cpu" or module.base_model is module or looks_ahead(module) or edits_of(module):
+        return False
+    ended = all(hasattr(mixer, "in_proj") and hasattr(mixer, "out_proj") for mixer in model.mixers)
+    return ended and all(is_own(part, part.forward) and not has_hooks(part) for part in module.modules())
+
+
+def packs(model: Model) -> bool:
+    """Whether `run_packed` gives what whole runs give, as it does where a model is `plain` and nothing but mixers looks
+    back: tried with a few rows."""
+    if not plain(model):
         return False
     ids = [[(5 * place + place // 7 + 11 * length) % model.vocabulary for place in range(length)] for length in TRIED]
     tried = Rows.of(sorted(as_bytes([*ids, *(each[: len(each) // 2] for each in ids[1:])])))
@@ -246,5 +251,5 @@ def packs(model: Model) -> bool:
     except NotPacked:
         return False
     spread = (expected - expected.mean(-1, keepdim=True)).abs().amax(-1)
-    allowed = max(1e-3, 16 * torch.finfo(next(module.parameters()).dtype).eps)
+    allowed = max(1e-3, 16 * torch.finfo(next(model.module.parameters()).dtype).eps)
     return bool(((found - expected).abs().amax(-1) <= allowed * spread).all())
