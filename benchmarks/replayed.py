@@ -6,10 +6,10 @@
 `record` attacks the demos on SST-2, and keeps the prompts and texts in the batches in which they are asked about.
 `replay` asks them of a random model of a shape of large.py or timing.py: the searches, which cost the same whatever the
 model, are left out. PromptBench's loop is one forward pass an example, TextAttack's 32 texts at a time, padded to the
-longest of them, both through the model's own forward pass in transformers, without optional kernels. Of theirs an even
-sample is run, for --seconds, and the rates of one run are compared: evaluations that a search of theirs makes, over the
-seconds in which theirs and ours make them or find that they need not. Seconds on a CPU are of the process, on one
-thread.
+longest of them, both through the model's own forward pass in transformers, on a GPU with the kernels of mamba_ssm and
+causal_conv1d where transformers finds these packages: which ran is printed. Of theirs an even sample is run, for
+--seconds, and the rates of one run are compared: evaluations that a search of theirs makes, over the seconds in which
+theirs and ours make them or find that they need not. Seconds on a CPU are of the process, on one thread.
 
 Behind each ratio stand the tokens that theirs and ours run, padding included, and the bound of what can be gained with
 the same answers: every beginning that the texts of the attack share run once, and of these tokens the matrix products
@@ -35,9 +35,9 @@ from timing import SHAPES, classifier_on, machine, reader
 import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
 from ssmscope.attacks.words.measure import forks
-from ssmscope.evaluation import Evaluator, Template, label_words, running
+from ssmscope.evaluation import Evaluator, Template, label_words, packed, running
 from ssmscope.evaluation.encoded import token_rows
-from ssmscope.evaluation.forking import Rows, as_bytes
+from ssmscope.evaluation.forking import Pieces, Rows, as_bytes
 from ssmscope.model import Model
 from ssmscope.tasks.prompts import CONTENT, content_of, prompts_of
 from ssmscope.tasks.text import TextData, load_text
@@ -113,16 +113,36 @@ def sampled(run: Callable[[Any], int], work: Sequence[Any], seconds: float) -> t
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """How many tokens each batch has that ours runs, padding included."""
+    """How many tokens each batch has that ours runs, padding included where it stands in products."""
     tokens: list[int] = []
-    run_batch = running.run_batch
+    run_batch, run_packed = running.run_batch, packed.run_packed
 
     def noted(model: Model, ids: np.ndarray, *given: Any, **how: Any) -> Any:
         tokens.append(ids.size)
         return run_batch(model, ids, *given, **how)
 
-    with patch.object(running, "run_batch", noted):
+    def noted_packed(model: Model, rows: Rows, pieces: Pieces, read: running.Read) -> None:
+        tokens.append(pieces.tokens)
+        run_packed(model, rows, pieces, read)
+
+    with patch.object(running, "run_batch", noted), patch.object(packed, "run_packed", noted_packed):
         yield tokens
+
+
+@torch.no_grad()
+def kernels_of_theirs(model: Model) -> str:
+    """Which optional kernels transformers' own layers run on a GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    ids = torch.ones(1, 16, dtype=torch.long, device=model.device)
+    model.module(ids, use_cache=False)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        model.module(ids, use_cache=False)
+        torch.cuda.synchronize()
+    known = {"selective_scan_fwd": "mamba_ssm's scan", "chunk_scan_fwd": "mamba_ssm's chunks"}
+    known["causal_conv1d_fwd"] = "causal_conv1d"
+    ran = [name for part, name in known.items() if any(part in event.key for event in seen.key_averages())]
+    return ", ".join(ran) or "none: its reference loops"
 
 
 def fewest(rows: Sequence[Sequence[int]]) -> int:
@@ -248,6 +268,8 @@ def replay(options: argparse.Namespace) -> None:
         model = ssmscope.load(large.built(options.shape, dtype, options.device).module, tokenizer=tokenizer)
     where = torch.cuda.get_device_name() if options.device == "cuda" else machine()
     print(f"{options.shape}, {options.dtype}, {where}, torch {torch.__version__}", flush=True)
+    if options.device == "cuda":
+        print("kernels of transformers' own layers:", kernels_of_theirs(model), flush=True)
     for attack, waves in found["prompts"].items():
         print(f"{attack} on a prompt:", prompts(model, found, waves, options.seconds), flush=True)
     model = ssmscope.load(classifier_on(model.module), tokenizer=model.tokenizer)

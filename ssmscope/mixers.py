@@ -466,7 +466,7 @@ def stored_weights(module: nn.Module) -> dict[str, Any]:
     return module.state_dict()
 
 
-class _Handed:
+class Handed:
     """What stands for a backbone's output: `last_hidden_state`, and nothing else."""
 
     def __init__(self, hidden: Tensor) -> None:
@@ -488,6 +488,6 @@ def head_logits(module: Any, hidden: Tensor) -> Tensor:
         found = module.get_output_embeddings()(flat)
     else:
         ids = torch.zeros(flat.shape[:2], dtype=torch.long, device=flat.device)
-        with taken_over([(backbone, lambda below, *args, **kwargs: _Handed(flat))]):
+        with taken_over([(backbone, lambda below, *args, **kwargs: Handed(flat))]):
             found = module(input_ids=ids, use_cache=False).logits
     return found.reshape(*hidden.shape[:-1], found.shape[-1]).to(hidden.device)

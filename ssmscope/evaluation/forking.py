@@ -46,6 +46,11 @@ class Rows:
     def lengths(self) -> Int[np.ndarray, " rows"]:
         return np.diff(self.starts)
 
+    def between(self, start: int, stop: int) -> Rows:
+        """The rows start ≤ i < stop."""
+        bounds = self.starts[start : stop + 1]
+        return Rows(self.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
+
     def shared(self) -> Int[np.ndarray, " rows"]:
         """How many tokens each row begins with as the row before it does; 0 for the first."""
         lengths = self.lengths

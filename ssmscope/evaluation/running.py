@@ -64,7 +64,7 @@ def states_together(model: Model, size: int) -> int:
 def planned(model: Model, rows: Rows, tokens_at_once: int, states_at_once: int) -> Pieces:
     """Sorted, distinct rows with shared beginnings run once, in the way that costs the model's device least: by the
     tokens that are run, padding included, and by what every batch costs. For the numbers see `run_pieces`."""
-    batch, held = padding_together(model), _rows_together(model, states_at_once)
+    batch, held = padding_together(model), rows_together(model, states_at_once)
 
     def cost(pieces: Pieces) -> int:
         lengths = pieces.stop - pieces.start
@@ -113,7 +113,7 @@ def run_pieces(
 
     def run(chosen: Int[np.ndarray, " chosen"], starts: States, keep: bool) -> States:
         ended: list[States] = []
-        most = _rows_together(model, states_at_once if starts or keep else None)
+        most = rows_together(model, states_at_once if starts or keep else None)
         lengths = (pieces.stop - pieces.start)[chosen].tolist()
         for part in by_length(lengths, tokens_at_once, most=most, padding=padding):
             batch = chosen[part]
@@ -144,7 +144,8 @@ def run_pieces(
     run(others, everything, states)
 
 
-def _rows_together(model: Model, states_at_once: int | None) -> int:
+def rows_together(model: Model, states_at_once: int | None = None) -> int:
+    """How many rows' logits are held at a time, and states where so many of these may be."""
     numbers = len(model.labels) if model.labels is not None else model.vocabulary
     most = max(1, LOGITS_AT_ONCE // numbers)
     return most if states_at_once is None else min(most, states_at_once)

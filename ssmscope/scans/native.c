@@ -94,15 +94,14 @@ static void open_steps(tile delta, const lanes *bias, int steps) {
 /* How many neighbouring slabs one thread takes through a chunk before the next: their rows stand on the same pages. */
 static int band_of(const shape *s) {
     const int64_t share = s->batch * slabs_of(s) / (PARTS * s->threads);
-    return share < 1 ? 1 : smaller(share, BAND);
+    return share < 1 ? 1 : smaller(smaller(share, BAND), slabs_of(s));
 }
 
 typedef struct {
     const shape *s;
     view x, delta, z;                            /* z.at may be NULL */
     const float *bias, *A, *b, *c, *D, *initial; /* bias and D may be NULL */
-    float *y, *final, *starts, *sums; /* sums of a_t, (task, length); starts and sums may be NULL */
-    lanes *work;                      /* a state and rates, thus four matrices, per task */
+    float *y, *final, *starts, *sums;            /* sums of a_t, (sequence and slab, length); starts and sums may be NULL */
 } forward_terms;
 
 /* A part, one of VECTORS, of a slab's chunk is asked for ahead. */
@@ -113,20 +112,32 @@ INLINE void ask(view of, int64_t i, int64_t t, int64_t d, const shape *s, int pa
             __builtin_prefetch(of.at + i * of.batch + r * of.step + c * of.channel);
 }
 
-/* A slab on its way through the steps. */
+/* A slab on its way through the steps. It keeps the rates from one sequence to the next. */
 typedef struct {
     lanes *H;
     rate *A;
     float most;
     int grows, channels;
+    int64_t slab;
     lanes skip[VECTORS], bias[VECTORS];
 } walker;
 
-/* One chunk of one slab; `next`, from `later` on, comes after it. */
-static void forward_slab(const forward_terms *f, walker *w, int64_t task, int64_t t, int64_t next, int64_t later) {
+static void stand_at(walker *w, const forward_terms *f, int64_t i, int64_t slab) {
+    const int64_t d = slab * SLAB, N = f->s->states;
+    if (w->slab != slab) {
+        w->slab = slab, w->channels = channels_of(f->s, slab);
+        load_rates(w->A, &w->most, &w->grows, f->A + d * N, N, w->channels);
+        if (f->D) load_matrix(w->skip, f->D + d, 1, w->channels);
+        if (f->bias) load_matrix(w->bias, f->bias + d, 1, w->channels);
+    }
+    load_matrix(w->H, f->initial + (i * f->s->channels + d) * N, N, w->channels);
+}
+
+/* One chunk of a slab; that of the slab `next`, from `later` on, comes after it. */
+static void forward_slab(const forward_terms *f, walker *w, int64_t i, int64_t t, int64_t next, int64_t later) {
     const shape *s = f->s;
-    const int64_t slabs = slabs_of(s), i = task / slabs, d = task % slabs * SLAB;
-    const int64_t L = s->length, N = s->states, D = s->channels, at = i * L + t;
+    const int64_t d = w->slab * SLAB, L = s->length, N = s->states, D = s->channels, at = i * L + t;
+    const int64_t task = i * slabs_of(s) + w->slab;
     const int steps = smaller(L - t, CHUNK), channels = w->channels;
     tile delta, x, y, kept;
     int way[VECTORS];
@@ -136,9 +147,9 @@ static void forward_slab(const forward_terms *f, walker *w, int64_t task, int64_
     if (f->bias) open_steps(delta, w->bias, steps);
     if (f->sums) memset(kept, 0, sizeof(tile));
     for (int v = 0; v < VECTORS; v++) {
-        ask(f->delta, next / slabs, later, next % slabs * SLAB, s, v);
-        ask(f->x, next / slabs, later, next % slabs * SLAB, s, v);
-        if (f->z.at) ask(f->z, next / slabs, later, next % slabs * SLAB, s, v);
+        ask(f->delta, i, later, next * SLAB, s, v);
+        ask(f->x, i, later, next * SLAB, s, v);
+        if (f->z.at) ask(f->z, i, later, next * SLAB, s, v);
         way[v] = way_of(delta[v], w->most, w->grows, steps, s->expected);
         for (int r = 0; r < steps; r++) {
             y[v][r] = f->D ? x[v][r] * w->skip[v] : (lanes){0};
@@ -155,51 +166,53 @@ static void forward_slab(const forward_terms *f, walker *w, int64_t task, int64_
     if (f->sums) sum_kept(f->sums + task * L + t, kept, steps, channels);
 }
 
-static void forward_band(const forward_terms *f, int64_t first, int64_t last) {
-    const shape *s = f->s;
-    const int64_t slabs = slabs_of(s), N = s->states, D = s->channels;
-    walker band[BAND];
-    for (int64_t task = first; task < last; task++) {
-        const int64_t i = task / slabs, d = task % slabs * SLAB;
-        walker *w = &band[task - first];
-        w->channels = channels_of(s, task % slabs);
-        w->H = f->work + 4 * task * N * VECTORS, w->A = (rate *)(w->H + N * VECTORS);
-        load_rates(w->A, &w->most, &w->grows, f->A + d * N, N, w->channels);
-        if (f->D) load_matrix(w->skip, f->D + d, 1, w->channels);
-        if (f->bias) load_matrix(w->bias, f->bias + d, 1, w->channels);
-        load_matrix(w->H, f->initial + (i * D + d) * N, N, w->channels);
-    }
-    for (int64_t t = 0; t < s->length; t += CHUNK)
-        for (int64_t task = first; task < last; task++) {
-            const int64_t next = task + 1 < last ? task + 1 : first;
-            forward_slab(f, &band[task - first], task, t, next, next == first ? t + CHUNK : t);
+/* The slabs from `first` to `last` of a sequence, side by side. */
+static void forward_band(const forward_terms *f, walker *band, int64_t i, int64_t first, int64_t last) {
+    const int64_t L = f->s->length, N = f->s->states, D = f->s->channels, wide = last - first;
+    for (int64_t k = 0; k < wide; k++) stand_at(&band[k], f, i, first + k);
+    for (int64_t t = 0; t < L; t += CHUNK)
+        for (int64_t k = 0; k < wide; k++) {
+            const int ends = k + 1 == wide;
+            forward_slab(f, &band[k], i, t, ends ? first : first + k + 1, ends ? t + CHUNK : t);
         }
-    for (int64_t task = first; task < last; task++)
-        store_matrix(f->final + (task / slabs * D + task % slabs * SLAB) * N, band[task - first].H, N, band[task - first].channels);
+    for (int64_t k = 0; k < wide; k++)
+        store_matrix(f->final + (i * D + (first + k) * SLAB) * N, band[k].H, N, band[k].channels);
 }
 
 /* b and c are contiguous (batch, length, states), A (channels, states), bias (channels), D (channels), what y has of x
  * beside, initial and final (batch, channels, states), y (batch, length, channels), kept (batch, length): the mean of
- * a_t. `bias`, `D`, `starts` and `kept` may be NULL, and z a view of NULL.
+ * a_t. `bias`, `D`, `starts` and `kept` may be NULL, and z a view of NULL. A thread takes the sequences of a band one
+ * after the other, with its rates at hand.
  * Gives 0, or 1 when there is no memory for the work. */
 int ssm_forward(const shape *s, const view *x, const view *delta, const view *z, const float *bias, const float *A, const float *b, const float *c,
                 const float *D, const float *initial, float *y, float *final, float *starts, float *kept) {
-    const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, N = s->states, wide = band_of(s);
+    const int64_t slabs = slabs_of(s), tasks = s->batch * slabs, L = s->length, matrix = s->states * VECTORS;
+    const int64_t wide = band_of(s), bands = (slabs + wide - 1) / wide;
+    const int threads = s->threads > 1 ? s->threads : 1;
     float *sums = kept ? allocate(tasks * L * sizeof(float)) : NULL;
-    lanes *work = allocate(4 * tasks * N * VECTORS * sizeof(lanes));
+    lanes *work = allocate(4 * threads * wide * matrix * sizeof(lanes)); /* a state, and rates as wide as three */
     const int failed = !work || (kept && !sums);
-    const forward_terms f = {s, *x, *delta, *z, bias, A, b, c, D, initial, y, final, starts, sums, work};
+    const forward_terms f = {s, *x, *delta, *z, bias, A, b, c, D, initial, y, final, starts, sums};
     if (!failed) {
-#pragma omp parallel for schedule(dynamic) num_threads(s->threads) if (s->threads > 1)
-        for (int64_t first = 0; first < tasks; first += wide) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
             unsigned mode = flush_denormals();
-            forward_band(&f, first, first + smaller(tasks - first, wide));
+            walker band[BAND];
+            for (int k = 0; k < wide; k++) {
+                lanes *H = work + 4 * (thread_number() * wide + k) * matrix;
+                band[k] = (walker){.H = H, .A = (rate *)(H + matrix), .slab = -1};
+            }
+#pragma omp for schedule(dynamic)
+            for (int64_t part = 0; part < bands * s->batch; part++) {
+                const int64_t first = part / s->batch * wide;
+                forward_band(&f, band, part % s->batch, first, first + smaller(slabs - first, wide));
+            }
             restore_denormals(mode);
         }
         for (int64_t row = 0; kept && row < s->batch * L; row++) {
             double total = 0;
             for (int64_t slab = 0; slab < slabs; slab++) total += sums[(row / L * slabs + slab) * L + row % L];
-            kept[row] = (float)(total / ((double)s->channels * N));
+            kept[row] = (float)(total / ((double)s->channels * s->states));
         }
     }
     free(sums);

@@ -99,7 +99,7 @@ def test_shared_beginnings_are_run_once(tokens_run):
 @pytest.mark.parametrize("words", [ONE, MANY], ids=["one token", "several tokens"])
 @pytest.mark.parametrize("scoring", ["likelihood", "generated"])
 def test_no_more_states_are_held_than_allowed(monkeypatch, words, scoring):
-    model = language_model("mamba2")
+    model = language_model("rwkv")
     expected = Evaluator(model, words=words, scoring=scoring).scores(TEXTS)
     most, held, run_pieces, run_batch = 7, [], asking.run_pieces, running.run_batch
     monkeypatch.setattr(asking, "states_together", lambda *_: most)
