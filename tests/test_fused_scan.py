@@ -22,7 +22,7 @@ def run(terms, *, expected=False, retention=False):
 
 WHY = fused.why_not() if DEVICE == "cuda" else None if emulation.COMPILER else "no GPU, and no C++ compiler"
 needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no CUDA kernels here: {WHY}")
-ENTRIES = ("run_ends<false>", "run_ends<true>", *(f"run_forward<{i}>" for i in range(4)), "run_backward", "run_sums")
+ENTRIES = ("run_ends<false>", "run_ends<true>", *fused.FORWARD, *fused.BACKWARD, "run_sums")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +32,7 @@ def kernels(tmp_path_factory):
         if DEVICE == "cpu":
             emulator = emulation.Emulator(fused.kernels, ENTRIES, tmp_path_factory.mktemp("emulated"))
             patch.setattr(fused.kernels, "launch", emulator)
+            patch.setattr(fused.kernels, "marks", emulator.marks)
         yield
 
 
@@ -42,9 +43,10 @@ def few_chunks(monkeypatch):
     cut(monkeypatch, 2)
 
 
-def cut(monkeypatch, chunks: int, processors: int = 0) -> None:
+def cut(monkeypatch, chunks: int, processors: int = 0, joined: bool = True) -> None:
     monkeypatch.setattr(fused, "_chunks", lambda warps, tiles, backward, processors: min(chunks, tiles))
     monkeypatch.setattr(fused, "_processors", lambda device: processors)
+    monkeypatch.setattr(fused, "_fits", lambda plan, backward, processors: joined)
     fused._planned.cache_clear()
 
 
@@ -116,9 +118,9 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     terms = leaves_of(draw(1, 70, 36, 2, 16))
     whole = run(terms, retention=True)
     grads = gradients(whole, terms.values())
-    for chunks, processors in ((1, 0), (5, 10**6)):
-        cut(monkeypatch, chunks, processors)
-        plan = fused._pass(terms["x"], terms["b"], "run_backward", False).plan
+    for chunks, processors, joined in ((1, 0, False), (5, 10**6, False), (5, 10**6, True)):
+        cut(monkeypatch, chunks, processors, joined)
+        plan = fused._pass(terms["x"], terms["b"], None, False).plan
         assert plan.chunks == chunks and plan.cd == (1 if processors else 4)
         parts = run(terms, retention=True)
         for a, b in zip((*whole, *grads), (*parts, *gradients(parts, terms.values()))):
@@ -129,6 +131,43 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     second = run({**rest, "initial": first[1]})
     torch.testing.assert_close(torch.cat([first[0], second[0]], dim=1), whole[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(second[1], whole[1], rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("factor", [0.0, 1.0, 1e4], ids=["no decay", "decay", "underflow"])
+@pytest.mark.parametrize("shape", [(1, 1, 3, 1, 16), (2, 50, 70, 2, 5)], ids=str)
+def test_one_launch_gives_the_bits_of_several(shape, factor, chunks, monkeypatch):
+    terms = draw(*shape)
+    terms["A"] *= factor
+    leaves_of(terms)
+    runs = []
+    for joined in (False, True):
+        cut(monkeypatch, chunks, 10**6, joined)  # several blocks of channels
+        run_of = fused._pass(terms["x"], terms["b"], 1, False)
+        assert (run_of.back.joined is not None) == joined
+        assert (run_of.joined is not None) == (joined and run_of.plan.chunks > 1)
+        out = run(terms, retention=True)
+        runs.append((*out, *gradients(out, terms.values())))
+    assert all(map(torch.equal, *runs))
+
+
+@pytest.mark.skipif(DEVICE == "cpu" or WHY is not None, reason="graphs are recorded on a GPU")
+def test_a_graph_records_several_launches():
+    terms = {n: t.to(DEVICE) for n, t in draw(1, 75, 140, 1, 16).items()}
+    once = run(terms)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(terms)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert fused.kernels.marks(terms["x"].device) == 0
+        recorded = run(terms)
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(recorded[0], once[0]) and torch.equal(recorded[1], once[1])
 
 
 @needs_kernels
@@ -200,6 +239,8 @@ def test_single_texts_are_cut_along_their_length_and_many_are_not(monkeypatch):
     for backward in (False, True):
         assert fused._plan(1, 8192, 5120, 1, 16, backward, 132).chunks > 4
         assert fused._plan(64, 256, 1536, 1, 16, backward, 132).chunks == 1
+        assert fused._fits(fused._plan(1, 1024, 1536, 1, 16, backward, 132), backward, 132)
+        assert not fused._fits(fused._plan(64, 256, 1536, 1, 16, backward, 132), backward, 132)
     assert fused._plan(1, 1024, 1536, 1, 16, False, 132).cd < fused._plan(1, 8192, 5120, 1, 16, False, 132).cd
 
 
@@ -253,6 +294,6 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
 
 
 def test_the_structure_of_the_terms_is_the_source_s():
-    """38 addresses and strides, three more of sums, and 8 sizes."""
-    size = 41 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
-    assert fused._PLACES.size + fused._SIZES.size == size
+    """29 addresses and strides, 12 more for gradients, 4 places in the scratch, and 8 sizes."""
+    size = 45 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
+    assert fused._BOTH.size + len(fused.NOTHING) + fused._SIZES.size == fused._BACK.size + fused._SIZES.size == size

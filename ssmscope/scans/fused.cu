@@ -5,7 +5,11 @@
 // side by side in registers. Lanes that share channels (LN of them) add up what is summed over states, lanes that share
 // states what is summed over channels. A block walks one chunk of the length, tile by tile; the next tile is copied to
 // shared memory meanwhile. With several chunks `run_ends` first runs each from zero, and every block takes its start
-// from those before it (behind it, for the adjoint). No atomics: the order of every sum is fixed.
+// from those before it (behind it, for the adjoint). The order of every sum is fixed.
+//
+// Short scans wait for the host, so theirs is one launch (JOINED): blocks take their places one after the other, each
+// tells when its chunk's end is known and waits for those of blocks that took theirs before, which run already; who is
+// last adds up. `marks` count all this; they are 0 before a launch and after it.
 //
 // Compiled for one kernel at a time (ENTRY), with CD, SN, LN (powers of two), WARPS, EXPECTED and BLOCKS
 // (that a processor must have room for).
@@ -19,6 +23,9 @@ __device__ __forceinline__ float power_of_two(float v) {
     return r;
 }
 __device__ __forceinline__ float inverse(float v) { return __fdividef(1.0f, v); }
+__device__ __forceinline__ void wait_for(const int *mark) {
+    while (!*(const volatile int *)mark) {}
+}
 #if __CUDA_ARCH__ >= 800
 #define COPY(KIND, BYTES)                                                                 \
     asm volatile("cp.async." KIND ".shared.global [%0], [%1], " #BYTES ", %2;"             \
@@ -46,19 +53,22 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 struct View {
     const float *at;
-    long long row, step, head;
+    long long row, step, head, width;
 };
 struct Common {
     const float *at;
     long long row, step, group, state;
 };
 struct Terms {
-    View x, delta, ybar;
+    View x, delta;
     Common b, c;
-    const float *A, *D, *initial, *finalbar;
-    float *y, *final, *kept, *starts, *ends, *decays;
-    float *xbar, *deltabar, *Abar, *bbar, *cbar, *initialbar;
-    float *A_sum, *b_sum, *c_sum;
+    const float *A, *D, *initial;
+    float *y, *final, *kept, *starts, *ends;
+    int *marks;
+    View ybar;  // from here on for the gradient
+    const float *finalbar;
+    float *xbar, *deltabar, *initialbar, *A_sum, *b_sum, *c_sum;
+    long long decays, Abar, bbar, cbar;  // how far they stand behind `ends`
     int batch, length, heads, groups, states, blocks, chunks, tiles;  // tiles: of a chunk
 };
 
@@ -70,13 +80,13 @@ struct Place {
     int begin, end;  // tiles
 };
 
-__device__ __forceinline__ Place place(const Terms &T) {
+// The place with this number, of which those of a chunk come before those of the next one (BACK: of the one before it).
+template <bool BACK> __device__ __forceinline__ Place place(const Terms &T, unsigned i) {
     Place p;
     int share = T.heads / T.groups;
-    unsigned i = blockIdx.x;
     p.block = i % T.blocks, i /= T.blocks;
     p.group = i % T.groups, i /= T.groups;
-    p.chunk = i % T.chunks;
+    p.chunk = BACK ? T.chunks - 1 - i % T.chunks : i % T.chunks;
     p.row = i / T.chunks;
     p.lane = threadIdx.x % 32, p.warp = threadIdx.x / 32;
     p.sl = p.lane % LN, p.cl = p.lane / LN;
@@ -197,15 +207,14 @@ __device__ __forceinline__ long long padded(const Terms &T, const Place &p, int 
 __device__ __forceinline__ void carry_in(Slots &H, const Terms &T, const Place &p, int k) {
     Slots E, P;
     load_slots(E, T.ends + padded(T, p, k), NP, p, 0.0f);
-    load_slots(P, T.decays + padded(T, p, k), NP, p, 0.0f);
+    load_slots(P, T.ends + T.decays + padded(T, p, k), NP, p, 0.0f);
     FOR_SLOTS H[r][q] = P[r][q] * H[r][q] + E[r][q];
 }
 
 constexpr int STAGE_ENDS = 2 * TILE * ROW + TILE * NP, STAGE_FORWARD = STAGE_ENDS + TILE * NP;
 constexpr int STAGE_BACKWARD = 3 * TILE * ROW + 2 * TILE * NP;
 
-template <bool REVERSE> __device__ __forceinline__ void run_ends(const Terms &T) {
-    const Place p = place(T);
+template <bool REVERSE> __device__ __forceinline__ void find_ends(const Terms &T, const Place &p) {
     if (p.chunk == (REVERSE ? 0 : T.chunks - 1)) return;  // behind it there is nothing
     Slots A, H, P;
     float elapsed[CD];
@@ -260,13 +269,89 @@ template <bool REVERSE> __device__ __forceinline__ void run_ends(const Terms &T)
     if (!EXPECTED)
         FOR_SLOTS P[r][q] = decay(elapsed[r], A[r][q]);
     store_slots(H, T.ends + padded(T, p, p.chunk), NP, p);
-    store_slots(P, T.decays + padded(T, p, p.chunk), NP, p);
+    store_slots(P, T.ends + T.decays + padded(T, p, p.chunk), NP, p);
+}
+template <bool REVERSE> __device__ __forceinline__ void run_ends(const Terms &T) {
+    find_ends<REVERSE>(T, place<false>(T, blockIdx.x));
 }
 
-// WHAT: 1 to keep the states before each tile, 2 to sum the decays, 3 for both.
+// Of the marks: how many blocks have begun and ended, how many of a chunk's have ended (batch, chunks, groups), how many
+// of some channels (groups, blocks), and which ends are known (batch, chunks, groups, blocks).
+struct Marks {
+    int *begun, *ended, *chunk, *channels, *known;
+    int count, programs, step;  // step: from a chunk's `known` to the next one's
+};
+__device__ __forceinline__ Marks marks_of(const Terms &T, const Place &p) {
+    const int own = p.row * T.chunks + p.chunk, wide = T.groups * T.blocks, rows = T.batch * T.chunks;
+    Marks m;
+    m.begun = T.marks, m.ended = T.marks + 1;
+    m.chunk = T.marks + 2 + own * T.groups + p.group;
+    m.channels = T.marks + 2 + rows * T.groups + p.group * T.blocks + p.block;
+    m.known = T.marks + 2 + rows * T.groups + wide + own * wide + p.group * T.blocks + p.block;
+    m.programs = rows * wide, m.count = 2 + rows * T.groups + wide + m.programs, m.step = wide;
+    return m;
+}
+
+// What one thread finds, told to its block; nothing may be under way in shared memory.
+__device__ __forceinline__ int told(int found) {
+    int *slot = (int *)memory;
+    if (threadIdx.x == 0) *slot = found;
+    __syncthreads();
+    found = *slot;
+    __syncthreads();
+    return found;
+}
+
+// The next place, whose chunk can start: the ends of those before it (behind it) are known.
+template <bool REVERSE> __device__ __forceinline__ Place start_joined(const Terms &T) {
+    const Place p = place<REVERSE>(T, told(threadIdx.x ? 0 : atomicAdd(T.marks, 1)));
+    if (T.chunks == 1) return p;
+    const Marks m = marks_of(T, p);
+    find_ends<REVERSE>(T, p);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(m.known, 1);
+    const int others = REVERSE ? T.chunks - 1 - p.chunk : p.chunk;
+    for (int k = threadIdx.x; k < others; k += THREADS) wait_for(m.known + (REVERSE ? k + 1 : -k - 1) * m.step);
+    __threadfence();
+    __syncthreads();
+    return p;
+}
+
+// Whether as many have counted on this mark as shall.
+__device__ __forceinline__ bool last(int *mark, int of) { return told(threadIdx.x ? 0 : atomicAdd(mark, 1) == of - 1); }
+
+// The last block clears the marks.
+__device__ __forceinline__ void end_joined(const Terms &T, const Place &p) {
+    const Marks m = marks_of(T, p);
+    __syncthreads();
+    if (last(m.ended, m.programs))
+        for (int i = threadIdx.x; i < m.count; i += THREADS) T.marks[i] = 0;
+}
+
+// The sums over `rows` of `size` numbers, of `count` of which those with number i are at `at(i)`.
+template <typename At>
+__device__ __forceinline__ void add_up(float *to, const float *from, int rows, long long size, int count, At at) {
+    constexpr int EACH = 4;
+    for (int i = threadIdx.x; i < count; i += EACH * THREADS) {
+        float total[EACH];
+        long long places[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) total[e] = 0.0f, places[e] = at(min(i + e * THREADS, count - 1));
+#pragma unroll 8
+        for (int k = 0; k < rows; k++)
+#pragma unroll
+            for (int e = 0; e < EACH; e++) total[e] += from[k * size + places[e]];
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (i + e * THREADS < count) to[places[e]] = total[e];
+    }
+}
+
+// WHAT: 1 to keep the states before each tile, plus 2 to sum the decays, plus 4 in one launch.
 template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) {
-    constexpr bool KEPT = WHAT & 1, RETAINED = WHAT & 2;
-    const Place p = place(T);
+    constexpr bool KEPT = WHAT & 1, RETAINED = WHAT & 2, JOINED = WHAT & 4;
+    const Place p = JOINED ? start_joined<false>(T) : place<false>(T, blockIdx.x);
     Slots A, H;
     float counted[CD], D[CD], counted_states[SN];  // 0 for what is not there
 #pragma unroll
@@ -340,12 +425,13 @@ template <int WHAT> __device__ __forceinline__ void run_forward(const Terms &T) 
         }
     }
     if (p.chunk == T.chunks - 1) store_slots(H, T.final + matrix(T, p) * T.states, T.states, p);
+    if (JOINED) end_joined(T, p);
 }
 
 // λ_t = c_t ȳ_t + a_{t+1} λ_{t+1}; g_t, the gradient of Δ_t A, is λ_t a_t H_{t-1}, and for the expected decay a_t times
 // that. x̄_t = Σ_n λ_t b_t, Δ̄_t = Σ_n g_t A, Ā = Σ_t g_t Δ_t, b̄_t = Σ_d λ_t x_t, c̄_t = Σ_d ȳ_t H_t.
-__device__ __forceinline__ void run_backward(const Terms &T) {
-    const Place p = place(T);
+template <bool JOINED> __device__ __forceinline__ void run_backward(const Terms &T) {
+    const Place p = JOINED ? start_joined<true>(T) : place<false>(T, blockIdx.x);
     constexpr int SUBS = TILE / SUB;
     float *laid = memory + 2 * STAGE_BACKWARD + threadIdx.x;  // SUBS × CD × SN × THREADS
     float *parts = memory + 2 * STAGE_BACKWARD + SUBS * CD * SN * THREADS;  // 2 × TILE × WARPS × NP
@@ -472,13 +558,32 @@ __device__ __forceinline__ void run_backward(const Terms &T) {
             for (int w = 0; w < WARPS; w++) total += parts[((i / NP) * WARPS + w) * NP + n];
             if (n < T.states && t < steps) {
                 long long at = ((long long)p.block * T.batch + p.row) * T.length + tile * TILE + t;
-                (which ? T.cbar : T.bbar)[(at * T.groups + p.group) * T.states + n] = total;
+                (T.ends + (which ? T.cbar : T.bbar))[(at * T.groups + p.group) * T.states + n] = total;
             }
         }
         // the next tile's barrier stands before its first write to `parts`
     }
     if (p.chunk == 0 && T.initialbar) store_slots(carried, T.initialbar + matrix(T, p) * T.states, T.states, p);
-    store_slots(Abar, T.Abar + ((long long)p.chunk * T.batch * T.heads + matrix(T, p)) * T.states, T.states, p);
+    store_slots(Abar, T.ends + T.Abar + ((long long)p.chunk * T.batch * T.heads + matrix(T, p)) * T.states, T.states, p);
+    if (!JOINED) return;
+    const Marks m = marks_of(T, p);
+    __threadfence();
+    __syncthreads();
+    if (last(m.chunk, T.blocks)) {
+        __threadfence();
+        const long long width = T.groups * T.states, own = p.group * T.states, size = T.batch * T.length * width;
+        const long long begin = ((long long)p.row * T.length + p.begin * TILE) * width + own;
+        const int count = (min(p.end * TILE, T.length) - p.begin * TILE) * T.states;
+        auto at = [&](int i) { return begin + i / T.states * width + i % T.states; };
+        add_up(T.b_sum, T.ends + T.bbar, T.blocks, size, count, at);
+        add_up(T.c_sum, T.ends + T.cbar, T.blocks, size, count, at);
+    }
+    if (last(m.channels, T.chunks * T.batch)) {
+        __threadfence();
+        auto at = [&](int i) { return (long long)p.first * T.states + i; };
+        add_up(T.A_sum, T.ends + T.Abar, T.chunks * T.batch, (long long)T.heads * T.states, min(p.left, CC) * T.states, at);
+    }
+    end_joined(T, p);
 }
 
 // What the blocks of `run_backward` gave of Ā, b̄ and c̄, added up.
@@ -486,13 +591,13 @@ __device__ __forceinline__ void run_sums(const Terms &T) {
     const long long of_A = (long long)T.heads * T.states;
     const long long of_b = (long long)T.batch * T.length * T.groups * T.states;
     long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
-    const float *from = T.Abar;
+    const float *from = T.ends + T.Abar;
     float *to = T.A_sum, total = 0.0f;
     long long size = of_A;
     int rows = T.chunks * T.batch;
     if (i >= of_A) {
         i -= of_A, size = of_b, rows = T.blocks;
-        from = i < of_b ? T.bbar : T.cbar, to = i < of_b ? T.b_sum : T.c_sum;
+        from = T.ends + (i < of_b ? T.bbar : T.cbar), to = i < of_b ? T.b_sum : T.c_sum;
         if (i >= of_b) i -= of_b;
     }
     if (i >= size) return;
