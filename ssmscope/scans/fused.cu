@@ -292,6 +292,14 @@ __device__ __forceinline__ Marks marks_of(const Terms &T, const Place &p) {
     return m;
 }
 
+// One more on a mark, by one thread after a barrier: after all that its block wrote, before all that it reads then.
+__device__ __forceinline__ int counted(int *mark) {
+    __threadfence();
+    const int before = atomicAdd(mark, 1);
+    __threadfence();
+    return before;
+}
+
 // What one thread finds, told to its block; nothing may be under way in shared memory.
 __device__ __forceinline__ int told(int found) {
     int *slot = (int *)memory;
@@ -308,9 +316,8 @@ template <bool REVERSE> __device__ __forceinline__ Place start_joined(const Term
     if (T.chunks == 1) return p;
     const Marks m = marks_of(T, p);
     find_ends<REVERSE>(T, p);
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(m.known, 1);
+    if (threadIdx.x == 0) counted(m.known);
     const int others = REVERSE ? T.chunks - 1 - p.chunk : p.chunk;
     for (int k = threadIdx.x; k < others; k += THREADS) wait_for(m.known + (REVERSE ? k + 1 : -k - 1) * m.step);
     __threadfence();
@@ -318,8 +325,8 @@ template <bool REVERSE> __device__ __forceinline__ Place start_joined(const Term
     return p;
 }
 
-// Whether as many have counted on this mark as shall.
-__device__ __forceinline__ bool last(int *mark, int of) { return told(threadIdx.x ? 0 : atomicAdd(mark, 1) == of - 1); }
+// Whether as many have counted on this mark as shall; after a barrier.
+__device__ __forceinline__ bool last(int *mark, int of) { return told(threadIdx.x ? 0 : counted(mark) == of - 1); }
 
 // The last block clears the marks.
 __device__ __forceinline__ void end_joined(const Terms &T, const Place &p) {
@@ -567,10 +574,8 @@ template <bool JOINED> __device__ __forceinline__ void run_backward(const Terms 
     store_slots(Abar, T.ends + T.Abar + ((long long)p.chunk * T.batch * T.heads + matrix(T, p)) * T.states, T.states, p);
     if (!JOINED) return;
     const Marks m = marks_of(T, p);
-    __threadfence();
     __syncthreads();
     if (last(m.chunk, T.blocks)) {
-        __threadfence();
         const long long width = T.groups * T.states, own = p.group * T.states, size = T.batch * T.length * width;
         const long long begin = ((long long)p.row * T.length + p.begin * TILE) * width + own;
         const int count = (min(p.end * TILE, T.length) - p.begin * TILE) * T.states;
@@ -579,7 +584,6 @@ template <bool JOINED> __device__ __forceinline__ void run_backward(const Terms 
         add_up(T.c_sum, T.ends + T.cbar, T.blocks, size, count, at);
     }
     if (last(m.channels, T.chunks * T.batch)) {
-        __threadfence();
         auto at = [&](int i) { return (long long)p.first * T.states + i; };
         add_up(T.A_sum, T.ends + T.Abar, T.chunks * T.batch, (long long)T.heads * T.states, min(p.left, CC) * T.states, at);
     }
