@@ -16,7 +16,7 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 SOURCE = """
 #include "emulated.h"
 static bool EXPECTED;
-#include "{source}"
+{sources}
 static const Terms *terms;
 static void (*const entries[])() = {{ {entries} }};
 extern "C" void launch(int i, int expected, const Terms *given, unsigned blocks, unsigned threads, unsigned shared) {{
@@ -62,7 +62,8 @@ class Emulator:
         made = self.directory / f"{''.join(cut)}.so"
         calls = ", ".join(f"[] {{ {entry}(*terms); }}" for entry in self.entries)
         options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}", *cut]
-        source = SOURCE.format(source=self.program.source, entries=calls)
+        sources = "\n".join(f'#include "{source}"' for source in self.program.sources)
+        source = SOURCE.format(sources=sources, entries=calls)
         subprocess.run(
             [str(COMPILER), *options, "-x", "c++", "-", "-o", str(made)], input=source, text=True, check=True
         )

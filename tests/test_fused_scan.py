@@ -282,7 +282,7 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
     monkeypatch.setattr(nvrtc, "_compile", compiled)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(building, "cache_directory", lambda: tmp_path)
-    program = nvrtc.Program(fused.kernels.source, "a scan", lambda one: None)
+    program = nvrtc.Program(fused.kernels.sources, "a scan", lambda one: None)
     code = [program.compiled(Compiler(), defines, 0) for defines in (("N=1",), ("N=1",), ("N=2",))]
     assert code == [b"code 1", b"code 1", b"code 2"]
     assert made[0] == ("--gpu-architecture=sm_90", "--std=c++17", "-DN=1")

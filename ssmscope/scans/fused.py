@@ -22,12 +22,12 @@ from ssmscope.scans import native
 from ssmscope.scans.building import SWITCH
 from ssmscope.scans.nvrtc import MARKS, ROOM, Launch, Launches, Program
 
-TILE = 16  # steps between states that are kept, as in fused.cu
-SUB = 4  # steps whose states the gradient holds in registers, as in fused.cu
+TILE = 16  # steps between states that are kept, as in fused_terms.cu
+SUB = 4  # steps whose states the gradient holds in registers, as in fused_terms.cu
 MOST = 512  # states of a channel; with more, torch is as fast
 LEAST = 4  # tiles of a chunk
 SHORT = 16  # tiles of a chunk: with more, the GPU takes longer than the host
-# `Terms` of fused.cu: addresses and strides of both passes, of the gradient, places in the scratch, and sizes
+# `Terms` of fused_terms.cu: addresses and strides of both passes, of the gradient, places in the scratch, and sizes
 _BOTH, _BACK, _SIZES = struct.Struct("=29q"), struct.Struct("=41q"), struct.Struct("=4q8i")
 NOTHING = bytes(_BACK.size - _BOTH.size)
 FORWARD = tuple(f"run_forward<{what}>" for what in range(8))  # 1 to keep states, 2 to sum decays, 4 in one launch
@@ -119,7 +119,7 @@ class _Plan(NamedTuple):
 
     @property
     def marks(self) -> int:
-        """What a single launch counts with, as in fused.cu."""
+        """What a single launch counts with, as in fused_terms.cu."""
         return 2 + self.groups * (self.batch * self.chunks + self.blocks) + self.programs
 
 
@@ -334,5 +334,6 @@ def _attempt(one: Tensor) -> None:
     _forward(_pass(one, states, 0, False), *terms, False, keep=False)
 
 
-kernels = Program(Path(__file__).with_name("fused.cu"), "the CUDA scan", _attempt)
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("fused_terms.cu", "fused.cu"))
+kernels = Program(SOURCES, "the CUDA scan", _attempt)
 available, why_not = kernels.available, kernels.why_not

@@ -47,17 +47,17 @@ class Launches:
 
 
 class Program(Kernels):
-    """The kernels of one CUDA C++ file, each compiled alone when it is first launched.
+    """The kernels of CUDA C++ files, each compiled alone when it is first launched.
 
     Args:
-        source: the file, in which `kernel` takes one structure.
+        sources: the files, one behind the other; in the last `kernel` takes one structure.
         name: what they are called in messages.
         attempt: runs one of them on a small tensor of ones, (1, 1, 1, 1), on a GPU.
     """
 
-    def __init__(self, source: Path, name: str, attempt: Callable[[Tensor], Any]) -> None:
-        super().__init__(str(source), name, attempt)
-        self.source = source
+    def __init__(self, sources: Sequence[Path], name: str, attempt: Callable[[Tensor], Any]) -> None:
+        super().__init__(str(sources[-1]), name, attempt)
+        self.sources = sources
         self._function = functools.cache(self._load)
         self._ready = functools.lru_cache(256)(self._prepare)
 
@@ -134,15 +134,15 @@ class Program(Kernels):
         """Machine code for the GPU of this number, from the user's cache where it is there."""
         major, minor = torch.cuda.get_device_capability(index)
         options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{one}" for one in defines))
-        text = self.source.read_bytes()
+        text = b"".join(source.read_bytes() for source in self.sources)
         version = ctypes.c_int(), ctypes.c_int()
         compiler.nvrtcVersion(*map(ctypes.byref, version))
         parts = (text, options, *(part.value for part in version))
         directory = building.cache_directory()
-        name = f"{self.source.stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.cubin"
+        name = f"{self.sources[-1].stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.cubin"
         if directory is not None and (found := _read(directory / name)):
             return found
-        code = _compile(compiler, text, self.source.name, options)
+        code = _compile(compiler, text, self.sources[-1].name, options)
         if directory is not None:
             with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="build-", dir=directory) as work:
                 made = Path(work, name)
