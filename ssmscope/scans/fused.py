@@ -149,13 +149,13 @@ def _takes(state: int, device: torch.device) -> bool:
 
 
 class _Pass(NamedTuple):
-    """One pass over terms of some sizes: how it is cut, its kernels, the one kernel in their place (or None), whether
+    """One pass over terms of some sizes: how it is cut, its kernels, whether they are one that counts on marks, whether
     they have anything to do, how many numbers its scratch has (what chunks add to states, how states decay in them, the
     parts of Ā, b̄ and c̄), the end of `Terms`, and the pass that goes back over the states kept."""
 
     plan: _Plan
     launches: Launches
-    joined: Launches | None
+    joined: bool
     runs: bool
     scratch: int
     sizes: bytes
@@ -175,16 +175,15 @@ def _planned(shape: torch.Size, narrow: torch.Size, what: int | None, expected: 
     plan = _plan(batch, length, heads, groups, state, backward, _processors(device))
     entries = [f"run_ends<{str(backward).lower()}>"] if plan.chunks > 1 else []
     entries += [entry, "run_sums"] if backward else [entry]
-    launches = Launches(*(_launch(plan, one, expected) for one in entries))
     between = plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
     of_A, of_b = (plan.chunks * batch * heads * state, plan.blocks * narrow.numel()) if backward else (0, 0)
     *places, scratch = itertools.accumulate((between, between, of_A, of_b, of_b))
     sizes = _SIZES.pack(*places, *plan[:5], plan.blocks, plan.chunks, plan.tiles)
     at_once = len(entries) > 1 and scratch <= ROOM and _fits(plan, backward, _processors(device))
-    one = Launches(_launch(plan, joined, expected)) if at_once else None
+    launches = Launches(*(_launch(plan, one, expected) for one in ([joined] if at_once else entries)))
     back = _planned(shape, narrow, None, expected, device) if what is not None and what % 2 else None
     runs = plan.programs > 0 < plan.length
-    return _Pass(plan, launches, one, runs, scratch, sizes if backward else NOTHING + sizes, back)
+    return _Pass(plan, launches, at_once, runs, scratch, sizes if backward else NOTHING + sizes, back)
 
 
 def _fits(plan: _Plan, backward: bool, processors: int) -> bool:
@@ -247,13 +246,17 @@ def _at(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _now(run: _Pass, x: Tensor) -> tuple[Launches, int, int, Tensor | None]:
-    """The kernels that run this time, where their scratch starts, where they count, and what holds the scratch: one
-    tensor, as making six took longer than a short scan."""
-    if run.joined is not None and (marks := kernels.marks(x.device)):
-        return run.joined, marks + 4 * MARKS, marks, None
-    scratch = x.new_empty(run.scratch) if run.scratch else None
-    return run.launches, _at(scratch), 0, scratch
+def _scratch(run: _Pass, x: Tensor) -> tuple[int, int, Tensor | None]:
+    """Where a pass has its scratch, where its kernel counts, and what holds them: one tensor, as making six took longer
+    than a short scan, or for a single launch the stream's own."""
+    if not run.joined:
+        held = x.new_empty(run.scratch) if run.scratch else None
+        return _at(held), 0, held
+    if marks := kernels.marks(x.device):
+        return marks + 4 * MARKS, marks, None
+    held = x.new_empty(MARKS + run.scratch)
+    marks = held[:MARKS].zero_().data_ptr()
+    return marks + 4 * MARKS, marks, held
 
 
 def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: bool):
@@ -266,12 +269,12 @@ def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: b
     starts = new(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
     kept = new(plan.rows, plan.batch, plan.length) if retention else None
     if run.runs:
-        launches, ends, marks, _scratch = _now(run, x)
+        ends, marks, _held = _scratch(run, x)
         views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
         commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
         written = y.data_ptr(), final.data_ptr(), _at(kept), _at(starts), ends, marks
         terms = _BOTH.pack(*views, *commons, A.data_ptr(), _at(D), _at(initial), *written) + run.sizes
-        kernels.launch(launches, terms, x.device)
+        kernels.launch(run.launches, terms, x.device)
     elif initial is None:
         final.zero_()
     else:
@@ -313,7 +316,7 @@ def _backward(ctx, grad_y, grad_final):
     grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
     grad_final = None if grad_final is None else grad_final.contiguous()
     grad_initial = new(plan.batch, plan.heads, 1, plan.state) if asked else None
-    launches, ends, marks, _scratch = _now(run, x)
+    ends, marks, _held = _scratch(run, x)
     views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
     commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
     both = A.data_ptr(), 0, 0, 0, 0, 0, starts.data_ptr(), ends, marks
@@ -321,7 +324,7 @@ def _backward(ctx, grad_y, grad_final):
     written = grad_x.data_ptr(), grad_delta.data_ptr(), _at(grad_initial)
     sums = grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr()
     terms = _BACK.pack(*views, *commons, *both, *given, *written, *sums) + run.sizes
-    kernels.launch(launches, terms, x.device)
+    kernels.launch(run.launches, terms, x.device)
     return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
 
 
