@@ -82,7 +82,7 @@ template <bool REVERSE> __device__ __forceinline__ Place start_joined(const Term
     const Marks m = marks_of(T, p);
     find_ends<REVERSE>(T, p);
     __syncthreads();
-    if (threadIdx.x == 0) counted(m.known);
+    if (threadIdx.x == 0) count_on(m.known);
     const int others = REVERSE ? T.chunks - 1 - p.chunk : p.chunk;
     for (int k = threadIdx.x; k < others; k += THREADS) wait_for(m.known + (REVERSE ? k + 1 : -k - 1) * m.step);
     __threadfence();

@@ -219,7 +219,7 @@ __device__ __forceinline__ Marks marks_of(const Terms &T, const Place &p) {
 }
 
 // One more on a mark, by one thread after a barrier: after all that its block wrote, before all that it reads then.
-__device__ __forceinline__ int counted(int *mark) {
+__device__ __forceinline__ int count_on(int *mark) {
     __threadfence();
     const int before = atomicAdd(mark, 1);
     __threadfence();
@@ -237,7 +237,7 @@ __device__ __forceinline__ int told(int found) {
 }
 
 // Whether as many have counted on this mark as shall; after a barrier.
-__device__ __forceinline__ bool last(int *mark, int of) { return told(threadIdx.x ? 0 : counted(mark) == of - 1); }
+__device__ __forceinline__ bool last(int *mark, int of) { return told(threadIdx.x ? 0 : count_on(mark) == of - 1); }
 
 // The last block clears the marks.
 __device__ __forceinline__ void end_joined(const Terms &T, const Place &p) {
