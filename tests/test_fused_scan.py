@@ -134,10 +134,17 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
 
 
 @needs_kernels
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("factor", [0.0, 1.0, 1e4], ids=["no decay", "decay", "underflow"])
-@pytest.mark.parametrize("shape", [(1, 1, 3, 1, 16), (2, 50, 70, 2, 5)], ids=str)
-def test_one_launch_gives_the_bits_of_several(shape, factor, chunks, monkeypatch):
+@pytest.mark.parametrize(
+    "shape, chunks, factor",
+    [
+        pytest.param((1, 1, 3, 1, 16), 1, 1.0, id="one token"),
+        pytest.param((2, 50, 70, 2, 5), 1, 1.0, id="one chunk"),
+        pytest.param((2, 50, 70, 2, 5), 3, 1.0, id="three chunks"),
+        pytest.param((2, 50, 70, 2, 5), 3, 0.0, id="no decay"),
+        pytest.param((2, 50, 70, 2, 5), 3, 1e4, id="underflow"),
+    ],
+)
+def test_one_launch_gives_the_bits_of_several(shape, chunks, factor, monkeypatch):
     terms = draw(*shape)
     terms["A"] *= factor
     leaves_of(terms)
