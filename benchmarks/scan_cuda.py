@@ -3,18 +3,19 @@
     python benchmarks/scan_cuda.py                                    # about two minutes on an H200
     python benchmarks/scan_cuda.py --bandwidth 3.0 --clock 1.98       # limits of an H100
 
-First the scan itself, all of it in one run: milliseconds as called one after the other, `kernels` those of the kernels
-alone, recorded as a CUDA graph; the largest error of outputs or gradients relative to float64 (by torch); the most
-memory that was held. mamba_ssm takes channels before steps and gives no final state, ours is given what a convolution
-leaves, steps before channels. The limit is the larger of two times: to read and write each input, output and gradient
-once, and to take each decay's exponential once a pass. Then one Mamba layer, whose projections have width 1, against
-transformers without the kernels of mamba_ssm.
+First the scan itself, all of it in one run: milliseconds as called one after the other, ours and theirs in turn;
+`kernels` those of the kernels alone, recorded as a CUDA graph; the largest error of outputs or gradients relative to
+float64 (by torch); the most memory that was held. mamba_ssm takes channels before steps and gives no final state, ours
+is given what a convolution leaves, steps before channels. The limit is the larger of two times: to read and write each
+input, output and gradient once, and to take each decay's exponential once a pass. Then one Mamba layer, whose
+projections have width 1, against transformers without the kernels of mamba_ssm.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -111,11 +112,12 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Of a call, among as many one after the other as take 20 ms, so that the first do not count for much."""
-    once = seconds(synchronised(run, 10), 1) / 10
-    calls = max(10, round(0.02 / once))
-    return 1e3 * seconds(synchronised(run, calls), repeats) / calls
+def milliseconds(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Of a call of each: the median over `repeats` turns, in which each is called as often one after the other as takes
+    20 ms, so that the first calls do not count for much and the machine's other work meets all alike."""
+    calls = [max(10, round(0.2 / seconds(synchronised(run, 10), 1))) for run in runs]
+    turns = [[seconds(synchronised(run, n), 1, 0) / n for run, n in zip(runs, calls)] for _ in range(repeats)]
+    return [1e3 * statistics.median(taken) for taken in zip(*turns)]
 
 
 def limit(shape: tuple[int, ...], gradients: bool, bandwidth: float, clock: float) -> tuple[float, float]:
@@ -139,15 +141,15 @@ def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) 
         candidates = {"ours": ours(r, gradients), "mamba_ssm": mamba_ssm(r, gradients)}
         if not gradients:
             candidates["ours with retention"] = ours(r, gradients, retention=True)
-        for name, run in candidates.items():
-            if run is None:
-                continue
+        present = {name: run for name, run in candidates.items() if run is not None}
+        taken = milliseconds([*present.values()], repeats)
+        alone = milliseconds([recorded(run) for run in present.values()], repeats)
+        for (name, run), called, kernels in zip(present.items(), taken, alone):
             torch.cuda.reset_peak_memory_stats()
             found = run() if name.startswith("ours") else alike(run())
             held = torch.cuda.max_memory_allocated() / 2**30
             error = max(relative(a.reshape(b.shape), b) for a, b in zip(found, exact, strict=True))
-            taken, kernels = (milliseconds(f, repeats) for f in (run, recorded(run)))
-            numbers = f"{taken:>9.3f} {kernels:>9.3f} {error:>11.1e} {held:>7.1f}"
+            numbers = f"{called:>9.3f} {kernels:>9.3f} {error:>11.1e} {held:>7.1f}"
             print(f"{label:<24} {what:<20} {name:<20} {numbers}", flush=True)
         by_bytes, by_exponentials = limit(shape, gradients, bandwidth, clock)
         print(f"{label:<24} {what:<20} {'limit':<20} {max(by_bytes, by_exponentials):>9.3f}", end=" ")
@@ -184,7 +186,7 @@ def layer(shape: tuple[int, ...], repeats: int, device: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the card copies at, bytes both ways")
     parser.add_argument("--clock", type=float, default=1.98, help="GHz")
     parser.add_argument("--skip-layers", action="store_true", help="leave out the comparison with transformers")

@@ -310,7 +310,6 @@ def scan(
         retention: also give the mean of a_t over heads and states, (batch, length), summed from the decays that the
             scan computes anyway (no gradient flows through it).
     """
-    _, length, heads, width, state = recurrence.shape
     if isinstance(recurrence, DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         terms = (recurrence.log_a, recurrence.beta, recurrence.b, recurrence.c, recurrence.x)
@@ -322,6 +321,7 @@ def scan(
         kept = recurrence.kept().detach().mean(-1) if retention else None
     elif recurrence.one_decay_per_head:
         log_a = recurrence.log_decay().squeeze(-1)
+        _, length, heads, _, state = recurrence.shape
         if state == 1 and recurrence.b.shape[2] == heads and length:
             H = single.scan(log_a, recurrence.written * recurrence.b, _start(recurrence, initial).squeeze(-1))
             y, final = with_skip(H * recurrence.c, recurrence.x, recurrence.D), H[:, -1].unsqueeze(-1)
@@ -329,7 +329,7 @@ def scan(
             r = recurrence
             y, final = scalar.scan(log_a, r.b, r.c, r.x, initial, r.delta, r.D)
         return Scan(y, final, log_a.detach().exp().mean(-1) if retention else None)
-    elif width > 1:
+    elif recurrence.x.shape[3] > 1:
         log_a = recurrence.log_decay()
         y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, _start(recurrence, initial))
         kept = log_a.detach().exp().mean((2, 3)) if retention else None

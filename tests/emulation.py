@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from ssmscope.scans.nvrtc import Launch, Launches, Program
+from ssmscope.scans.nvrtc import MARKS, ROOM, Launch, Launches, Program
 
 COMPILER = shutil.which("c++") or shutil.which("g++")
 SOURCE = """
 #include "emulated.h"
 static bool EXPECTED;
-#include "{source}"
+{sources}
 static const Terms *terms;
 static void (*const entries[])() = {{ {entries} }};
 extern "C" void launch(int i, int expected, const Terms *given, unsigned blocks, unsigned threads, unsigned shared) {{
@@ -27,7 +27,8 @@ extern "C" void launch(int i, int expected, const Terms *given, unsigned blocks,
 
 
 class Emulator:
-    """Stands for `Program.launch`; a compilation, of a second or two, holds all entries of one cut of the work.
+    """Stands for `Program.launch` and `Program.marks`; a compilation, of a second or two, holds all entries of one cut
+    of the work.
 
     Args:
         entries: of the program; they are compiled with EXPECTED as a variable.
@@ -37,10 +38,16 @@ class Emulator:
     def __init__(self, program: Program, entries: Sequence[str], directory: Path) -> None:
         self.program, self.entries, self.directory = program, entries, directory
         self.libraries: dict[tuple[str, ...], ctypes.CDLL] = {}
+        self.room = torch.full((MARKS + ROOM,), 0x7FC00000, dtype=torch.int32)  # NaN
+        self.room[:MARKS] = 0
 
     def __call__(self, work: Launches, terms: bytes, device: torch.device) -> None:
         for launch in work.launches:
             self.run(launch, terms)
+
+    def marks(self, device: torch.device) -> int:
+        assert not self.room[:MARKS].any()
+        return self.room.data_ptr()
 
     def run(self, launch: Launch, terms: bytes) -> None:
         given = dict(one.split("=") for one in launch.defines)
@@ -55,7 +62,8 @@ class Emulator:
         made = self.directory / f"{''.join(cut)}.so"
         calls = ", ".join(f"[] {{ {entry}(*terms); }}" for entry in self.entries)
         options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", f"-I{Path(__file__).parent}", *cut]
-        source = SOURCE.format(source=self.program.source, entries=calls)
+        sources = "\n".join(f'#include "{source}"' for source in self.program.sources)
+        source = SOURCE.format(sources=sources, entries=calls)
         subprocess.run(
             [str(COMPILER), *options, "-x", "c++", "-", "-o", str(made)], input=source, text=True, check=True
         )

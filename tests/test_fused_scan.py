@@ -22,7 +22,7 @@ def run(terms, *, expected=False, retention=False):
 
 WHY = fused.why_not() if DEVICE == "cuda" else None if emulation.COMPILER else "no GPU, and no C++ compiler"
 needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no CUDA kernels here: {WHY}")
-ENTRIES = ("run_ends<false>", "run_ends<true>", *(f"run_forward<{i}>" for i in range(4)), "run_backward", "run_sums")
+ENTRIES = ("run_ends<false>", "run_ends<true>", *fused.FORWARD, *fused.BACKWARD, "run_sums")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +32,7 @@ def kernels(tmp_path_factory):
         if DEVICE == "cpu":
             emulator = emulation.Emulator(fused.kernels, ENTRIES, tmp_path_factory.mktemp("emulated"))
             patch.setattr(fused.kernels, "launch", emulator)
+            patch.setattr(fused.kernels, "marks", emulator.marks)
         yield
 
 
@@ -42,9 +43,10 @@ def few_chunks(monkeypatch):
     cut(monkeypatch, 2)
 
 
-def cut(monkeypatch, chunks: int, processors: int = 0) -> None:
+def cut(monkeypatch, chunks: int, processors: int = 0, joined: bool = True) -> None:
     monkeypatch.setattr(fused, "_chunks", lambda warps, tiles, backward, processors: min(chunks, tiles))
     monkeypatch.setattr(fused, "_processors", lambda device: processors)
+    monkeypatch.setattr(fused, "_fits", lambda plan, backward, processors: joined)
     fused._planned.cache_clear()
 
 
@@ -116,9 +118,9 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     terms = leaves_of(draw(1, 70, 36, 2, 16))
     whole = run(terms, retention=True)
     grads = gradients(whole, terms.values())
-    for chunks, processors in ((1, 0), (5, 10**6)):
-        cut(monkeypatch, chunks, processors)
-        plan = fused._pass(terms["x"], terms["b"], "run_backward", False).plan
+    for chunks, processors, joined in ((1, 0, False), (5, 10**6, False), (5, 10**6, True)):
+        cut(monkeypatch, chunks, processors, joined)
+        plan = fused._pass(terms["x"], terms["b"], None, False).plan
         assert plan.chunks == chunks and plan.cd == (1 if processors else 4)
         parts = run(terms, retention=True)
         for a, b in zip((*whole, *grads), (*parts, *gradients(parts, terms.values()))):
@@ -129,6 +131,52 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     second = run({**rest, "initial": first[1]})
     torch.testing.assert_close(torch.cat([first[0], second[0]], dim=1), whole[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(second[1], whole[1], rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "shape, chunks, factor",
+    [
+        pytest.param((1, 1, 3, 1, 16), 1, 1.0, id="one token"),
+        pytest.param((2, 50, 70, 2, 5), 1, 1.0, id="one chunk"),
+        pytest.param((2, 50, 70, 2, 5), 3, 1.0, id="three chunks"),
+        pytest.param((2, 50, 70, 2, 5), 3, 0.0, id="no decay"),
+        pytest.param((2, 50, 70, 2, 5), 3, 1e4, id="underflow"),
+    ],
+)
+def test_one_launch_gives_the_bits_of_several(shape, chunks, factor, monkeypatch):
+    terms = draw(*shape)
+    terms["A"] *= factor
+    leaves_of(terms)
+    runs = []
+    for joined in (False, True):
+        cut(monkeypatch, chunks, 10**6, joined)  # several blocks of channels
+        run_of = fused._pass(terms["x"], terms["b"], 1, False)
+        assert run_of.back.joined == joined and run_of.joined == (joined and run_of.plan.chunks > 1)
+        out = run(terms, retention=True)
+        runs.append((*out, *gradients(out, terms.values())))
+    assert all(map(torch.equal, *runs))
+
+
+@needs_kernels
+def test_one_launch_counts_in_memory_of_its_own_where_a_graph_records_it(monkeypatch):
+    terms = leaves_of(draw(1, 75, 140, 1, 16))
+    once = run(terms)
+    exact = (*once, *gradients(once, terms.values()))
+    with monkeypatch.context() as patch:
+        patch.setattr(fused.kernels, "marks", lambda device: 0)
+        again = run(terms)
+        assert all(map(torch.equal, (*exact[:2], *exact[3:]), (*again[:2], *gradients(again, terms.values()))))
+    if DEVICE == "cpu":
+        return
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert fused.kernels.marks(terms["x"].device) == 0
+        recorded = run(terms)
+        found = (*recorded[:2], *gradients(recorded, terms.values()))
+    for _ in range(2):
+        graph.replay()
+        assert all(map(torch.equal, (*exact[:2], *exact[3:]), found))
 
 
 @needs_kernels
@@ -200,6 +248,8 @@ def test_single_texts_are_cut_along_their_length_and_many_are_not(monkeypatch):
     for backward in (False, True):
         assert fused._plan(1, 8192, 5120, 1, 16, backward, 132).chunks > 4
         assert fused._plan(64, 256, 1536, 1, 16, backward, 132).chunks == 1
+        assert fused._fits(fused._plan(1, 1024, 1536, 1, 16, backward, 132), backward, 132)
+        assert not fused._fits(fused._plan(64, 256, 1536, 1, 16, backward, 132), backward, 132)
     assert fused._plan(1, 1024, 1536, 1, 16, False, 132).cd < fused._plan(1, 8192, 5120, 1, 16, False, 132).cd
 
 
@@ -241,7 +291,7 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
     monkeypatch.setattr(nvrtc, "_compile", compiled)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(building, "cache_directory", lambda: tmp_path)
-    program = nvrtc.Program(fused.kernels.source, "a scan", lambda one: None)
+    program = nvrtc.Program(fused.kernels.sources, "a scan", lambda one: None)
     code = [program.compiled(Compiler(), defines, 0) for defines in (("N=1",), ("N=1",), ("N=2",))]
     assert code == [b"code 1", b"code 1", b"code 2"]
     assert made[0] == ("--gpu-architecture=sm_90", "--std=c++17", "-DN=1")
@@ -253,6 +303,6 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
 
 
 def test_the_structure_of_the_terms_is_the_source_s():
-    """38 addresses and strides, three more of sums, and 8 sizes."""
-    size = 41 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
-    assert fused._PLACES.size + fused._SIZES.size == size
+    """29 addresses and strides, 12 more for gradients, 4 places in the scratch, and 8 sizes."""
+    size = 45 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
+    assert fused._BOTH.size + len(fused.NOTHING) + fused._SIZES.size == fused._BACK.size + fused._SIZES.size == size

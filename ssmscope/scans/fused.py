@@ -1,14 +1,15 @@
 """The scan with a decay per state by CUDA kernels (`fused.cu`), for float32 on a GPU; silent when absent.
 
 The length is cut into chunks that run side by side where sequences and channels alone do not fill the GPU: a first pass
-gives what each chunk does to a state, a second starts each from the states before it. The forward pass keeps the states
-before every `TILE`-th step; the backward pass recomputes what lies between. Without the kernels (`nvrtc`)
-`diagonal.scan` stays with torch.
+gives what each chunk does to a state, a second starts each from the states before it; where all chunks fit on the GPU
+at once both are one launch. The forward pass keeps the states before every `TILE`-th step; the backward pass recomputes
+what lies between. Without the kernels (`nvrtc`) `diagonal.scan` stays with torch.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import struct
 from pathlib import Path
@@ -19,16 +20,18 @@ from torch import Tensor
 
 from ssmscope.scans import native
 from ssmscope.scans.building import SWITCH
-from ssmscope.scans.nvrtc import Launch, Launches, Program
+from ssmscope.scans.nvrtc import MARKS, ROOM, Launch, Launches, Program
 
-TILE = 16  # steps between states that are kept, as in fused.cu
-SUB = 4  # steps whose states the gradient holds in registers, as in fused.cu
+TILE = 16  # steps between states that are kept, as in fused_terms.cu
+SUB = 4  # steps whose states the gradient holds in registers, as in fused_terms.cu
 MOST = 512  # states of a channel; with more, torch is as fast
 LEAST = 4  # tiles of a chunk
-# `Terms` of fused.cu: addresses and strides, and sizes
-_PLACES, _SIZES = struct.Struct("=41q"), struct.Struct("=8i")
-NOTHING = (0,) * 9  # addresses that the forward pass does not need
-FORWARD = tuple(f"run_forward<{what}>" for what in range(4))  # 1 to keep states, 2 to sum decays, 3 for both
+SHORT = 16  # tiles of a chunk: with more, the GPU takes longer than the host
+# `Terms` of fused_terms.cu: addresses and strides of both passes, of the gradient, places in the scratch, and sizes
+_BOTH, _BACK, _SIZES = struct.Struct("=29q"), struct.Struct("=41q"), struct.Struct("=4q8i")
+NOTHING = bytes(_BACK.size - _BOTH.size)
+FORWARD = tuple(f"run_forward<{what}>" for what in range(8))  # 1 to keep states, 2 to sum decays, 4 in one launch
+BACKWARD = ("run_backward<false>", "run_backward<true>")
 
 
 def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: Tensor, A: Tensor) -> bool:
@@ -75,7 +78,7 @@ def scan(
     terms = (x, b, c, initial, delta, A)
     if differentiated(*terms):
         return _record(*terms, expected, retention)
-    y, final, kept, _ = _forward(_pass(x, b, FORWARD[2 * retention], expected), *terms, D, retention, keep=False)
+    y, final, kept, _ = _forward(_pass(x, b, 2 * retention, expected), *terms, D, retention, keep=False)
     return y, final, kept
 
 
@@ -114,6 +117,11 @@ class _Plan(NamedTuple):
     def programs(self) -> int:
         return self.batch * self.chunks * self.groups * self.blocks
 
+    @property
+    def marks(self) -> int:
+        """What a single launch counts with, as in fused_terms.cu."""
+        return 2 + self.groups * (self.batch * self.chunks + self.blocks) + self.programs
+
 
 def _shared(backward: bool, cd: int, sn: int, ln: int, warps: int) -> int:
     """Bytes of shared memory of a block."""
@@ -141,44 +149,58 @@ def _takes(state: int, device: torch.device) -> bool:
 
 
 class _Pass(NamedTuple):
-    """One pass over terms of some sizes: how it is cut, its kernels, whether they have anything to do, how many numbers
-    tell what chunks add to states, or how states decay in them, and the pass that goes back over the states kept."""
+    """One pass over terms of some sizes: how it is cut, its kernels, whether they are one that counts on marks, whether
+    they have anything to do, how many numbers its scratch has (what chunks add to states, how states decay in them, the
+    parts of Ā, b̄ and c̄), the end of `Terms`, and the pass that goes back over the states kept."""
 
     plan: _Plan
     launches: Launches
+    joined: bool
     runs: bool
-    between: int
+    scratch: int
     sizes: bytes
     back: _Pass | None
 
 
-def _pass(x: Tensor, b: Tensor, entry: str, expected: bool) -> _Pass:
-    """Of the kernel `entry`, and of what comes before and after it."""
-    return _planned(x.shape, b.shape, entry, expected, x.device)
+def _pass(x: Tensor, b: Tensor, what: int | None, expected: bool) -> _Pass:
+    """Of the forward kernel that does so much, or of the backward one, and of what comes before and after it."""
+    return _planned(x.shape, b.shape, what, expected, x.device)
 
 
 @functools.lru_cache(256)
-def _planned(shape: torch.Size, narrow: torch.Size, entry: str, expected: bool, device: torch.device) -> _Pass:
-    backward = entry == "run_backward"
+def _planned(shape: torch.Size, narrow: torch.Size, what: int | None, expected: bool, device: torch.device) -> _Pass:
+    backward = what is None
+    entry, joined = BACKWARD if what is None else (FORWARD[what], FORWARD[what + 4])
     (batch, length, heads, _), (_, _, groups, state) = shape, narrow
     plan = _plan(batch, length, heads, groups, state, backward, _processors(device))
     entries = [f"run_ends<{str(backward).lower()}>"] if plan.chunks > 1 else []
     entries += [entry, "run_sums"] if backward else [entry]
-    launches = Launches(*(_launch(plan, one, expected) for one in entries))
     between = plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
-    sizes = _SIZES.pack(*plan[:5], plan.blocks, plan.chunks, plan.tiles)
-    back = _planned(shape, narrow, "run_backward", expected, device) if entry in FORWARD[1::2] else None
-    return _Pass(plan, launches, plan.programs > 0 < plan.length, between, sizes, back)
+    of_A, of_b = (plan.chunks * batch * heads * state, plan.blocks * narrow.numel()) if backward else (0, 0)
+    *places, scratch = itertools.accumulate((between, between, of_A, of_b, of_b))
+    sizes = _SIZES.pack(*places, *plan[:5], plan.blocks, plan.chunks, plan.tiles)
+    at_once = len(entries) > 1 and scratch <= ROOM and _fits(plan, backward, _processors(device))
+    launches = Launches(*(_launch(plan, one, expected) for one in ([joined] if at_once else entries)))
+    back = _planned(shape, narrow, None, expected, device) if what is not None and what % 2 else None
+    runs = plan.programs > 0 < plan.length
+    return _Pass(plan, launches, at_once, runs, scratch, sizes if backward else NOTHING + sizes, back)
+
+
+def _fits(plan: _Plan, backward: bool, processors: int) -> bool:
+    """Whether all blocks run at the same time, and so shortly that a launch more would count."""
+    at_once = plan.programs * plan.warps <= (8 if backward else 16) * processors
+    return at_once and plan.tiles <= SHORT and plan.marks <= MARKS
 
 
 def _launch(plan: _Plan, entry: str, expected: bool) -> Launch:
     defines = f"ENTRY={entry}", f"CD={plan.cd}", f"SN={plan.sn}", f"LN={plan.ln}", f"WARPS={plan.warps}"
-    shared = _shared(entry == "run_backward", plan.cd, plan.sn, plan.ln, plan.warps)
+    backward = entry in BACKWARD
+    shared = _shared(backward, plan.cd, plan.sn, plan.ln, plan.warps)
     blocks = plan.programs
     if entry == "run_sums":
         numbers = (plan.heads + 2 * plan.batch * plan.length * plan.groups) * plan.state
         shared, blocks = 0, -(-numbers // (32 * plan.warps))
-    room = (8 if entry == "run_backward" else 16) // plan.warps
+    room = (8 if backward else 16) // plan.warps
     return Launch((*defines, f"EXPECTED={expected:d}", f"BLOCKS={room}"), blocks, 32 * plan.warps, shared)
 
 
@@ -220,31 +242,39 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _terms(sizes: bytes, x: Tensor, delta: Tensor, ybar: Tensor, b: Tensor, c: Tensor, *places: int) -> bytes:
-    """`Terms` of fused.cu; what a kernel does not touch may be 0."""
-    views = (x.data_ptr(), *x.stride()[:3], delta.data_ptr(), *delta.stride(), ybar.data_ptr(), *ybar.stride()[:3])
-    return _PLACES.pack(*views, b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride(), *places) + sizes
-
-
 def _at(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
+def _scratch(run: _Pass, x: Tensor) -> tuple[int, int, Tensor | None]:
+    """Where a pass has its scratch, where its kernel counts, and what holds them: one tensor, as making six took longer
+    than a short scan, or for a single launch the stream's own."""
+    if not run.joined:
+        held = x.new_empty(run.scratch) if run.scratch else None
+        return _at(held), 0, held
+    if marks := kernels.marks(x.device):
+        return marks + 4 * MARKS, marks, None
+    held = x.new_empty(MARKS + run.scratch)
+    marks = held[:MARKS].zero_().data_ptr()
+    return marks + 4 * MARKS, marks, held
+
+
 def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
-    plan, launches, runs, between, sizes, _ = run
+    plan = run.plan
     A = A.contiguous()
     initial, D = None if initial is None else initial.contiguous(), None if D is None else D.contiguous()
     new = x.new_empty  # sizes one by one, as a torch.Size takes twice as long
     y, final = new(*x.shape), new(plan.batch, plan.heads, 1, plan.state)
     starts = new(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
     kept = new(plan.rows, plan.batch, plan.length) if retention else None
-    if runs:
-        ends = new(2 * between) if between else None
-        decays = 0 if ends is None else ends.data_ptr() + 4 * between  # bytes
-        written = y.data_ptr(), final.data_ptr(), _at(kept), _at(starts), _at(ends), decays
-        places = (A.data_ptr(), _at(D), _at(initial), 0, *written, *NOTHING)
-        kernels.launch(launches, _terms(sizes, x, delta, x, b, c, *places), x.device)
+    if run.runs:
+        ends, marks, _held = _scratch(run, x)
+        views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
+        commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
+        written = y.data_ptr(), final.data_ptr(), _at(kept), _at(starts), ends, marks
+        terms = _BOTH.pack(*views, *commons, A.data_ptr(), _at(D), _at(initial), *written) + run.sizes
+        kernels.launch(run.launches, terms, x.device)
     elif initial is None:
         final.zero_()
     else:
@@ -255,7 +285,7 @@ def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: b
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, b, c, initial, delta, A, expected, retention):
-        run = _pass(x, b, FORWARD[1 + 2 * retention], expected)
+        run = _pass(x, b, 1 + 2 * retention, expected)
         y, final, kept, starts = _forward(run, x, b, c, initial, delta, A, None, retention, keep=True)
         ctx.save_for_backward(x, b, c, delta, A, starts)
         ctx.back = run.back
@@ -275,27 +305,26 @@ _record = super(torch.autograd.Function, _Scan).apply
 
 def _backward(ctx, grad_y, grad_final):
     x, b, c, delta, A, starts = ctx.saved_tensors
-    plan, launches, runs, between, sizes, _ = ctx.back
+    run, plan = ctx.back, ctx.back.plan
     new, A = x.new_empty, A.contiguous()
     grad_x, grad_delta, grad_A = new(*x.shape), new(*delta.shape), new(*A.shape)
     grad_b, grad_c = new(*b.shape), new(*c.shape)
     asked = ctx.needs_input_grad[3]
-    if not runs:
+    if not run.runs:
         zeros = (g.zero_() for g in (grad_x, grad_b, grad_c))
         return *zeros, grad_final if asked else None, grad_delta.zero_(), grad_A.zero_(), None, None
     grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
     grad_final = None if grad_final is None else grad_final.contiguous()
     grad_initial = new(plan.batch, plan.heads, 1, plan.state) if asked else None
-    of_A, of_b = plan.chunks * plan.batch * A.numel(), plan.blocks * b.numel()
-    scratch = new(2 * between + of_A + 2 * of_b)  # one tensor: making six took longer than a short scan
-    ends = scratch.data_ptr()
-    decays = ends + 4 * between  # bytes
-    A_parts = decays + 4 * between
-    b_parts = A_parts + 4 * of_A
-    given = A.data_ptr(), 0, 0, _at(grad_final), 0, 0, 0, starts.data_ptr(), ends, decays
-    parts = grad_x.data_ptr(), grad_delta.data_ptr(), A_parts, b_parts, b_parts + 4 * of_b
-    sums = _at(grad_initial), grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr()
-    kernels.launch(launches, _terms(sizes, x, delta, grad_y, b, c, *given, *parts, *sums), x.device)
+    ends, marks, _held = _scratch(run, x)
+    views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
+    commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
+    both = A.data_ptr(), 0, 0, 0, 0, 0, starts.data_ptr(), ends, marks
+    given = grad_y.data_ptr(), *grad_y.stride(), _at(grad_final)
+    written = grad_x.data_ptr(), grad_delta.data_ptr(), _at(grad_initial)
+    sums = grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr()
+    terms = _BACK.pack(*views, *commons, *both, *given, *written, *sums) + run.sizes
+    kernels.launch(run.launches, terms, x.device)
     return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
 
 
@@ -305,8 +334,9 @@ _refused = torch.autograd.function.once_differentiable(_backward)  # what it giv
 def _attempt(one: Tensor) -> None:
     states = one.expand(1, 1, 1, 16)  # as many as Mamba has
     terms = one, states, states, states, one[..., 0], -states[0, 0], None
-    _forward(_pass(one, states, FORWARD[0], False), *terms, False, keep=False)
+    _forward(_pass(one, states, 0, False), *terms, False, keep=False)
 
 
-kernels = Program(Path(__file__).with_name("fused.cu"), "the CUDA scan", _attempt)
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("fused_terms.cu", "fused.cu"))
+kernels = Program(SOURCES, "the CUDA scan", _attempt)
 available, why_not = kernels.available, kernels.why_not

@@ -18,6 +18,7 @@ from ssmscope.scans.building import SWITCH, address
 __all__ = ["SWITCH", "applicable", "available", "is_plain", "scan", "why_not"]
 SOURCE = Path(__file__).with_name("native.c")
 PLAIN = (Tensor, torch.nn.Parameter)
+_STRIDED, _wrapped = torch.strided, torch._C._functorch.is_functorch_wrapped_tensor  # asked of every term of every scan
 SMALL = 2**15  # decays; fewer are not worth waking threads for
 
 
@@ -39,14 +40,12 @@ def are_plain(
     terms: tuple[Tensor, ...], device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> bool:
     """Whether all terms are on this device, and `is_plain` there."""
-    wrapped, tangents = torch._C._functorch.is_functorch_wrapped_tensor, forward_ad._current_level >= 0
     for t in terms:
-        plain = type(t) in PLAIN and t.device == device and t.layout == torch.strided and not wrapped(t)
-        if not plain or t.dtype not in dtypes or t.is_neg():
+        if type(t) not in PLAIN or t.device != device or t.dtype not in dtypes:
             return False
-        if tangents and forward_ad.unpack_dual(t).tangent is not None:
+        if t.layout is not _STRIDED or _wrapped(t) or t.is_neg():
             return False
-    return True
+    return forward_ad._current_level < 0 or all(forward_ad.unpack_dual(t).tangent is None for t in terms)
 
 
 def adds_skip(D: Tensor | None, x: Tensor) -> bool:

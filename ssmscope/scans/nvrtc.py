@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,9 @@ from ssmscope.scans.launching import Kernels
 LOST = 201  # the driver's word for a thread that has no context yet
 SHARED = 8  # its attribute for the shared memory that a block may have
 PLENTY = 48 * 2**10  # bytes of it that need no leave
+MARKS, ROOM = 2**12, 2**21  # numbers for blocks of a launch to count with, and behind them for its scratch
 _One = ctypes.c_char_p * 1
+_SETTING = struct.Struct("=7I4x2QI4x")  # CUlaunchConfig: blocks, threads, shared memory, stream, no attributes
 
 
 class Launch(NamedTuple):
@@ -44,17 +47,17 @@ class Launches:
 
 
 class Program(Kernels):
-    """The kernels of one CUDA C++ file, each compiled alone when it is first launched.
+    """The kernels of CUDA C++ files, each compiled alone when it is first launched.
 
     Args:
-        source: the file, in which `kernel` takes one structure.
+        sources: the files, one behind the other; in the last `kernel` takes one structure.
         name: what they are called in messages.
         attempt: runs one of them on a small tensor of ones, (1, 1, 1, 1), on a GPU.
     """
 
-    def __init__(self, source: Path, name: str, attempt: Callable[[Tensor], Any]) -> None:
-        super().__init__(str(source), name, attempt)
-        self.source = source
+    def __init__(self, sources: Sequence[Path], name: str, attempt: Callable[[Tensor], Any]) -> None:
+        super().__init__(str(sources[-1]), name, attempt)
+        self.sources = sources
         self._function = functools.cache(self._load)
         self._ready = functools.lru_cache(256)(self._prepare)
 
@@ -62,10 +65,9 @@ class Program(Kernels):
         """NVRTC and the driver, or why there is one of them only; `found` keeps the answer."""
         try:
             compiler, driver = _nvrtc(), ctypes.CDLL("libcuda.so.1")
-        except OSError as error:
+            driver.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+        except (OSError, AttributeError) as error:  # drivers before CUDA 11.8 have no such launch
             return " ".join(f"CUDA's compiler for kernels cannot be loaded: {error}".split())
-        pointer = ctypes.c_void_p
-        driver.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, *[pointer] * 3]
         return compiler, driver
 
     def faults(self, *others: type[Exception]) -> tuple[type[Exception], ...]:
@@ -84,24 +86,36 @@ class Program(Kernels):
         if torch._C._cuda_getDevice() != device.index:
             with torch.cuda.device(device):
                 return self.launch(work, terms, device)
-        driver, context, kernels = self._ready(work, device.index)
         stream = torch._C._cuda_getCurrentRawStream(device.index)  # as a Stream it would take longer than the launch
+        driver, context, kernels = self._ready(work, device.index, stream)
         given = _One(terms)
-        for kernel in kernels:
-            code = driver.cuLaunchKernel(*kernel, stream, given, None)
+        for setting, function in kernels:
+            code = driver.cuLaunchKernelEx(setting, function, given, None)
             if code == LOST:
                 _driven(driver.cuCtxSetCurrent(context))
-                code = driver.cuLaunchKernel(*kernel, stream, given, None)
+                code = driver.cuLaunchKernelEx(setting, function, given, None)
             _driven(code)
 
-    def _prepare(self, work: Launches, index: int) -> tuple[ctypes.CDLL, ctypes.c_void_p | None, list[tuple[Any, ...]]]:
-        """The driver, the context, and what `cuLaunchKernel` takes first."""
+    def marks(self, device: torch.device) -> int:
+        """Where the device's current stream has MARKS zeros, which kernels leave 0, and behind them ROOM numbers of any
+        value; 0 where kernels are recorded, as graphs may run at the same time."""
+        if torch._C._cuda_getDevice() != device.index:
+            with torch.cuda.device(device):
+                return self.marks(device)
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return 0
+        return _room(device.index, torch._C._cuda_getCurrentRawStream(device.index)).data_ptr()
+
+    def _prepare(
+        self, work: Launches, index: int, stream: int
+    ) -> tuple[ctypes.CDLL, ctypes.c_void_p | None, list[Any]]:
+        """The driver, the context, and what `cuLaunchKernelEx` takes first."""
         _, driver = self.loaded()
         kernels, context = [], None
         for launch in work.launches:
             function, context = self._function(launch.defines, launch.shared, index)
-            sizes = (launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared)
-            kernels.append((ctypes.c_void_p(function), *map(ctypes.c_uint, sizes)))  # converted once
+            setting = _SETTING.pack(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared, stream, 0, 0)
+            kernels.append((setting, ctypes.c_void_p(function)))
         return driver, context, kernels
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
@@ -120,15 +134,15 @@ class Program(Kernels):
         """Machine code for the GPU of this number, from the user's cache where it is there."""
         major, minor = torch.cuda.get_device_capability(index)
         options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{one}" for one in defines))
-        text = self.source.read_bytes()
+        text = b"".join(source.read_bytes() for source in self.sources)
         version = ctypes.c_int(), ctypes.c_int()
         compiler.nvrtcVersion(*map(ctypes.byref, version))
         parts = (text, options, *(part.value for part in version))
         directory = building.cache_directory()
-        name = f"{self.source.stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.cubin"
+        name = f"{self.sources[-1].stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.cubin"
         if directory is not None and (found := _read(directory / name)):
             return found
-        code = _compile(compiler, text, self.source.name, options)
+        code = _compile(compiler, text, self.sources[-1].name, options)
         if directory is not None:
             with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="build-", dir=directory) as work:
                 made = Path(work, name)
@@ -136,6 +150,12 @@ class Program(Kernels):
                 made.chmod(0o600)
                 os.replace(made, directory / name)
         return code
+
+
+@functools.lru_cache(16)
+def _room(index: int, stream: int) -> Tensor:
+    """For the kernels of one stream, which follow each other: 8 MiB."""
+    return torch.zeros(MARKS + ROOM, dtype=torch.int32, device=torch.device("cuda", index))
 
 
 def _read(path: Path) -> bytes | None:
