@@ -169,15 +169,15 @@ def near(
     left += row * left_row
     target += split.to(tl.int64) * split_step + matrix * matrix_step
     each = tl.cdiv(chunks, splits)
-    total = ()
+    total: tl.tuple = ()
     for _ in tl.static_range(NEAR * (NEAR + 1) // 2):
         total = total + (tl.zeros([ROWS, BD], tl.float32),)
     for chunk in range(split * each, tl.minimum(split * each + each, chunks)):
         d, real, bc_group = channels_of(chunk, group, width, bc_width, segment, BD)
         bc_at = (row * bc_groups + bc_group) * N * rows + first
-        steps = ()
-        weights = ()
-        gates = ()
+        steps: tl.tuple = ()
+        weights: tl.tuple = ()
+        gates: tl.tuple = ()
         for k in tl.static_range(NEAR):
             t = first + k
             inside = (t < length)[:, None] & real[None, :]
@@ -190,14 +190,14 @@ def near(
                 gates = gates + (tl.load(left + place, mask=inside, other=0.0),)
         for n in range(N):
             A_n = tl.load(A + n * heads + d, mask=real, other=0.0)
-            summed = ()
-            kept = ()
+            summed: tl.tuple = ()
+            kept: tl.tuple = ()
             for k in tl.static_range(NEAR):
                 c_k = tl.load(read + bc_at + n * rows + k)[:, None]
                 b_k = tl.load(wrote + bc_at + n * rows + k)[:, None]
                 if LEFT:
                     c_k = c_k * gates[k]
-                carried = ()
+                carried: tl.tuple = ()
                 if k > 0:
                     decay = tl.exp2(steps[k] * A_n[None, :])
                     for j in tl.static_range(k):
