@@ -30,6 +30,8 @@ WIDE = 32  # in one step of what is on the diagonal
 TRIANGLES = 4  # in a program
 ROWS = 32  # of a tile whose factors a program makes
 LAUNCH: dict[str, dict[str, Any]] = {
+    "sums": {"CHANNELS": 32, "num_warps": 4},
+    "starts": {"CHANNELS": 32},
     "near": {"num_warps": 4},
     "levels": {"num_warps": 4, "num_stages": 1, "maxnreg": 168},
     "factors": {"num_warps": 4, "UNROLLED": 4},
@@ -322,12 +324,12 @@ def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tens
     gate = delta if left is None else left
     cut = (groups, heads // groups, heads // plan.bc_groups, plan.segment)
     launch = functools.partial(bound, N=state, LEFT=left is not None)
-    blocks = -(-heads // 32)
 
     as_it_is = right is None and delta.is_contiguous()
     written = delta if as_it_is else written
-    bound(kernel.sums, BLOCK=tile, CHANNELS=32, RIGHT=right is not None, WRITTEN=not as_it_is)(
-        (plan.tiles, blocks, plan.batch),
+    blocks = {name: -(-heads // LAUNCH[name]["CHANNELS"]) for name in ("sums", "starts")}
+    bound(kernel.sums, BLOCK=tile, RIGHT=right is not None, WRITTEN=not as_it_is, **LAUNCH["sums"])(
+        (plan.tiles, blocks["sums"], plan.batch),
         *(delta, factor, since, rest, until, written, totals, plan.length, heads, *delta.stride(), *factor.stride()),
     )
     bound(kernel.prepare, N=state, ROWS=64, num_warps=2)(
@@ -351,7 +353,9 @@ def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tens
             )
 
     if plan.below:
-        bound(kernel.starts, STEP=TOGETHER, CHANNELS=32)((blocks, plan.batch), totals, before, plan.tiles, heads)
+        bound(kernel.starts, STEP=TOGETHER, **LAUNCH["starts"])(
+            (blocks["starts"], plan.batch), totals, before, plan.tiles, heads
+        )
         channels, size = plan.cut(plan.most)[0], min(ROWS, tile)
         common = {"STATES": min(16, 1 << (state - 1).bit_length()), "BD": channels, "FLOOR": FLOOR}
         bounds = launch(kernel.bounds, ROWS=4, WIDE=256, **common)
