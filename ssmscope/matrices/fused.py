@@ -36,12 +36,12 @@ LAUNCH: dict[str, dict[str, Any]] = {
     "levels": {"num_warps": 4, "num_stages": 1, "maxnreg": 168},
     "factors": {"num_warps": 4, "UNROLLED": 4},
 }
-PRODUCTS: dict[int, dict[str, Any]] = {1: {"num_warps": 8, "num_stages": 6}, 2: {"num_warps": 8, "num_stages": 4}}
+PRODUCTS: dict[int, dict[str, Any]] = {1: {"num_warps": 8, "num_stages": 6}, 2: {"num_warps": 8, "num_stages": 5}}
 HIGH = {1: 2, 2: 1}  # tiles above each other that are made together
 SMALL = 160 * 2**10  # bytes of shared memory below which they have fewer stages
 UNROLLED = 1  # states of a step of `levels`
 FILL = 132  # programs of the tiles that run at once
-SPREAD = 4  # of them that each processor runs, one after the other
+SPREAD = 2  # of them that each processor runs, one after the other
 SHARES = 4  # the most matrices' worth of memory that sums of shares of the channels may take
 ROOM = 2**30  # bytes that the factors may take, if those of one chunk of channels and one sequence do not take more
 BESIDE = True  # the tiles on the diagonal, on a stream of their own
@@ -362,7 +362,7 @@ def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tens
         common |= {"LEVELS": plan.levels, "TERMS": plan.terms, "TILE": tile, "HIGH": tile * HIGH[plan.terms]}
         factors = launch(kernel.factors, ROWS=size, **common, **LAUNCH["factors"])
         del common["STATES"], common["FLOOR"]
-        common |= {"N": state, "PACKED": plan.splits > 1, **_product_launch(delta.device.index, plan.terms)}
+        common |= {"PACKED": plan.splits > 1, **_product_launch(delta.device.index, plan.terms)}
         for chunks in plan.passes:
             which = (plan.length, heads, *cut, chunks.start)
             bounds(
@@ -378,7 +378,7 @@ def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tens
             bound(kernel.products, AGAIN=chunks.start > 0, **common)(
                 (plan.works[HIGH[plan.terms]] * plan.splits, plan.matrices),
                 *(table, found, counts, units, shifts, cuts, packed if plan.splits > 1 else out, *plan.steps),
-                *(plan.length, plan.tiles, plan.rows, channels * len(chunks), len(chunks) * state, plan.splits),
+                *(plan.length, plan.tiles, plan.rows, len(chunks) * state, plan.splits),
                 *(plan.wanted, groups / heads, plan.factors // plan.terms),
             )
     join()

@@ -88,11 +88,11 @@ def factors(
     TERMS: tl.constexpr,
     FLOOR: tl.constexpr,
 ):
-    """`table` (TERMS, matrices, LEVELS, N, rows, channels of the chunks): the factors of all steps at all levels, but
+    """`table` (TERMS, matrices, LEVELS, chunks, N, rows, BD): the factors of all steps at all levels, but
     for those of states that have decayed below 2^FLOOR in all of a chunk's channels between the tile and its pivot."""
     matrix, level = (tl.program_id(2) // LEVELS).to(tl.int64), tl.program_id(2) % LEVELS
     row, group = matrix // groups, (matrix % groups).to(tl.int32)
-    chunk, columns = tl.program_id(1), tl.num_programs(1) * BD
+    chunk, chunks = tl.program_id(1), tl.num_programs(1)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) * ROWS // TILE
     is_row, end, begin = to_pivot(i, level)
@@ -123,8 +123,8 @@ def factors(
         over = tl.exp2(-unit)
         shift = tl.load(shifts + (matrix * LEVELS + level) * tiles + i)
         less = tl.where(real, shift, HIDDEN)[None, :]
-        table += (matrix * LEVELS + level) * N * rows * columns
-        own = table + t.to(tl.int64)[:, None] * columns + (chunk * BD + tl.arange(0, BD))[None, :]
+        table += ((matrix * LEVELS + level) * chunks + chunk) * N * rows * BD
+        own = table + t.to(tl.int64)[:, None] * BD + tl.arange(0, BD)[None, :]
         for states in range(0, N, STATES):
             lives = living(over_gap, A, d, real, states, heads, N, STATES, FLOOR)
             alive = tl.sum(lives << tl.arange(0, STATES), axis=0)
@@ -137,7 +137,7 @@ def factors(
                         v_n = tl.load(vectors + n * rows) * over
                         made = tl.exp2(S * A_n[None, :] - less) * v_n[:, None] * factor
                         high, low = in_parts(made, True, TERMS)
-                        at = own + n.to(tl.int64) * rows * columns
+                        at = own + n.to(tl.int64) * rows * BD
                         tl.store(at, high, mask=lives_n)
                         if TERMS == 2:
                             tl.store(at + table_part, low, mask=lives_n)
@@ -151,19 +151,18 @@ def _number(i, j, tiles):
 
 
 @triton.jit
-def _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, columns, scale, table_part,
-              N: tl.constexpr, TILE: tl.constexpr, HIGH: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr,
-              AGAIN: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+def _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale, table_part,
+              TILE: tl.constexpr, HIGH: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr, AGAIN: tl.constexpr,
+              TERMS: tl.constexpr):  # fmt: skip
     """The sum over what `found` lists from `begin` to `end`, times `scale`, of HIGH rows from tile i on and of the
     columns of tile j."""
     own, column, k_own = tl.arange(0, HIGH), tl.arange(0, TILE), tl.arange(0, BD)
     t, s = i * TILE + own, j * TILE + column
-    P_at = table + tl.minimum(t, rows - 1).to(tl.int64)[:, None] * columns + k_own[None, :]
-    Q_at = table + s.to(tl.int64)[None, :] * columns + k_own[:, None]
+    P_at = table + tl.minimum(t, rows - 1).to(tl.int64)[:, None] * BD + k_own[None, :]
+    Q_at = table + s.to(tl.int64)[None, :] * BD + k_own[:, None]
     acc = tl.zeros([HIGH, TILE], tl.float32)
     for k in range(begin, end):
-        which = tl.load(found + k)
-        at = (which % N).to(tl.int64) * rows * columns + which // N * BD
+        at = tl.load(found + k).to(tl.int64) * rows * BD
         P, Q = tl.load(P_at + at), tl.load(Q_at + at)
         if INTERPRETED:
             P, Q = P.to(tl.float32), Q.to(tl.float32)
@@ -208,13 +207,11 @@ def products(
     length,
     tiles,
     rows,
-    columns,
     most,
     splits,
     wanted,
     scale,
     table_part,
-    N: tl.constexpr,
     TILE: tl.constexpr,
     HIGH: tl.constexpr,
     BD: tl.constexpr,
@@ -228,10 +225,10 @@ def products(
     other are made together, but for those of the lowest level. `cuts` (matrices, tiles below the diagonal) is set to
     the shares of a tile: `splits`, or, where `wanted` is not 0, so many fewer that about `wanted` are alike and not
     empty."""
-    program = tl.program_id(0)
-    split, matrix = program % splits, tl.program_id(1).to(tl.int64)
-    # those near the diagonal first, since they have most to do
-    work = tl.num_programs(0) // splits - 1 - program // splits
+    matrix, works = tl.program_id(1).to(tl.int64), tl.num_programs(0) // splits
+    # the first shares of all tiles first, which read the same factors, and of tiles those near the diagonal, since they
+    # have most to do
+    split, work = tl.program_id(0) // works, works - 1 - tl.program_id(0) % works
     pairs = tiles * (tiles - 1) // 2
     lowest = 0
     if HIGH > TILE:
@@ -260,7 +257,7 @@ def products(
                 tl.store(cuts + matrix * pairs + _number(i + 1, j, tiles), shares)
     if split < shares:
         level = _level(i, j)
-        table += (matrix * LEVELS + level) * N * rows * columns
+        table += (matrix * LEVELS + level) * most * rows * BD
         found += (matrix * pairs + pair) * most
         units += matrix * 2 * rows
         shifts += (matrix * LEVELS + level) * tiles
@@ -268,14 +265,14 @@ def products(
         begin, end = count * split // shares, count * (split + 1) // shares
         if HIGH > TILE:
             if lowest < 0:
-                _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, columns, scale,
-                          table_part, N, TILE, HIGH, BD, PACKED, AGAIN, TERMS)  # fmt: skip
+                _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale,
+                          table_part, TILE, HIGH, BD, PACKED, AGAIN, TERMS)  # fmt: skip
             else:
-                _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, columns, scale,
-                          table_part, N, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
+                _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale,
+                          table_part, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
         else:
-            _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, columns, scale,
-                      table_part, N, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
+            _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale,
+                      table_part, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
 
 
 @triton.jit
