@@ -33,7 +33,7 @@ LAUNCH: dict[str, dict[str, Any]] = {
     "sums": {"CHANNELS": 32, "num_warps": 4},
     "starts": {"CHANNELS": 32},
     "near": {"num_warps": 4},
-    "levels": {"num_warps": 4, "num_stages": 1, "maxnreg": 168},
+    "levels": {"num_warps": 4, "num_stages": 1},
     "factors": {"num_warps": 4, "UNROLLED": 4},
 }
 PRODUCTS: dict[int, dict[str, Any]] = {1: {"num_warps": 8, "num_stages": 6}, 2: {"num_warps": 8, "num_stages": 5}}

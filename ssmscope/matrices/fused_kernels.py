@@ -248,8 +248,8 @@ def products(
         for first in range(0, pairs, 256):
             place = first + tl.arange(0, 256)
             total += tl.sum(tl.load(counts + place, mask=place < pairs, other=0), axis=0)
-        total = tl.cdiv(total, HIGH // TILE)
-        shares = tl.minimum(tl.maximum(tl.cdiv(count, tl.maximum(tl.cdiv(total, wanted), 1)), 1), splits)
+        each = tl.maximum(tl.cdiv(tl.cdiv(total, HIGH // TILE), wanted), 1)
+        shares = tl.minimum(tl.maximum((count + each // 2) // each, 1), splits)
     if split == 0:
         tl.store(cuts + matrix * pairs + pair, shares)
         if HIGH > TILE:
