@@ -38,7 +38,7 @@ LAUNCH: dict[str, dict[str, Any]] = {
 }
 PRODUCTS: dict[int, dict[str, Any]] = {1: {"num_warps": 8, "num_stages": 6}, 2: {"num_warps": 8, "num_stages": 5}}
 HIGH = {1: 2, 2: 1}  # tiles above each other that are made together
-SMALL = 160 * 2**10  # bytes of shared memory below which they have fewer stages
+STAGES = ((200 * 2**10, 6), (140 * 2**10, 4), (0, 1))  # the most that they have from so many bytes of shared memory on
 UNROLLED = 1  # states of a step of `levels`
 FILL = 132  # programs of the tiles that run at once
 SPREAD = 2  # of them that each processor runs, one after the other
@@ -410,9 +410,11 @@ def _stream(index: int | None) -> torch.cuda.Stream:
 def _product_launch(index: int | None, terms: int) -> dict[str, Any]:
     """How `products` is launched on this GPU."""
     how = PRODUCTS[terms]
-    if index is None or getattr(torch.cuda.get_device_properties(index), "shared_memory_per_block_optin", 0) >= SMALL:
-        return how
-    return how | {"num_stages": 2}
+    room = 0
+    if index is not None:
+        room = getattr(torch.cuda.get_device_properties(index), "shared_memory_per_block_optin", 0)
+    most = next(stages for size, stages in STAGES if room >= size)
+    return how | {"num_stages": min(how["num_stages"], most)}
 
 
 def _attempt(one: Tensor) -> Tensor:
