@@ -1,7 +1,4 @@
-"""The Triton kernels of the mean implicit attention against the definition in float64, and how they stay away.
-
-The kernel for Hopper GPUs (`fused_hopper`) has no interpreter.
-"""
+"""The Triton kernels of the mean implicit attention against the definition in float64, and how they stay away."""
 
 from __future__ import annotations
 
@@ -79,6 +76,8 @@ def near(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = TOLERANCE["
 def small_tiles(monkeypatch):
     """Of 64 rows, so that few steps make tiles of every kind, and programs that share the channels of a tile."""
     monkeypatch.setattr(fused, "TILE", 64)
+    monkeypatch.setattr(fused, "NEAR", 8)
+    monkeypatch.setattr(fused, "TRIANGLES", 8)
     monkeypatch.setattr(fused, "CHANNELS", 16)
     monkeypatch.setattr(fused, "WIDE", 16)
     monkeypatch.setattr(fused, "TOGETHER", 2)
@@ -160,7 +159,7 @@ def test_precisions(precision):
 @needs_kernels
 @pytest.mark.parametrize("decay", [0.001, 0.1, 1.0])
 def test_the_largest_tiles(decay, monkeypatch):
-    """As they are cut without the fixture above, where a Hopper GPU has a kernel of its own."""
+    """As they are cut without the fixture above."""
     monkeypatch.undo()
     for batch, length, heads, bc_groups, state, groups in ((1, 260, 3, 1, 3, 1), (2, 140, 80, 2, 1, 2)):
         terms = draw(batch, length, heads, bc_groups, state, decay=decay, factors=batch == 2)
@@ -199,7 +198,17 @@ def test_any_strides():
 def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     terms = draw(1, 140, 50, 1, 2, decay=0.1, factors=True)
     whole = run(terms)
-    for name, value in (("FILL", 1), ("SHARES", 1), ("TILE", 32), ("TILE", 128), ("CHANNELS", 32), ("WIDE", 32)):
+    for name, value in (
+        ("FILL", 1),
+        ("SHARES", 1),
+        ("TILE", 32),
+        ("TILE", 128),
+        ("CHANNELS", 32),
+        ("WIDE", 32),
+        ("NEAR", 16),
+        ("ROOM", 1),
+        ("ROOM", 200_000),
+    ):
         monkeypatch.setattr(fused, name, value)
         torch.testing.assert_close(run(terms), whole, rtol=1e-5, atol=1e-6)
 
@@ -223,15 +232,18 @@ def test_nan_shows(name):
 
 @pytest.mark.parametrize("length", [1, 31, 64, 65, 500, 2048, 5000])
 @pytest.mark.parametrize("heads, bc_groups, groups", [(1536, 1, 1), (1536, 1, 6), (24, 8, 3), (3, 1, 3)])
-def test_the_plan_covers_the_work_within_its_memory(length, heads, bc_groups, groups):
+def test_the_plan_covers_the_work_within_its_memory(length, heads, bc_groups, groups, monkeypatch):
     for tile in (32, 128):
-        plan = fused._plan(1, length, heads, 16, groups, bc_groups, tile)
+        monkeypatch.setattr(fused, "TILE", tile)
+        plan = fused._plan(2, length, heads, 16, groups, bc_groups, 2, *fused._sizes())
         assert plan.tile * plan.tiles >= length > plan.tile * (plan.tiles - 1)
         assert (heads // groups) % plan.segment == 0 and (heads // bc_groups) % plan.segment == 0
         for most, splits in ((fused.CHANNELS, plan.splits), (fused.WIDE, plan.strip_splits)):
             channels, chunks = plan.cut(most)
             assert chunks == heads // groups // plan.segment * -(-plan.segment // channels)
             assert 1 <= splits <= chunks
+        assert [i for part in plan.passes for i in part] == list(range(plan.cut(fused.CHANNELS)[1]))
+        assert plan.together >= 1 and (plan.bytes * 2 * len(plan.passes[0]) <= fused.ROOM or len(plan.passes[0]) == 1)
         room = fused.SHARES * length**2
         assert plan.splits == 1 or plan.splits * plan.below * plan.tile**2 <= room
         assert plan.strip_splits == 1 or plan.strip_splits * length * plan.tile <= room

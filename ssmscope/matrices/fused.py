@@ -1,16 +1,17 @@
 """The mean implicit attention of a layer with a decay per state by Triton kernels (`fused_kernels`), for float32 on a
 GPU; silent when absent.
 
-The sum over channels and states is a matrix product whose operands are never stored: they are made, tile by tile, in
-registers.
+The sum over channels and states is a matrix product, of factors which are made for some channels after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,25 +20,33 @@ from torch import Tensor
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.matrices.terms import Around, diagonals
 from ssmscope.scans import native
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Kernels, bound, on
 
 PRECISIONS = {"highest": 2, "high": 1}  # the parts of 11 bits of which the operands of the products are
 TILE = 128  # rows of the tiles; their sums fill half the registers of a GPU's processor
-NEAR = 8  # rows of the triangles on the diagonal
-CHANNELS = 32  # in one step of the tiles' products, times one state
+NEAR = 16  # rows of the triangles on the diagonal
+CHANNELS = 64  # in one step of the tiles' products, times one state
 WIDE = 32  # in one step of what is on the diagonal
-ROWS = 64  # of pairs in a program for the triangles
+TRIANGLES = 4  # in a program
+ROWS = 32  # of a tile whose factors a program makes
 LAUNCH: dict[str, dict[str, Any]] = {
+    "sums": {"CHANNELS": 32, "num_warps": 4},
+    "starts": {"CHANNELS": 32},
     "near": {"num_warps": 4},
     "levels": {"num_warps": 4, "num_stages": 1},
+    "factors": {"num_warps": 4, "UNROLLED": 4},
 }
-HOPPER = {1: {"STAGES": 4, "REGISTERS": 80}, 2: {"STAGES": 3, "REGISTERS": 72}}  # by the parts of an operand
-UNROLLED = {"near": 8, "levels": 2}  # states of a step of the loop over them
+PRODUCTS: dict[int, dict[str, Any]] = {1: {"num_warps": 8, "num_stages": 6}, 2: {"num_warps": 8, "num_stages": 5}}
+HIGH = {1: 2, 2: 1}  # tiles above each other that are made together
+STAGES = ((200 * 2**10, 6), (140 * 2**10, 4), (0, 1))  # the most that they have from so many bytes of shared memory on
+UNROLLED = 1  # states of a step of `levels`
 FILL = 132  # programs of the tiles that run at once
+SPREAD = 2  # of them that each processor runs, one after the other
 SHARES = 4  # the most matrices' worth of memory that sums of shares of the channels may take
+ROOM = 2**30  # bytes that the factors may take, if those of one chunk of channels and one sequence do not take more
+BESIDE = True  # the tiles on the diagonal, on a stream of their own
 TOGETHER = 64  # tiles whose sums of steps are summed at a time
 FLOOR = -126.0  # float32 knows no 2^-127 but for subnormal numbers
-HIDDEN = 1e4  # as `fused_diagonal_kernels.HIDDEN`
 MOST = 256  # states of a channel
 
 
@@ -76,13 +85,13 @@ def mean(
     0 above the diagonal (Differential Mamba, Eq. 8), where `applicable`.
 
     Head d reads group d // (heads / bc_groups) of b and c, and belongs to group d // (heads / groups) of the result.
-    Besides the result it takes 4 tables of (batch, length, heads), and at most twice `SHARES` times the result's
-    memory. The same numbers in every run on the same kind of GPU. Δ must be finite and ≥ 0, and a factor c · left below
-    2^31.
+    Besides the result it takes 4 tables of (batch, length, heads), at most twice `SHARES` times the result's memory,
+    and `ROOM`. The same numbers in every run on the same kind of GPU. Δ must be finite and ≥ 0, and a factor c · left
+    below 2^31.
 
     `precision`, as of torch's products, says of how many parts the tensor cores read the factors, which are made in
-    float32: "highest" of two (22 bits), "high" of one (11 bits, as TF32). Sums, and pairs of steps less than `NEAR`
-    apart, are of float32 always.
+    float32: "highest" of two (22 bits), "high" of one (11 bits, as TF32). Sums, and pairs of steps within triangles of
+    `NEAR` rows on the diagonal, are of float32 always.
 
     Raises:
         InputError: for an unknown precision.
@@ -94,15 +103,23 @@ def mean(
     batch, length, heads = delta.shape
     if groups < 1 or heads % groups:
         raise ValueError(f"{groups} groups do not divide {heads} heads")
-    plan = _plan(batch, length, heads, b.shape[3], groups, b.shape[2], TILE)
-    out = delta.new_empty(plan.batch, groups, plan.length, plan.length)
-    if out.numel():
-        hopper = None
-        if delta.device.type == "cuda" and plan.tile == 128 and plan.below:
-            hopper = _hopper(delta.device.index, PRECISIONS[precision])
-        with torch.no_grad(), on(delta):
-            _make(out, plan, b, c, delta, A, left, right, PRECISIONS[precision], hopper)
+    out = delta.new_empty(batch, groups, length, length)
+    if not out.numel():
+        return out
+    shape = (length, heads, b.shape[3], groups, b.shape[2], PRECISIONS[precision])
+    together = _plan(1, *shape, *_sizes()).together
+    with torch.no_grad(), on(delta):
+        if together >= batch:
+            _make(out, _plan(batch, *shape, *_sizes()), b, c, delta, A, left, right)
+        else:
+            for terms in zip(*(_parts(t, together, batch) for t in (out, b, c, delta, left, right)), strict=True):
+                part, b_part, c_part, delta_part, *around = terms
+                _make(part, _plan(len(part), *shape, *_sizes()), b_part, c_part, delta_part, A, *around)
     return out
+
+
+def _parts(t: Tensor | None, size: int, batch: int) -> Sequence[Tensor | None]:
+    return [None] * -(-batch // size) if t is None else t.split(size)
 
 
 def takes(r: Any, around: Around) -> bool:
@@ -143,9 +160,14 @@ def whole(
     return out
 
 
-class _Plan(NamedTuple):
-    """How a matrix is cut into tiles of `tile` rows, and its channels into chunks; below the diagonal the chunks are
-    shared among `splits` programs, on it among `strip_splits`."""
+def _sizes() -> tuple[int, ...]:
+    return TILE, NEAR, CHANNELS, WIDE, FILL, SHARES, ROOM, SPREAD
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How matrices are cut: into tiles of `tile` rows; channels into chunks of at most `most` below the diagonal, and
+    `wide` on it, where they are shared among `strip_splits` programs."""
 
     batch: int
     length: int
@@ -153,28 +175,55 @@ class _Plan(NamedTuple):
     state: int
     groups: int
     bc_groups: int
+    terms: int
     tile: int
-    splits: int = 1
-    strip_splits: int = 1
+    near: int
+    most: int
+    wide: int
+    fill: int
+    shares: int
+    room: int
+    spread: int
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Tiles on the diagonal."""
         return -(-self.length // self.tile)
 
-    @property
+    @functools.cached_property
+    def rows(self) -> int:
+        """Steps of all tiles."""
+        return self.tiles * self.tile
+
+    @functools.cached_property
     def below(self) -> int:
         """Tiles below the diagonal."""
         return self.tiles * (self.tiles - 1) // 2
 
-    @property
+    @functools.cached_property
+    def works(self) -> dict[int, int]:
+        """Tiles below the diagonal, and how many they are where two above each other are made together."""
+        high = (self.tiles + 1) // 2
+        return {1: self.below, 2: high * (high - 1) + self.tiles // 2}
+
+    @functools.cached_property
+    def levels(self) -> int:
+        """Of squares of tiles below the diagonal."""
+        return (self.tiles - 1).bit_length()
+
+    @functools.cached_property
+    def inner(self) -> int:
+        """Levels of squares within the tiles on the diagonal."""
+        return max(0, (min(self.tile, self.length) - 1).bit_length() - self.near.bit_length() + 1)
+
+    @functools.cached_property
     def matrices(self) -> int:
         return self.batch * self.groups
 
-    @property
+    @functools.cached_property
     def segment(self) -> int:
         """Neighbouring channels that have both groups in common."""
-        return math.gcd(self.heads // self.groups, self.heads // self.bc_groups) if self.heads else 1
+        return math.gcd(self.heads // self.groups, self.heads // self.bc_groups)
 
     def cut(self, most: int) -> tuple[int, int]:
         """Channels of a chunk, a power of two of at least 16 and at most `most`, and the chunks of a group: each lies
@@ -182,134 +231,190 @@ class _Plan(NamedTuple):
         channels = min(most, max(16, 1 << max(self.segment - 1, 0).bit_length()))
         return channels, self.heads // self.groups // self.segment * -(-self.segment // channels)
 
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of a chunk's factors, of one sequence."""
+        return 2 * self.terms * self.groups * self.levels * self.state * self.rows * self.cut(self.most)[0]
 
-def _plan(batch: int, length: int, heads: int, state: int, groups: int, bc_groups: int, tile: int) -> _Plan:
-    plan = _Plan(batch, length, heads, state, groups, bc_groups, tile)
-    return plan._replace(splits=_splits(plan), strip_splits=_strip_splits(plan))
+    @functools.cached_property
+    def together(self) -> int:
+        """Sequences whose factors are made together."""
+        return max(1, self.room // max(1, self.bytes))
+
+    @functools.cached_property
+    def passes(self) -> list[range]:
+        """The chunks whose factors are made together."""
+        chunks = self.cut(self.most)[1]
+        count = -(-chunks // max(1, self.room // max(1, self.batch * self.bytes)))
+        size = -(-chunks // count)
+        return [range(first, min(first + size, chunks)) for first in range(0, chunks, size)]
+
+    @functools.cached_property
+    def splits(self) -> int:
+        """The most programs for a tile: as many as let each processor take `spread` after the other, or twice that
+        where tiles with less to do have fewer."""
+        allowed = max(1, int(self.shares * self.length**2 / max(self.below * self.tile**2, 1)))
+        wanted = -(-self.spread * self.fill // max(self.below * self.matrices, 1))
+        return max(1, min(wanted if len(self.passes) > 1 else 2 * wanted, allowed, self.cut(self.most)[1]))
+
+    @functools.cached_property
+    def wanted(self) -> int:
+        """Shares of tiles that are alike, for a matrix; 0 where every tile has as many."""
+        return -(-self.spread * self.fill // self.matrices) if self.splits > 1 and len(self.passes) == 1 else 0
+
+    @functools.cached_property
+    def strip_splits(self) -> int:
+        allowed = max(1, self.shares * self.length // self.tile)
+        wanted = self.fill // (self.tiles * self.matrices)
+        return max(1, min(wanted, allowed, self.cut(self.wide)[1]))
+
+    @functools.cached_property
+    def steps(self) -> tuple[int, int]:
+        """From one share of the tiles below the diagonal to the next, and from one matrix to the next."""
+        each = self.below * self.tile**2
+        return (each * self.matrices, each) if self.splits > 1 else (0, self.length**2)
+
+    @functools.cached_property
+    def strip_steps(self) -> tuple[int, int]:
+        """As `steps` of the tiles on the diagonal."""
+        return self.matrices * self.length * self.tile, self.length * self.tile
+
+    @functools.cached_property
+    def factors(self) -> int:
+        """Numbers in the table of them."""
+        return self.batch * len(self.passes[0]) * self.bytes // 2
+
+    @functools.cached_property
+    def floats(self) -> list[int]:
+        """Numbers of the tables in float32, of which each begins at a multiple of 64: those of `sums`, `prepare`,
+        `bounds` and the sums of shares."""
+        table, vectors = self.batch * self.length * self.heads, self.batch * self.bc_groups * self.rows
+        wanted = [table] * 4 + [vectors * self.state] * 2 + [vectors * 2, self.state * self.heads, self.heads]
+        wanted += [self.matrices * 2 * self.rows, self.matrices * self.levels * self.tiles]
+        wanted += [self.strip_splits * self.strip_steps[0], self.splits * self.steps[0]]
+        return [-(-size // 64) * 64 for size in wanted]
+
+    @functools.cached_property
+    def doubles(self) -> list[int]:
+        """As `floats` in float64: sums of Δ of tiles, and before them."""
+        return [self.batch * (self.tiles + (self.tiles & 1)) * self.heads, self.batch * (self.tiles + 1) * self.heads]
+
+    @functools.cached_property
+    def indices(self) -> list[int]:
+        """As `floats` in int32: what `bounds` lists, how many for a tile, and the tile's shares."""
+        listed = self.matrices * self.below * len(self.passes[0]) * self.state
+        return [-(-listed // 64) * 64, self.matrices * self.below, self.matrices * self.below]
 
 
-def _splits(plan: _Plan) -> int:
-    """As many shares as let each processor take three or four programs after the other, so that few are idle at the
-    end, even where only the tiles next to the diagonal have much to do."""
-    allowed = max(1, int(SHARES * plan.length**2 / max(plan.below * plan.tile**2, 1)))
-    wanted = -(-7 * FILL // max(2 * plan.below * plan.matrices, 1))
-    return max(1, min(wanted, allowed, plan.cut(CHANNELS)[1]))
+@functools.lru_cache(maxsize=256)
+def _plan(*sizes: int) -> _Plan:
+    return _Plan(*sizes)
 
 
-def _strip_splits(plan: _Plan) -> int:
-    allowed = max(1, SHARES * plan.length // plan.tile)
-    wanted = FILL // (plan.tiles * plan.matrices)
-    return max(1, min(wanted, allowed, plan.cut(WIDE)[1]))
-
-
-def _make(out, plan: _Plan, b, c, delta, A, left, right, terms: int, hopper: ModuleType | None) -> None:
-    """`mean` into `out`, the tiles below the diagonal by the kernel of `hopper` where that is given."""
+def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tensor, left, right) -> None:
+    """`mean` into `out`."""
     kernel = kernels.loaded()
-    batch, length, heads, state, groups, bc_groups, tile, splits, strip_splits = plan
-    matrices, tiles = plan.matrices, plan.tiles
-    since, rest, until, written = (delta.new_empty(batch, length, heads) for _ in range(4))
-    totals = delta.new_empty(batch, tiles, heads, dtype=torch.float64)
+    heads, groups, tile, state = plan.heads, plan.groups, plan.tile, plan.state
+    floats = delta.new_empty(sum(plan.floats)).split(plan.floats)
+    since, rest, until, written, wrote, read, most, decays, slowest, units, shifts, strip, packed = floats
+    found, counts, cuts = delta.new_empty(sum(plan.indices), dtype=torch.int32).split(plan.indices)
+    totals, before = delta.new_empty(sum(plan.doubles), dtype=torch.float64).split(plan.doubles)
+    table = delta.new_empty(plan.factors, dtype=torch.float16)
     factor = delta if right is None else right
-    kernel.sums[(tiles, -(-heads // 32), batch)](
-        *(delta, factor, since, rest, until, written, totals, length, heads, *delta.stride(), *factor.stride()),
-        BLOCK=tile,
-        CHANNELS=32,
-        RIGHT=right is not None,
-    )
-    decays = torch.mul(A.T, math.log2(math.e), out=A.new_empty(state, heads))
-    # what is read along the length lies side by side
-    b, c = (_turned(t, tiles * tile) for t in (b, c))
     gate = delta if left is None else left
-    cut = (length, heads, groups, heads // groups, heads // bc_groups)
-    scale = groups / heads
-    strides = (*b.stride(), *c.stride(), *gate.stride())
-    common: dict[str, Any] = {"N": state, "TILE": tile, "LEFT": left is not None}
+    cut = (groups, heads // groups, heads // plan.bc_groups, plan.segment)
+    launch = functools.partial(bound, N=state, LEFT=left is not None)
 
-    # the small kernels first: the GPU is busy with them while the large one is prepared
-    strip = out.new_empty(strip_splits, matrices, length, tile)
-    channels, chunks = plan.cut(WIDE)
-    diagonal = (since, rest, written, decays, b, c, gate, strip, *strip.stride()[:2], *cut, plan.segment, chunks)
-    kernel.near[(-(-length // ROWS) * strip_splits, NEAR // 2 + 1, matrices)](
-        *(*diagonal, strip_splits, scale, *strides),
-        **common,
-        ROWS=ROWS,
-        BD=channels,
-        NEAR=NEAR,
-        UNROLLED=math.gcd(state, UNROLLED["near"]),
-        **LAUNCH["near"],
+    as_it_is = right is None and delta.is_contiguous()
+    written = delta if as_it_is else written
+    blocks = {name: -(-heads // LAUNCH[name]["CHANNELS"]) for name in ("sums", "starts")}
+    bound(kernel.sums, BLOCK=tile, RIGHT=right is not None, WRITTEN=not as_it_is, **LAUNCH["sums"])(
+        (plan.tiles, blocks["sums"], plan.batch),
+        *(delta, factor, since, rest, until, written, totals, plan.length, heads, *delta.stride(), *factor.stride()),
     )
-    levels = (min(tile, length) - 1).bit_length() - NEAR.bit_length() + 1
-    if levels > 0:
-        kernel.levels[(tiles * strip_splits, levels, matrices)](
-            *(*diagonal, strip_splits, scale, *strides),
-            **common,
-            BD=channels,
-            NEAR=NEAR,
-            UNROLLED=math.gcd(state, UNROLLED["levels"]),
-            TERMS=terms,
-            **LAUNCH["levels"],
+    bound(kernel.prepare, N=state, ROWS=64, num_warps=2)(
+        (-(-max(plan.rows, heads) // 64), plan.batch * plan.bc_groups),
+        *(b, c, A, read, wrote, most, decays, slowest, plan.length, plan.rows, heads, plan.bc_groups),
+        *(math.log2(math.e), *b.stride(), *c.stride(), *A.stride()),
+    )
+
+    with _beside(delta, BESIDE and plan.below > 0) as join:
+        channels, count = plan.cut(plan.wide)
+        shares = (*plan.strip_steps, plan.length, heads, *cut, count, plan.strip_splits, plan.rows, groups / heads)
+        launch(kernel.near, TILE=tile, ROWS=TRIANGLES, BD=channels, NEAR=plan.near, **LAUNCH["near"])(
+            (-(-plan.length // (TRIANGLES * plan.near)) * plan.strip_splits, plan.matrices),
+            *(delta, written, decays, wrote, read, gate, strip, *shares, *delta.stride(), *gate.stride()),
         )
-    packed = out.view(1, matrices, length, length)
-    if splits > 1:
-        packed = out.new_empty(splits, matrices, plan.below, tile, tile)
+        if plan.inner:
+            sizes = {"BD": channels, "NEAR": plan.near, "UNROLLED": math.gcd(state, UNROLLED), "TERMS": plan.terms}
+            launch(kernel.levels, TILE=tile, **sizes, **LAUNCH["levels"])(
+                (plan.tiles * plan.strip_splits, plan.inner, plan.matrices),
+                *(since, rest, written, decays, wrote, read, slowest, most, gate, strip, *shares, *gate.stride()),
+            )
+
     if plan.below:
-        before = delta.new_empty(batch, tiles + 1, heads, dtype=torch.float64)
-        kernel.starts[(-(-heads // 32), batch)](totals, before, tiles, heads, STEP=TOGETHER, CHANNELS=32)
-        units, gaps = delta.new_empty(matrices, 2, length), delta.new_empty(matrices, plan.below)
-        kernel.bounds[(-(-length // 8) + plan.below, matrices)](
-            *(since, until, written, before, decays.amax(0), b, c, gate, units, gaps, *cut, tiles, *strides),
-            **common,
-            ROWS=8,
-            BD=128,
+        bound(kernel.starts, STEP=TOGETHER, **LAUNCH["starts"])(
+            (blocks["starts"], plan.batch), totals, before, plan.tiles, heads
         )
-        channels, chunks = plan.cut(CHANNELS)
-        given = (since, until, written, before, decays, b, c, gate, units, gaps, packed, *packed.stride()[:2])
-        common |= {"BD": channels, "TERMS": terms, "FLOOR": FLOOR, "PACKED": splits > 1}
-        common["STATES"] = min(16, 1 << (state - 1).bit_length())
-        run, how = kernel.tiles, {"num_warps": 8 if tile == 128 else 4}
-        if hopper is not None:
-            run, how = hopper.tiles, {"num_warps": 4, **HOPPER[terms]}
-            common["HIDDEN"] = HIDDEN
-        rest_given = (*cut, plan.segment, chunks, splits, scale, *strides)
-        run[(plan.below * splits, matrices)](*given, *rest_given, **common, **how)
-    kernel.gather[(tiles**2 * (tile // 8), matrices)](
-        *(packed, strip, out, *packed.stride()[:2], *strip.stride()[:2]),
-        *(length, splits if splits > 1 else 0, strip_splits),
-        TILE=tile,
-        ROWS=8,
+        channels, size = plan.cut(plan.most)[0], min(ROWS, tile)
+        common = {"STATES": min(16, 1 << (state - 1).bit_length()), "BD": channels, "FLOOR": FLOOR}
+        bounds = launch(kernel.bounds, ROWS=4, WIDE=256, **common)
+        common |= {"LEVELS": plan.levels, "TERMS": plan.terms, "TILE": tile, "HIGH": tile * HIGH[plan.terms]}
+        factors = launch(kernel.factors, ROWS=size, **common, **LAUNCH["factors"])
+        del common["STATES"], common["FLOOR"]
+        common |= {"PACKED": plan.splits > 1, **_product_launch(delta.device.index, plan.terms)}
+        for chunks in plan.passes:
+            which = (plan.length, heads, *cut, chunks.start)
+            bounds(
+                (plan.below + -(-plan.length // 4) + plan.levels * plan.tiles, plan.matrices),
+                *(since, until, written, before, decays, slowest, most, gate, units, shifts, found, counts),
+                *(*which, len(chunks), plan.tiles, plan.rows, *gate.stride()),
+            )
+            factors(
+                (plan.rows // size, len(chunks), plan.levels * plan.matrices),
+                *(since, until, written, before, decays, wrote, read, gate, units, shifts, table),
+                *(*which, plan.tiles, plan.rows, plan.factors // plan.terms, *gate.stride()),
+            )
+            bound(kernel.products, AGAIN=chunks.start > 0, **common)(
+                (plan.works[HIGH[plan.terms]] * plan.splits, plan.matrices),
+                *(table, found, counts, units, shifts, cuts, packed if plan.splits > 1 else out, *plan.steps),
+                *(plan.length, plan.tiles, plan.rows, len(chunks) * state, plan.splits),
+                *(plan.wanted, groups / heads, plan.factors // plan.terms),
+            )
+    join()
+    bound(kernel.gather, TILE=tile, ROWS=8)(
+        (plan.tiles**2 * (tile // 8), plan.matrices),
+        *(packed, strip, cuts, out, *plan.steps, *plan.strip_steps, plan.length),
+        *(plan.splits if plan.splits > 1 else 0, plan.strip_splits),
     )
 
 
-def _turned(t: Tensor, length: int) -> Tensor:
-    """`t` (batch, length, bc_groups, state) with its steps side by side in memory, zeros after its end."""
-    turned = t.new_empty(t.shape[0], *t.shape[2:], length)
-    turned[..., : t.shape[1]] = t.permute(0, 2, 3, 1)
-    if length > t.shape[1]:
-        turned[..., t.shape[1] :] = 0
-    return turned.permute(0, 3, 1, 2)
+@contextlib.contextmanager
+def _beside(t: Tensor, wanted: bool) -> Iterator[Callable[[], None]]:
+    """Work on a stream beside the current one, from where that is; what is given makes the current one wait for it."""
+    if not wanted or t.device.type != "cuda":
+        yield lambda: None
+        return
+    current, stream = torch.cuda.current_stream(), _stream(t.device.index)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield lambda: current.wait_stream(stream)
 
 
 @functools.cache
-def _hopper(index: int, terms: int) -> ModuleType | None:
-    """The module of the kernel for Hopper GPUs, where this GPU is one and the installed triton makes of it what gives
-    the right numbers: Gluon, in which it is written, may change from version to version."""
-    if torch.cuda.get_device_capability(index) != (9, 0):
-        return None
-    device, length, heads, state = torch.device("cuda", index), 2 * TILE, 40, 3
-    b = torch.arange(length * state, device=device, dtype=torch.float32).sin().view(1, length, 1, state)
-    c = torch.arange(length * state, device=device, dtype=torch.float32).cos().view(1, length, 1, state)
-    delta, A = c.new_ones(1, length, heads), c.new_zeros(heads, state)
-    try:
-        from ssmscope.matrices import fused_hopper
+def _stream(index: int | None) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
 
-        plan, out = _plan(1, length, heads, state, 1, 1, TILE), c.new_empty(1, 1, length, length)
-        with on(c):
-            _make(out, plan, b, c, delta, A, None, None, terms, fused_hopper)
-    except kernels.faults(ImportError, AttributeError, TypeError, ValueError, AssertionError):
-        return None
-    expected = (c[0, :, 0].double() @ b[0, :, 0].double().mT).tril()
-    near = (out[0, 0] - expected).abs().max() <= (1e-5 if terms == 2 else 1e-2)
-    return fused_hopper if near else None
+
+@functools.cache
+def _product_launch(index: int | None, terms: int) -> dict[str, Any]:
+    """How `products` is launched on this GPU."""
+    how = PRODUCTS[terms]
+    room = 0
+    if index is not None:
+        room = getattr(torch.cuda.get_device_properties(index), "shared_memory_per_block_optin", 0)
+    most = next(stages for size, stages in STAGES if room >= size)
+    return how | {"num_stages": min(how["num_stages"], most)}
 
 
 def _attempt(one: Tensor) -> Tensor:

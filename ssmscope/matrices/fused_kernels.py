@@ -2,15 +2,20 @@
 
 With S_t the sum of Δ_r over r ≤ t, a decay between s < t is exp(A (S_t − S_s)) = exp(A (S_t − S_p)) exp(A (S_p − S_s))
 for a pivot p in s ≤ p ≤ t: two factors, neither above 1 where states decay, so that nothing overflows and what
-underflows is 0 in the product as well. A block of rows below a block of columns has its pivot right before the rows;
-the mean over channels and states is then one matrix product over pairs (channel, state), whose operands are made in
-registers. `tiles` makes the square tiles below the diagonal so, and `levels`, within those on it, the lower left
-quarter of every square of 16 rows, of 32, and so on. What remains are triangles of 8 rows, whose pairs `near` makes
-one by one. `gather` adds up what several programs have summed over their share of the channels, in a fixed order:
-nothing depends on the order in which programs run.
+underflows is 0 in the product as well. The mean over channels and states is then one matrix product over pairs
+(channel, state).
 
-Operands are of float16, in one part or two (`tile_kernels`), over powers of two: those of a tile's rows and columns
-come from `bounds`, as far as the slowest states have decayed there.
+Steps are cut into tiles. What is below the tiles on the diagonal is a square of half of all tiles, two squares of a
+quarter, and so on: its levels. In each of them a square has its pivot right before its rows, and every step is a row or
+a column of one square. So `factors` makes, for every level, one factor of every step, channel and state, and `products`
+multiplies them, a tile of the matrix in a program; only chunks of channels of a state that are not gone between a
+tile's columns and its rows, as `bounds` lists them. Within the tiles on the diagonal (`fused_diagonal_kernels`)
+`levels` goes on so, with factors that are made where they are multiplied, and `near` makes the triangles that are left.
+`gather` adds up what several programs have summed over their shares, in a fixed order: nothing depends on the order in
+which programs run.
+
+Factors are of float16, in one part or two (`tile_kernels`), over powers of two: those of `bounds`, for each row and
+column within its tile, and for each tile and level as far as the slowest states have decayed up to its pivot.
 
 Sums of Δ come from `sums` and `starts`: within a tile in both directions, exact to float32 however large the sum before
 it, and in float64 over the tiles, so that a sum over any stretch of tiles is a difference.
@@ -21,324 +26,260 @@ Importing this module needs triton.
 import triton
 import triton.language as tl
 
-from ssmscope.matrices.fused_diagonal_kernels import HIDDEN, LEAST, channels_of, levels, near
-from ssmscope.scans.tile_kernels import INTERPRETED, dot, in_parts
+from ssmscope.matrices.fused_diagonal_kernels import levels, near
+from ssmscope.matrices.fused_first_kernels import (
+    HIDDEN,
+    bounds,
+    channels_of,
+    gap_of,
+    living,
+    place_of,
+    prepare,
+    starts,
+    sums,
+    to_pivot,
+)
+from ssmscope.scans.tile_kernels import INTERPRETED, in_parts
 
-__all__ = ["INTERPRETED", "bounds", "gather", "levels", "near", "starts", "sums", "tiles"]
-
-
-@triton.jit
-def sums(
-    delta,
-    right,
-    since,
-    rest,
-    until,
-    written,
-    totals,
-    length,
-    heads,
-    delta_row,
-    delta_step,
-    delta_head,
-    right_row,
-    right_step,
-    right_head,
-    BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    RIGHT: tl.constexpr,
-):
-    """Within tiles of BLOCK steps, (batch, length, heads): Σ Δ from the tile's start up to t in two parts, `since` and
-    `rest`, and `until`, Σ Δ after s up to its end; `totals` (batch, tiles, heads) in float64; `written` is right ⊙ Δ,
-    or Δ."""
-    row, block = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    t = block * BLOCK + tl.arange(0, BLOCK)
-    d = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = (t < length)[:, None] & (d < heads)[None, :]
-    step = tl.load(delta + row * delta_row + t[:, None] * delta_step + d[None, :] * delta_head, mask=inside, other=0.0)
-    exact = step.to(tl.float64)
-    total = tl.sum(exact, axis=0)
-    up = tl.cumsum(exact, axis=0)
-    high = up.to(tl.float32)
-    place = row * length * heads + t[:, None] * heads + d[None, :]
-    tl.store(since + place, high, mask=inside)
-    tl.store(rest + place, (up - high.to(tl.float64)).to(tl.float32), mask=inside)
-    tl.store(until + place, (total[None, :] - up).to(tl.float32), mask=inside)
-    tl.store(totals + (row * tl.num_programs(0) + block) * heads + d, total, mask=d < heads)
-    if RIGHT:
-        step *= tl.load(
-            right + row * right_row + t[:, None] * right_step + d[None, :] * right_head, mask=inside, other=0.0
-        )
-    tl.store(written + place, step, mask=inside)
+__all__ = ["INTERPRETED", "bounds", "factors", "gather", "levels", "near", "prepare", "products", "starts", "sums"]
 
 
 @triton.jit
-def starts(totals, before, blocks, heads, STEP: tl.constexpr, CHANNELS: tl.constexpr):
-    """`before` (batch, blocks + 1, heads): the sums of `totals` (batch, blocks, heads) before each block, float64."""
-    row = tl.program_id(1).to(tl.int64)
-    d = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    totals += row * blocks * heads
-    before += row * (blocks + 1) * heads
-    carried = tl.zeros([CHANNELS], tl.float64)
-    tl.store(before + d, carried, mask=d < heads)
-    for first in range(0, blocks, STEP):
-        i = first + tl.arange(0, STEP)
-        inside = (i < blocks)[:, None] & (d < heads)[None, :]
-        place = i[:, None] * heads + d[None, :]
-        own = tl.load(totals + place, mask=inside, other=0.0)
-        tl.store(before + heads + place, carried[None, :] + tl.cumsum(own, axis=0), mask=inside)
-        carried += tl.sum(own, axis=0)
+def _level(i, j):
+    """The level of a tile: the number of the highest bit in which its row and its column differ."""
+    return ((i ^ j).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
 @triton.jit
-def _lowest(bits):
-    """The number of the lowest bit that is set, of 31, and 0 where there is none."""
-    low = (bits & -bits).to(tl.float32).to(tl.int32, bitcast=True)
-    return tl.maximum((low >> 23) - 127, 0)
-
-
-@triton.jit
-def _place(pair, tiles):
-    """The row and the column of a tile below the diagonal, in the order of their distance from it, the farthest
-    first."""
-    line = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
-    line = tl.where(line * (line + 1) // 2 > pair, line - 1, line)
-    line = tl.where((line + 1) * (line + 2) // 2 <= pair, line + 1, line)
-    j = pair - line * (line + 1) // 2
-    return j + tiles - 1 - line, j
-
-
-@triton.jit
-def _vector_bound(v, step, group_step, state_step, t, inside, first, last, N: tl.constexpr, ROWS: tl.constexpr):
-    """The largest |v_tn| over the states and the groups from `first` to `last`."""
-    most = tl.zeros([ROWS], tl.float32)
-    for bc_group in range(first, last + 1):
-        for n in range(N):
-            v_n = tl.load(v + t * step + bc_group * group_step + n * state_step, mask=inside, other=0.0)
-            most = tl.maximum(most, tl.abs(v_n))
-    return most
-
-
-@triton.jit
-def _exponent(most, share):
-    """The power of two by which numbers of at most `most` times 2^`share` stay below 2^15."""
-    return tl.minimum(tl.maximum(tl.ceil(tl.log2(most) + tl.maximum(share, LEAST)) - 14.0, -110.0), 110.0)
-
-
-@triton.jit
-def bounds(
-    since,
-    until,
-    written,
-    before,
-    slowest,
-    b,
-    c,
-    left,
-    units,
-    gaps,
-    length,
-    heads,
-    groups,
-    width,
-    bc_width,
-    tiles,
-    b_row,
-    b_step,
-    b_group,
-    b_state,
-    c_row,
-    c_step,
-    c_group,
-    c_state,
-    left_row,
-    left_step,
-    left_head,
-    N: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BD: tl.constexpr,
-    LEFT: tl.constexpr,
-):
-    """`units` (matrices, 2, length): the binary exponents of what a tile's rows and its columns are held over. `gaps`
-    (matrices, tiles below the diagonal): how far the slowest state has decayed between the tiles, in powers of two.
-    `slowest` (heads) holds the largest A / log 2 of a channel."""
-    program, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, group = matrix // groups, (matrix % groups).to(tl.int32)
-    blocks = tl.cdiv(length, ROWS)
-    own = tl.arange(0, BD)
-    if program < blocks:
-        t = program * ROWS + tl.arange(0, ROWS)
-        t_in = t < length
-        read = tl.full([ROWS], float("-inf"), tl.float32)
-        wrote = tl.full([ROWS], float("-inf"), tl.float32)
-        since += row * length * heads
-        until += row * length * heads
-        written += row * length * heads
-        for first in range(0, width, BD):
-            d = group * width + first + own
-            inside = t_in[:, None] & (first + own < width)[None, :]
-            place = t[:, None] * heads + d[None, :]
-            A_d = tl.load(slowest + d, mask=first + own < width, other=0.0)[None, :]
-            decayed = tl.load(since + place, mask=inside, other=0.0) * A_d
-            if LEFT:
-                gate = left + row * left_row + t[:, None] * left_step + d[None, :] * left_head
-                decayed += tl.log2(tl.abs(tl.load(gate, mask=inside, other=0.0)))
-            read = tl.maximum(read, tl.max(tl.where(inside, decayed, float("-inf")), axis=1))
-            decayed = tl.load(until + place, mask=inside, other=0.0) * A_d
-            decayed += tl.log2(tl.abs(tl.load(written + place, mask=inside, other=0.0)))
-            wrote = tl.maximum(wrote, tl.max(tl.where(inside, decayed, float("-inf")), axis=1))
-        bc_first, bc_last = group * width // bc_width, (group * width + width - 1) // bc_width
-        most = _vector_bound(c + row * c_row, c_step, c_group, c_state, t, t_in, bc_first, bc_last, N, ROWS)
-        tl.store(units + matrix * 2 * length + t, _exponent(most, read), mask=t_in)
-        most = _vector_bound(b + row * b_row, b_step, b_group, b_state, t, t_in, bc_first, bc_last, N, ROWS)
-        tl.store(units + (matrix * 2 + 1) * length + t, _exponent(most, wrote), mask=t_in)
-    else:
-        pair = program - blocks
-        i, j = _place(pair, tiles)
-        before += row * (tiles + 1) * heads
-        slow = tl.full([BD], float("-inf"), tl.float32)
-        for first in range(0, width, BD):
-            channel = group * width + first + own
-            real = first + own < width
-            gap = tl.load(before + i * heads + channel, mask=real, other=0.0)
-            gap = (gap - tl.load(before + (j + 1) * heads + channel, mask=real, other=0.0)).to(tl.float32)
-            decayed = gap * tl.load(slowest + channel, mask=real, other=0.0)
-            decayed = tl.where(decayed == decayed, decayed, 0.0)  # a NaN lives
-            slow = tl.maximum(slow, tl.where(real, decayed, float("-inf")))
-        nearest = tl.minimum(tl.maximum(tl.max(slow, axis=0), -126.0), 126.0)
-        tl.store(gaps + matrix * (tiles * (tiles - 1) // 2) + pair, nearest)
-
-
-@triton.jit
-def tiles(
+def factors(
     since,
     until,
     written,
     before,
     A,
-    b,
-    c,
+    wrote,
+    read,
     left,
     units,
-    gaps,
-    target,
-    split_step,
-    matrix_step,
+    shifts,
+    table,
     length,
     heads,
     groups,
     width,
     bc_width,
     segment,
-    chunks,
-    splits,
-    scale,
-    b_row,
-    b_step,
-    b_group,
-    b_state,
-    c_row,
-    c_step,
-    c_group,
-    c_state,
+    first_chunk,
+    tiles,
+    rows,
+    table_part,
     left_row,
     left_step,
     left_head,
     N: tl.constexpr,
     STATES: tl.constexpr,
     TILE: tl.constexpr,
+    HIGH: tl.constexpr,
+    ROWS: tl.constexpr,
     BD: tl.constexpr,
-    PACKED: tl.constexpr,
+    LEVELS: tl.constexpr,
+    UNROLLED: tl.constexpr,
     LEFT: tl.constexpr,
     TERMS: tl.constexpr,
     FLOOR: tl.constexpr,
 ):
-    """Tiles below the diagonal, `scale` times the sum over a share of the channels, in place or, PACKED, a tile after
-    the other.
-
-    `A` (N, heads) holds A / log 2. A state that has decayed below 2^FLOOR in all of a chunk's channels before the tile
-    begins is left out: its factors are 0.
-    """
-    program = tl.program_id(0)
-    split, matrix = program % splits, tl.program_id(1).to(tl.int64)
+    """`table` (TERMS, matrices, LEVELS, chunks, N, rows, BD): the factors of all steps at all levels, but
+    for those of states that have decayed below 2^FLOOR in all of a chunk's channels between the tile and its pivot."""
+    matrix, level = (tl.program_id(2) // LEVELS).to(tl.int64), tl.program_id(2) % LEVELS
     row, group = matrix // groups, (matrix % groups).to(tl.int32)
-    # those near the diagonal first, since they have most to do
-    pair = tl.num_programs(0) // splits - 1 - program // splits
-    count = tl.cdiv(length, TILE)
-    i, j = _place(pair, count)
-    t, s = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
-    t_in, s_in = t < length, s < length
-    t_unit = tl.load(units + matrix * 2 * length + t, mask=t_in, other=0.0)
-    s_unit = tl.load(units + (matrix * 2 + 1) * length + s, mask=s_in, other=0.0)
-    nearest = tl.load(gaps + matrix * (count * (count - 1) // 2) + pair)
-    t_over, s_over = tl.exp2(-t_unit), tl.exp2(-s_unit)
-
-    since += row * length * heads
-    until += row * length * heads
-    written += row * length * heads
-    before += row * (count + 1) * heads
-    b += row * b_row
-    c += row * c_row
-    left += row * left_row
-    acc = tl.zeros([TILE, TILE], tl.float32)
-    each = tl.cdiv(chunks, splits)
-    for chunk in range(split * each, tl.minimum(split * each + each, chunks)):
-        d, real, bc_group = channels_of(chunk, group, width, bc_width, segment, BD)
-        rows, columns = t_in[:, None] & real[None, :], s_in[:, None] & real[None, :]
-        S_t = tl.load(since + t[:, None] * heads + d[None, :], mask=rows, other=0.0)
-        S_s = tl.load(until + s[:, None] * heads + d[None, :], mask=columns, other=0.0)
-        gap = tl.load(before + i * heads + d, mask=real, other=0.0)
-        gap = (gap - tl.load(before + (j + 1) * heads + d, mask=real, other=0.0)).to(tl.float32)
-        S_s += tl.where(columns, gap[None, :], 0.0)
-        t_less, s_less = tl.where(real, 0.0, HIDDEN)[None, :], tl.where(real, nearest, HIDDEN)[None, :]
-        w = tl.load(written + s[:, None] * heads + d[None, :], mask=columns, other=0.0)
-        if LEFT:
-            gate = tl.load(left + t[:, None] * left_step + d[None, :] * left_head, mask=rows, other=0.0)
+    chunk, chunks = tl.program_id(1), tl.num_programs(1)
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i = tl.program_id(0) * ROWS // TILE
+    is_row, end, begin = to_pivot(i, level)
+    if end < tiles:
+        d, real, bc_group = channels_of(first_chunk + chunk, group, width, bc_width, segment, BD)
+        t_in = t < length
+        inside = t_in[:, None] & real[None, :]
+        gap = gap_of(before + row * (tiles + 1) * heads, end, begin, heads, d, real)
+        over_gap = gap
+        if HIGH > TILE:  # the tile above, with which it is multiplied, may need more
+            above = tl.where(is_row & (level > 0), i // 2 * 2, end)
+            over_gap = gap_of(before + row * (tiles + 1) * heads, above, begin, heads, d, real)
+        place = row * length * heads + t[:, None] * heads + d[None, :]
+        vector = (row * (heads // bc_width) + bc_group) * N * rows + t
+        factor = tl.where(inside, 1.0, 0.0)
+        if is_row:
+            S = tl.load(since + place, mask=inside, other=0.0)
+            vectors = read + vector
+            if LEFT:
+                gate = left + row * left_row + t[:, None] * left_step + d[None, :] * left_head
+                factor = tl.load(gate, mask=inside, other=0.0)
+        else:
+            S = tl.load(until + place, mask=inside, other=0.0)
+            vectors = wrote + vector
+            factor = tl.load(written + place, mask=inside, other=0.0)
+        S += gap[None, :]
+        unit = tl.load(units + (matrix * 2 + tl.where(is_row, 0, 1)) * rows + t, mask=t_in, other=0.0)
+        over = tl.exp2(-unit)
+        shift = tl.load(shifts + (matrix * LEVELS + level) * tiles + i)
+        less = tl.where(real, shift, HIDDEN)[None, :]
+        table += ((matrix * LEVELS + level) * chunks + chunk) * N * rows * BD
+        own = table + t.to(tl.int64)[:, None] * BD + tl.arange(0, BD)[None, :]
         for states in range(0, N, STATES):
-            n_own = tl.arange(0, STATES)
-            known = real[:, None] & (states + n_own < N)[None, :]
-            decays = tl.load(A + (states + n_own)[None, :] * heads + d[:, None], mask=known, other=0.0)
-            lives = known & ((gap[:, None] * decays < FLOOR) == 0)  # a NaN lives
-            lives = tl.max(lives.to(tl.int32), axis=0)
-            alive = tl.sum(lives << n_own, axis=0)
-            for _ in range(tl.sum(lives, axis=0)):
-                n = states + _lowest(alive)
-                alive = alive & (alive - 1)
-                A_n = tl.load(A + n * heads + d, mask=real, other=0.0)
-                c_n = tl.load(c + t * c_step + bc_group * c_group + n * c_state, mask=t_in, other=0.0) * t_over
-                b_n = tl.load(b + s * b_step + bc_group * b_group + n * b_state, mask=s_in, other=0.0) * s_over
-                P = tl.exp2(S_t * A_n[None, :] - t_less) * c_n[:, None]
-                if LEFT:
-                    P *= gate
-                Q = tl.exp2(S_s * A_n[None, :] - s_less) * b_n[:, None] * w
-                P_high, P_low = in_parts(P, True, TERMS)
-                Q_high, Q_low = in_parts(Q, True, TERMS)
-                if TERMS == 2:  # the tensor cores cut what they add to a sum, so that they are given short ones
-                    part = tl.zeros([TILE, TILE], tl.float32)
-                    acc += dot(part, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS) * scale
-                else:
-                    acc = dot(acc, P_high, P_low, tl.trans(Q_high), tl.trans(Q_low), TERMS)
+            lives = living(over_gap, A, d, real, states, heads, N, STATES, FLOOR)
+            alive = tl.sum(lives << tl.arange(0, STATES), axis=0)
+            for k in range(0, STATES, UNROLLED):
+                if (alive >> k) & ((1 << UNROLLED) - 1) != 0:
+                    for m in tl.static_range(UNROLLED):
+                        n = tl.minimum(states + k + m, N - 1)
+                        lives_n = (alive >> (k + m)) & 1 != 0
+                        A_n = tl.load(A + n * heads + d, mask=real, other=0.0)
+                        v_n = tl.load(vectors + n * rows) * over
+                        made = tl.exp2(S * A_n[None, :] - less) * v_n[:, None] * factor
+                        high, low = in_parts(made, True, TERMS)
+                        at = own + n.to(tl.int64) * rows * BD
+                        tl.store(at, high, mask=lives_n)
+                        if TERMS == 2:
+                            tl.store(at + table_part, low, mask=lives_n)
 
-    half = tl.exp2(0.5 * (t_unit[:, None] + (s_unit + nearest)[None, :]))  # twice: once might leave float32
-    acc = acc * half * half
-    if TERMS == 1:
-        acc *= scale
-    t_own, s_own = tl.arange(0, TILE), tl.arange(0, TILE)
-    target += split.to(tl.int64) * split_step + matrix * matrix_step
+
+@triton.jit
+def _number(i, j, tiles):
+    """That of a tile below the diagonal, of which `place_of` gives the row and the column."""
+    line = tiles - 1 - (i - j)
+    return line * (line + 1) // 2 + j
+
+
+@triton.jit
+def _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale, table_part,
+              TILE: tl.constexpr, HIGH: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr, AGAIN: tl.constexpr,
+              TERMS: tl.constexpr):  # fmt: skip
+    """The sum over what `found` lists from `begin` to `end`, times `scale`, of HIGH rows from tile i on and of the
+    columns of tile j."""
+    own, column, k_own = tl.arange(0, HIGH), tl.arange(0, TILE), tl.arange(0, BD)
+    t, s = i * TILE + own, j * TILE + column
+    P_at = table + tl.minimum(t, rows - 1).to(tl.int64)[:, None] * BD + k_own[None, :]
+    Q_at = table + s.to(tl.int64)[None, :] * BD + k_own[:, None]
+    acc = tl.zeros([HIGH, TILE], tl.float32)
+    for k in range(begin, end):
+        at = tl.load(found + k).to(tl.int64) * rows * BD
+        P, Q = tl.load(P_at + at), tl.load(Q_at + at)
+        if INTERPRETED:
+            P, Q = P.to(tl.float32), Q.to(tl.float32)
+        if TERMS == 2:  # the tensor cores cut what they add to a sum, so that they are given short ones
+            P_low, Q_low = tl.load(P_at + at + table_part), tl.load(Q_at + at + table_part)
+            if INTERPRETED:
+                P_low, Q_low = P_low.to(tl.float32), Q_low.to(tl.float32)
+            part = tl.dot(P_low, Q, input_precision="ieee")
+            part = tl.dot(P, Q_low, part, input_precision="ieee")
+            acc += tl.dot(P, Q, part, input_precision="ieee")
+        else:
+            acc = tl.dot(P, Q, acc, input_precision="ieee")
+
+    t_in = t < length
+    t_unit = tl.load(units + t, mask=t_in, other=0.0) + tl.load(shifts + t // TILE, mask=t_in, other=0.0)
+    s_unit = tl.load(units + rows + s, mask=s < length, other=0.0) + tl.load(shifts + j)
+    t_half, s_half = tl.floor(0.5 * t_unit), tl.floor(0.5 * s_unit)  # twice a half: once might leave float32
+    acc *= tl.exp2(t_half)[:, None] * tl.exp2(s_half)[None, :]
+    acc *= tl.exp2(t_unit - t_half)[:, None] * (tl.exp2(s_unit - s_half) * scale)[None, :]
     if PACKED:
-        target += pair.to(tl.int64) * TILE * TILE
-        tl.store(target + t_own[:, None] * TILE + s_own[None, :], acc)
+        at = _number(t // TILE, j, tiles).to(tl.int64) * TILE * TILE + own % TILE * TILE
+        place, inside = target + at[:, None] + column[None, :], (t < rows)[:, None]
     else:
-        target += i.to(tl.int64) * TILE * length + j * TILE
-        inside = t_in[:, None] & s_in[None, :]
-        tl.store(target + t_own[:, None] * length + s_own[None, :], acc, mask=inside)
+        place = target + t.to(tl.int64)[:, None] * length + s[None, :]
+        inside = t_in[:, None] & (s < length)[None, :]
+    if AGAIN:
+        acc += tl.load(place, mask=inside, other=0.0)
+    tl.store(place, acc, mask=inside)
+
+
+@triton.jit
+def products(
+    table,
+    found,
+    counts,
+    units,
+    shifts,
+    cuts,
+    target,
+    split_step,
+    matrix_step,
+    length,
+    tiles,
+    rows,
+    most,
+    splits,
+    wanted,
+    scale,
+    table_part,
+    TILE: tl.constexpr,
+    HIGH: tl.constexpr,
+    BD: tl.constexpr,
+    LEVELS: tl.constexpr,
+    PACKED: tl.constexpr,
+    AGAIN: tl.constexpr,
+    TERMS: tl.constexpr,
+):
+    """Tiles below the diagonal, `scale` times the sum over a share of what `found` lists, at most `most` for a tile, in
+    place or, PACKED, a tile after the other; AGAIN, added to what is there. With HIGH twice TILE, two tiles above each
+    other are made together, but for those of the lowest level. `cuts` (matrices, tiles below the diagonal) is set to
+    the shares of a tile: `splits`, or, where `wanted` is not 0, so many fewer that about `wanted` are alike and not
+    empty."""
+    matrix, works = tl.program_id(1).to(tl.int64), tl.num_programs(0) // splits
+    # the first shares of all tiles first, which read the same factors, and of tiles those near the diagonal, since they
+    # have most to do
+    split, work = tl.program_id(0) // works, works - 1 - tl.program_id(0) % works
+    pairs = tiles * (tiles - 1) // 2
+    lowest = 0
+    if HIGH > TILE:
+        high = (tiles + 1) // 2
+        lowest = work - high * (high - 1)  # at least 0: a tile of the lowest level
+        i, j = place_of(work // 2, high)
+        i, j = i * 2, j * 2 + work % 2
+        if lowest >= 0:
+            i, j = lowest * 2 + 1, lowest * 2
+    else:
+        i, j = place_of(work, tiles)
+    pair = _number(i, j, tiles)
+    counts += matrix * pairs
+    count, shares = tl.load(counts + pair), splits
+    if wanted > 0:
+        total = 0
+        for first in range(0, pairs, 256):
+            place = first + tl.arange(0, 256)
+            total += tl.sum(tl.load(counts + place, mask=place < pairs, other=0), axis=0)
+        each = tl.maximum(tl.cdiv(tl.cdiv(total, HIGH // TILE), wanted), 1)
+        shares = tl.minimum(tl.maximum((count + each // 2) // each, 1), splits)
+    if split == 0:
+        tl.store(cuts + matrix * pairs + pair, shares)
+        if HIGH > TILE:
+            if (lowest < 0) & (i + 1 < tiles):
+                tl.store(cuts + matrix * pairs + _number(i + 1, j, tiles), shares)
+    if split < shares:
+        level = _level(i, j)
+        table += (matrix * LEVELS + level) * most * rows * BD
+        found += (matrix * pairs + pair) * most
+        units += matrix * 2 * rows
+        shifts += (matrix * LEVELS + level) * tiles
+        target += split.to(tl.int64) * split_step + matrix * matrix_step
+        begin, end = count * split // shares, count * (split + 1) // shares
+        if HIGH > TILE:
+            if lowest < 0:
+                _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale,
+                          table_part, TILE, HIGH, BD, PACKED, AGAIN, TERMS)  # fmt: skip
+            else:
+                _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale,
+                          table_part, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
+        else:
+            _multiply(table, found, units, shifts, target, i, j, begin, end, length, tiles, rows, scale,
+                      table_part, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
 
 
 @triton.jit
 def gather(
     packed,
     strip,
+    cuts,
     out,
     packed_split,
     packed_matrix,
@@ -367,9 +308,12 @@ def gather(
             total += tl.load(strip + own[:, None] * TILE + column[None, :], mask=known, other=0.0)
             strip += strip_split
     elif j < i:
-        line = count - 1 - (i - j)
-        packed += matrix * packed_matrix + (line * (line + 1) // 2 + j).to(tl.int64) * TILE * TILE
-        for _ in range(packed_splits):
+        pair = _number(i, j, count)
+        packed += matrix * packed_matrix + pair.to(tl.int64) * TILE * TILE
+        shares = 0
+        if packed_splits > 0:
+            shares = tl.load(cuts + matrix * (count * (count - 1) // 2) + pair)
+        for _ in range(shares):
             total += tl.load(packed + own[:, None] * TILE + column[None, :])
             packed += packed_split
     if (j >= i) | (packed_splits > 0):
