@@ -262,12 +262,11 @@ def _whole(t: Tensor) -> Tensor:
     return t.float().contiguous()
 
 
-def _given(precision: str, log_a: Tensor, beta: Tensor, *others: Tensor) -> list[Tensor]:
+def _given(precision: str, log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """The terms as the kernels take them: b and c of the type of products that take them whole."""
-    b, c, *others = map(_columns, others)
     if precision == "medium":
         b, c = b.bfloat16(), c.bfloat16()
-    return [_whole(log_a), _whole(beta), b, c, *others]
+    return _whole(log_a), _whole(beta), _columns(b), _columns(c), _columns(x)
 
 
 class _Scan(torch.autograd.Function):
@@ -276,7 +275,7 @@ class _Scan(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         plan = _plan(log_a, beta, b, x.shape[-1], precision)
         terms = log_a, beta, b, c, x, initial
-        log_a, beta, b, c, x = _given(precision, *terms[:5])
+        log_a, beta, b, c, x = _given(precision, log_a, beta, b, c, x)
         with on(x):
             solved = plan.solve(log_a, beta, b, c)
             y, final = plan.walk(solved, x, initial, read=True)
@@ -288,9 +287,9 @@ class _Scan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
         terms, solved = ctx.saved_tensors[:6], _Solved(*ctx.saved_tensors[6:])
-        *given, initial = terms
-        plan = _plan(*given[:3], given[4].shape[-1], ctx.precision)
-        log_a, beta, b, c, x = _given(ctx.precision, *given)
+        log_a, beta, b, c, x, initial = terms
+        plan = _plan(log_a, beta, b, x.shape[-1], ctx.precision)
+        log_a, beta, b, c, x = _given(ctx.precision, log_a, beta, b, c, x)
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_final = torch.zeros_like(initial) if grad_final is None else grad_final
         with on(x):
