@@ -5,8 +5,8 @@
 
 Ours is `ssm.scan` from float32 terms and from x, b and c in bfloat16, and what is left of every token
 (`survival.left_norms`); flash-linear-attention's is `chunk_gated_delta_rule` from bfloat16 terms, where the package can
-be imported.
-Columns as in `scan_cuda_mamba2`; the limit is the time in which the card reads inputs and writes outputs once.
+be imported (it is tuned on first use, some minutes).
+Columns as in `scan_cuda_mamba2`, and so is the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from scan_cuda_mamba2 import error, milliseconds, plain, weights_like
+from scan_cuda_mamba2 import CHUNK, PRODUCTS, error, milliseconds, plain, weights_like
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm, survival
@@ -53,6 +53,20 @@ def ours(r: ssm.DeltaRecurrence, what: str) -> Work:
     return torch.no_grad()(lambda: [survival.left_norms(r) if with_left else ssm.scan(r).y])
 
 
+def limit(r: ssm.DeltaRecurrence, what: str, products: int, bandwidth: float, rate: float) -> float:
+    """Milliseconds that the card needs at least: inputs read and outputs written once, or products of chunks."""
+    assert r.b is not None
+    width, states = r.x.shape[-1], r.b.shape[-1]
+    columns, keys = {"forward": (2, 2), "survival": (1, 1), "forward + backward": (5, 6)}[what]
+    size = r.x.element_size() * (columns * r.x.numel() + keys * r.b.numel())
+    work = 4 * CHUNK * (states + width) + 6 * states * width
+    if what == "survival":
+        work = 2 * CHUNK * (states + states) + 4 * states * states
+    elif what != "forward":
+        work += CHUNK * (10 * states + 8 * width) + 12 * states * width
+    return 1e3 * max(size / (bandwidth * 1e12), products * r.x[..., 0].numel() * work / (rate * 1e12))
+
+
 def theirs(scan: Callable, r: ssm.DeltaRecurrence, what: str) -> Work:
     backward, dtype = what == "forward + backward", torch.bfloat16
     terms = {"x": r.x.to(dtype), "b": r.b.to(dtype), "c": r.c.to(dtype), "log_a": r.log_a, "beta": r.beta.to(dtype)}
@@ -66,53 +80,61 @@ def theirs(scan: Callable, r: ssm.DeltaRecurrence, what: str) -> Work:
     return run
 
 
-def table(shape: str, peer: Callable | None, bandwidth: float) -> None:
+def table(shape: str, peer: Callable | None, bandwidth: float, rate: float) -> None:
     r = recurrence(shape)
     for what in ("forward", "survival", "forward + backward"):
         exact = plain(ours(r.to(torch.float64), what))()
-        passes = {"forward": (2, 2), "survival": (1, 1), "forward + backward": (3, 4)}[what]
-        limit = 4e3 * (passes[0] * r.x.numel() + passes[1] * r.b.numel()) / (bandwidth * 1e12)
 
-        def row(how: str, work: Work, limit: float | None = None) -> None:
+        def row(how: str, work: Work, least: float | None = None) -> None:
             wrong = error(work(), exact)  # noqa: B023
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
             taken = milliseconds(work)
             held = (torch.cuda.max_memory_allocated() - base) / 2**30
-            least = "" if limit is None else f"{limit:>9.3f}"
-            print(f"{shape:<21} {what:<19} {how:<21} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {least}", flush=True)  # noqa: B023
+            end = "" if least is None else f"{least:>9.3f}"
+            print(f"{shape:<21} {what:<19} {how:<21} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {end}", flush=True)  # noqa: B023
 
         for precision, dtype in OURS if what != "survival" else OURS[:1]:
             given = replace(r, **{name: getattr(r, name).to(dtype) for name in ("x", "b", "c")})
             with matrix_products(precision):
-                row(f"ours, {precision}{'' if dtype == torch.float32 else ', 16 bits'}", ours(given, what), limit)
+                least = limit(given, what, PRODUCTS[precision], bandwidth, rate)
+                row(f"ours, {precision}{'' if dtype == torch.float32 else ', 16 bits'}", ours(given, what), least)
         if peer is not None and what != "survival":
-            row("theirs, bfloat16", theirs(peer, r, what))
+            try:
+                row("theirs, bfloat16", theirs(peer, r, what))
+            except RuntimeError as refusal:  # of its backward pass, where Triton would give wrong numbers
+                print(f"{shape:<21} {what:<19} theirs: {refusal}")
         row("torch", plain(ours(r, what)))
 
 
-def flash_linear_attention() -> Callable | None:
+def flash_linear_attention(refused: bool) -> Callable | None:
+    """Its scan; where Triton is between 3.4 and 3.7 on a Hopper GPU its gradients are wrong, and it refuses them."""
     try:
+        from fla.ops.common import chunk_o
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     except ImportError as missing:
         print(f"flash-linear-attention is not measured: {missing}")
         return None
+    if refused:
+        chunk_o.TRITON_ABOVE_3_7_1 = True
     return chunk_gated_delta_rule
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="batch x length x heads x width x states x groups")
-    parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that a copy reads and writes on this card")
+    parser.add_argument("--bandwidth", type=float, default=4.8, help="TB/s of this card's memory")
+    parser.add_argument("--refused", action="store_true", help="time their backward pass even where they refuse it")
+    parser.add_argument("--rate", type=float, default=790.0, help="Tflop/s of its matrix products in bfloat16")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU")
     why = delta_fused.why_not() or "in use"
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {why}")
-    peer = flash_linear_attention()
+    peer = flash_linear_attention(options.refused)
     print(f"\n{'':<63} {'ms':>9} {'error':>9} {'GiB':>7} {'limit, ms':>9}")
     for shape in options.shapes:
-        table(shape, peer, options.bandwidth)
+        table(shape, peer, options.bandwidth, options.rate)
 
 
 if __name__ == "__main__":

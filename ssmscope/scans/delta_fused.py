@@ -1,11 +1,13 @@
 """The delta rule by Triton kernels (`delta_fused_kernels`), for 32 or 16 bits on a GPU; optional.
 
+Forward, one kernel inverts the triangular systems of all chunks side by side, and one walks the chunks with the state
+at hand and writes the outputs. The backward pass walks them again and keeps the state before each chunk, walks back
+with the adjoint, and finds the gradients of all chunks side by side.
 Products have the precision of torch's own matrix products, `torch.get_float32_matmul_precision()`, forward and
 backward: "highest", the default, has 22 bits, "high" the 11 bits of TF32, "medium" the 8 bits of bfloat16 (see
-`scalar_fused`), in which chunks' states are then kept too; triangular systems have 22 bits, with "medium" 11. Terms may
-be of 16 bits: they are read as they are, and outputs and gradients have the type of x and of their terms. What is left
-of keys has 22 bits always. Without the kernels (`launching`) `delta` stays with torch, and so do gradients where every
-state has its own decay.
+`scalar_fused`), in which chunks' states are then kept too. Terms may be of 16 bits: they are read as they are, and
+outputs and gradients have the type of x and of their terms. What is left of keys has 22 bits always. Without the
+kernels (`launching`) `delta` stays with torch, and so do gradients where every state has its own decay.
 """
 
 from __future__ import annotations
@@ -22,15 +24,35 @@ from ssmscope.scans.scalar_fused import DTYPES, MOST, PRECISIONS, STEPS, Precisi
 
 ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
 AT_ONCE = 1 << 16  # steps of all sequences whose chunks' states are held
+TOGETHER = 1 << 14  # entries of two states that `back` multiplies at a time
+
+
+class Cut(NamedTuple):
+    """How a kernel is run.
+
+    Attributes:
+        columns: of a head that a program takes at a time.
+        warps: of a program.
+        stages: loads that are under way.
+        turned: whether a walk holds its matrices transposed.
+    """
+
+    columns: int
+    warps: int
+    stages: int
+    turned: bool = False
+
+
 CUTS = {
-    "solve": (64, 4, 1),
-    "solve_back": (64, 4, 1),
-    "carry": (32, 4, 3),
-    "carry_back": (32, 4, 2),
-    "read": (64, 4, 1),
-    "back": (32, 8, 1),
+    "solve": Cut(64, 4, 1),
+    "walk": Cut(32, 4, 3),
+    "walk_back": Cut(32, 4, 3),
+    "back": Cut(128, 8, 1),
+    "solve in parts": Cut(64, 4, 1),
+    "walk in parts": Cut(32, 4, 2),
+    "walk_back in parts": Cut(32, 4, 2),
+    "back in parts": Cut(32, 8, 1),
 }
-"""Of each kernel the columns of a head that a program takes at a time, its warps, and how many loads are under way."""
 
 
 def applicable(log_a: Tensor, beta: Tensor, b: Tensor, *others: Tensor) -> bool:
@@ -70,7 +92,8 @@ def keys_left(log_a: Tensor, beta: Tensor, b: Tensor) -> Iterator[tuple[slice, T
     for part in reversed(_segments(beta)):
         terms = _whole(log_a[:, part]), _whole(beta[:, part]), _columns(b[:, part])
         with on(b):
-            keys, _, P = _plan(*terms, state, "highest").back(*terms, P)
+            plan = _plan(*terms, state, "highest")
+            keys, _, P = plan.walk_back(plan.solve(*terms, None), None, P)
         yield part, keys
 
 
@@ -105,96 +128,124 @@ class _Plan(NamedTuple):
     def programs(self) -> tuple[int]:
         return (self.batch * self.chunks * self.heads,)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.length, self.heads, self.groups, self.chunks
-
     def sizes(self, kernel: str) -> dict[str, Any]:
         """The constants that a kernel is compiled for."""
-        columns, warps, stages = CUTS[kernel]
-        tiles = {"P": self.width, "N": self.state, "STATES": _power(self.state), "Q": self.steps}
-        # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of 64 columns enters one of
-        # fewer; `carry` and `back` have none that does where there are 64 states.
-        if tiles["STATES"] < 64 or _power(self.width) < columns:
-            warps = 2
-        columns = min(_power(self.width), columns)
-        how = {"BY_STATE": self.by_state, "EVEN": self.length % self.steps == 0, **self.precision.sizes}
-        return {**tiles, **how, "WIDTH": columns, "num_warps": warps, "num_stages": stages}
+        columns, warps, stages, turned = CUTS[kernel + " in parts" * self.scaled]
+        tiles: dict[str, Any] = {"N": self.state, "STATES": _power(self.state), "Q": self.steps}
+        # Two warps have no wgmma, nor have 32 rows: in Triton 3.6 it takes wrong rows where a product of 64 columns
+        # enters one of fewer.
+        if kernel != "solve":
+            small = min(tiles["STATES"], self.steps) < STEPS
+            columns = min(_power(self.width), 32 if small else columns)
+            warps = 2 if tiles["STATES"] < STEPS or columns < 32 else warps
+            tiles |= {"P": self.width, "WIDTH": columns}
+        if kernel != "back":
+            tiles["BY_STATE"] = self.by_state
+            if kernel != "solve":
+                tiles["TURNED"] = turned
+        how = {"EVEN": self.length % self.steps == 0, **self.precision.sizes}
+        return {**tiles, **how, "num_warps": warps, "num_stages": stages}
+
+    @property
+    def scaled(self) -> bool:
+        return self.precision.dtype == torch.float16
 
     @property
     def kept(self) -> torch.dtype:
-        """What r, ū and the chunks' states are kept in."""
-        return torch.float32 if self.precision.sizes["SCALED"] else self.precision.dtype
+        """What r, x̄ and the chunks' states are kept in."""
+        return torch.float32 if self.scaled else self.precision.dtype
 
-    def rows(self, like: Tensor, size: int, dtype: torch.dtype | None = None) -> Tensor:
-        return like.new_empty(self.batch, self.length, self.heads, size, dtype=dtype or self.kept)
+    def rows(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return like.new_empty(self.batch, self.length, self.heads, self.width, dtype=dtype or self.kept)
 
-    def sides(self, like: Tensor, count: int) -> tuple[list[Tensor], Tensor, Tensor]:
-        """So many matrices of chunks in parts, their units, and room for the chunks' decays."""
-        each, parts = (self.batch, self.chunks, self.heads), (self.precision.terms, self.steps, self.state)
-        matrices = [like.new_empty(*each, *parts, dtype=self.precision.dtype) for _ in range(count)]
-        units = like.new_empty(count, *each, dtype=torch.float32)
-        return matrices, units, units.new_empty(*each, self.state if self.by_state else 1)
-
-    def forward(
-        self, log_a: Tensor, beta: Tensor, b: Tensor, x: Tensor, initial: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """r of every step, the states before chunks, and the last."""
-        (W, E), units, D = self.sides(b, 2)
-        U = self.rows(b, self.width)
-        strides = (*b.stride()[:3], *x.stride()[:3])
-        bound(kernels.loaded().solve, **self.sizes("solve"))(
-            self.programs, log_a, beta, b, x, W, E, units, U, D, *self.shape, *strides
+    def solve(self, log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor | None) -> _Solved:
+        """What `walk` multiplies by; without c what `walk_back` does where nothing is read."""
+        each, square = (self.batch, self.chunks, self.heads), (self.precision.terms, self.steps, self.steps)
+        T = b.new_empty(*each, *square, dtype=self.precision.dtype)
+        A = T if c is None else torch.empty_like(T)
+        units = b.new_empty(2, *each, dtype=torch.float32)
+        weights = units.new_empty(3, *each, self.steps)
+        D = units.new_empty(*each, self.state if self.by_state else 1)
+        sides = self.heads if self.by_state else self.groups
+        k_in = k_out = b
+        c_in = b if c is None else c
+        if self.scaled or self.by_state:
+            size = (self.precision.terms, self.batch, self.length, sides, self.state)
+            k_in = k_out = b.new_empty(size, dtype=T.dtype)
+            k_out = torch.empty_like(k_in) if self.by_state else k_in
+            c_in = k_in if c is None else torch.empty_like(k_in)
+        plane = self.batch * self.length * sides * self.state
+        given = b if c is None else c
+        bound(kernels.loaded().solve, **self.sizes("solve"), READ=c is not None, LEFT=c is None)(
+            self.programs,
+            *(log_a, beta, b, given, T, A, weights, units, D, k_in, k_out, c_in),
+            *(self.length, self.heads, self.groups, self.chunks, plane, *b.stride()[:3], *given.stride()[:3]),
         )
-        return U, *self.carry([W, E], units, U, D, None, initial, keep=True)
+        return _Solved(k_in, k_out, c_in, T, A, weights, units, D)
+
+    def walk(self, solved: _Solved, x: Tensor, initial: Tensor, *, read: bool) -> tuple[Tensor, ...]:
+        """The outputs and the last state, or, where nothing is read, r of every step and the states before chunks."""
+        first = _whole(initial)
+        last = torch.empty_like(first)
+        y = x.new_empty(x.shape) if read else self.rows(x)
+        states = first if read else y.new_empty(self.batch, self.chunks, self.heads, self.width, self.state)
+        self._walk("walk", solved, (x, first, states, y, y, last), x, READ=read, KEEP=not read)
+        return y, last if read else states
+
+    def walk_back(self, solved: _Solved, grad_y: Tensor | None, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x̄ of every step, the adjoints after chunks, and that of the first state; ū, and no adjoints, where nothing
+        is read."""
+        last = _whole(last)
+        first = torch.empty_like(last)
+        found = self.rows(last)
+        y, adjoints = found, last
+        if grad_y is not None:
+            y, adjoints = grad_y, found.new_empty(self.batch, self.chunks, self.heads, self.width, self.state)
+        self._walk("walk_back", solved, (y, last, adjoints, found, first), y, READ=grad_y is not None)
+        return found, adjoints, first
+
+    def _walk(self, kernel: str, solved: _Solved, terms: tuple[Tensor, ...], rows: Tensor, **how: bool) -> None:
+        sizes = self.sizes(kernel)
+        programs = self.batch * self.heads * -(-self.width // sizes["WIDTH"])
+        k, c = solved.k_in, solved.c_in
+        sides, plane = k.shape[-2], k.stride(0) if k.ndim == 5 else 0
+        bound(getattr(kernels.loaded(), kernel), **sizes, **how)(
+            (programs,),
+            *(*solved, *terms, self.batch, self.length, self.heads, sides, self.chunks, plane),
+            *(*k.stride()[-4:-1], *c.stride()[-4:-1], *rows.stride()[:3]),
+        )
 
     def back(
-        self,
-        log_a: Tensor,
-        beta: Tensor,
-        b: Tensor,
-        last: Tensor,
-        c: Tensor | None = None,
-        grad_y: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """ū of every step, the adjoints after chunks, and the one before the first; without c and `grad_y` nothing
-        is read."""
-        reads = c is not None and grad_y is not None
-        sides, units, D = self.sides(b, 3 if reads else 2)
-        U = self.rows(b, self.width) if reads else self.rows(b, self.width).zero_()
-        c, grad_y = (b, U) if c is None or grad_y is None else (c, grad_y)
-        bound(kernels.loaded().solve_back, **self.sizes("solve_back"), READ=reads)(
+        self, terms: tuple[Tensor, ...], R: Tensor, xbar: Tensor, states: Tensor, adjoints: Tensor
+    ) -> list[Tensor]:
+        """The gradients of log a, β, b and c."""
+        log_a, beta, b, c, grad_y = terms
+        grads = [torch.empty_like(log_a), torch.empty_like(beta)]
+        for _ in "bc":
+            grads.append(b.new_empty(*beta.shape, self.state, dtype=self.kept))
+        sizes = self.sizes("back")
+        bound(kernels.loaded().back, **sizes, SUM=min(_power(self.width), TOGETHER // sizes["STATES"]))(
             self.programs,
-            *(log_a, beta, b, c, grad_y, *sides[:2], sides[-1], units, U, D),
-            *(*self.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
+            *(log_a, beta, b, c, grad_y, R, xbar, states, adjoints, *grads),
+            *(self.length, self.heads, self.groups, self.chunks),
+            *(*b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
         )
-        return U, *self.carry(sides, units, U, D, grad_y if reads else None, last, keep=reads, reverse=True)
+        if self.heads > self.groups:
+            grads[2:] = (g.unflatten(2, (self.groups, -1)).sum(3) for g in grads[2:])
+        return grads
 
-    def carry(
-        self,
-        sides: list[Tensor],
-        units: Tensor,
-        U: Tensor,
-        D: Tensor,
-        read: Tensor | None,
-        first: Tensor,
-        *,
-        keep: bool,
-        reverse: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """The states before chunks and the last one, and r in place of U."""
-        states = U.new_empty((self.batch, self.chunks, self.heads, self.state, self.width) if keep else (1,))
-        first = _whole(first)
-        last = torch.empty_like(first)
-        sizes = self.sizes("carry" if read is None else "carry_back")
-        programs = self.batch * self.heads * -(-self.width // sizes["WIDTH"])
-        y = U if read is None else read
-        bound(kernels.loaded().carry, **sizes, REVERSE=reverse, READ=read is not None, KEEP=keep)(
-            (programs,),
-            *(*sides[:2], sides[-1], units, U, D, y, first, states, last),
-            *(self.batch, self.length, self.heads, self.chunks, *y.stride()[:3]),
-        )
-        return states, last
+
+class _Solved(NamedTuple):
+    """What walks multiply by, as `solve` of the kernels says."""
+
+    k_in: Tensor
+    k_out: Tensor
+    c_in: Tensor
+    T: Tensor
+    A: Tensor
+    weights: Tensor
+    units: Tensor
+    D: Tensor
 
 
 def _power(size: int) -> int:
@@ -211,43 +262,41 @@ def _whole(t: Tensor) -> Tensor:
     return t.float().contiguous()
 
 
+def _given(precision: str, log_a: Tensor, beta: Tensor, b: Tensor, c: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """The terms as the kernels take them: b and c of the type of products that take them whole."""
+    if precision == "medium":
+        b, c = b.bfloat16(), c.bfloat16()
+    return _whole(log_a), _whole(beta), _columns(b), _columns(c), _columns(x)
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, log_a, beta, b, c, x, initial, precision) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         plan = _plan(log_a, beta, b, x.shape[-1], precision)
-        ctx.save_for_backward(log_a, beta, b, c, x, initial)
-        ctx.precision = precision
-        log_a, beta, b, c, x = _whole(log_a), _whole(beta), *map(_columns, (b, c, x))
-        y = x.new_empty(x.shape)
+        terms = log_a, beta, b, c, x, initial
+        log_a, beta, b, c, x = _given(precision, log_a, beta, b, c, x)
         with on(x):
-            U, states, final = plan.forward(log_a, beta, b, x, initial)
-            bound(kernels.loaded().read, **plan.sizes("read"))(
-                plan.programs, log_a, beta, b, c, U, states, y, *plan.shape, *b.stride()[:3], *c.stride()[:3]
-            )
+            solved = plan.solve(log_a, beta, b, c)
+            y, final = plan.walk(solved, x, initial, read=True)
+        ctx.save_for_backward(*terms, *solved)
+        ctx.precision = precision
         return y, final.to(initial.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        terms = ctx.saved_tensors
+        terms, solved = ctx.saved_tensors[:6], _Solved(*ctx.saved_tensors[6:])
         log_a, beta, b, c, x, initial = terms
         plan = _plan(log_a, beta, b, x.shape[-1], ctx.precision)
-        log_a, beta, b, c, x = _whole(log_a), _whole(beta), *map(_columns, (b, c, x))
+        log_a, beta, b, c, x = _given(ctx.precision, log_a, beta, b, c, x)
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_final = torch.zeros_like(initial) if grad_final is None else grad_final
-        grad_a, grad_beta = torch.empty_like(log_a), torch.empty_like(beta)
-        grad_b, grad_c = (plan.rows(b, plan.state, torch.float32) for _ in "bc")
         with on(x):
-            U, states, _ = plan.forward(log_a, beta, b, x, initial)
-            grad_x, adjoints, grad_initial = plan.back(log_a, beta, b, grad_final, c, grad_y)
-            bound(kernels.loaded().back, **plan.sizes("back"))(
-                plan.programs,
-                *(log_a, beta, b, c, grad_y, U, grad_x, states, adjoints, grad_a, grad_beta, grad_b, grad_c),
-                *(*plan.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
-            )
-        grad_b, grad_c = (g.unflatten(2, (plan.groups, -1)).sum(3) for g in (grad_b, grad_c))
-        found = (grad_a, grad_beta, grad_b, grad_c, grad_x, grad_initial)
+            R, states = plan.walk(solved, x, initial, read=False)
+            grad_x, adjoints, grad_initial = plan.walk_back(solved, grad_y, grad_final)
+            grads = plan.back((log_a, beta, b, c, grad_y), R, grad_x, states, adjoints)
+        found = (*grads, grad_x, grad_initial)
         return *(g.to(t.dtype) for g, t in zip(found, terms, strict=True)), None
 
 
