@@ -70,21 +70,21 @@ def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
     """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it."""
     if type(mixer) is not MambaMixer or not (is_read(mixer.x_proj) and is_read(mixer.dt_proj)) or is_changed(mixer):
         return None
-    (weight, bias), (read, none), (step, step_bias) = (
-        convolution(mixer, u.new_empty(0, 0, mixer.intermediate_size)),
-        *((part.weight, part.bias) for part in (mixer.x_proj, mixer.dt_proj)),
-    )
-    few = weight.shape[-1] <= passes_native.TAPS and type(mixer.act).__name__ in SILU and u.ndim == 3 and u.numel()
-    if not few or none is not None or step_bias is None:
+    read, step = mixer.x_proj, mixer.dt_proj
+    weight, bias = convolution(mixer, u.new_empty(0, 0, mixer.intermediate_size))
+    few = weight.shape[-1] <= passes_native.TAPS and type(mixer.act).__name__ in SILU
+    if not few or u.ndim != 3 or not u.numel() or read.bias is not None or step.bias is None:
         return None
-    terms = [t if t is None else as_constant(t) for t in (weight, bias, read, step, step_bias, mixer.A_log, mixer.D)]
-    if not mamba_native.applicable(u, *(t for t in terms if t is not None)):
+    weight, rest = as_constant(weight)[:, 0], (read.weight, step.weight, step.bias, mixer.A_log, mixer.D)
+    read_by, step_by, step_bias, A_log, D = map(as_constant, rest)
+    bias = None if bias is None else as_constant(bias)
+    terms = (u, weight, read_by, step_by, step_bias, A_log, D, *(() if bias is None else (bias,)))
+    if not mamba_native.applicable(*terms):
         return None
-    weight, bias, read, step, step_bias, A_log, D = terms
     projected = mixer.in_proj(u)
     if not mamba_native.applicable(projected):
         return None
-    return mixer.out_proj(mamba_native.between(projected, (weight[:, 0], bias), read, (step, step_bias), A_log, D))
+    return mixer.out_proj(mamba_native.between(projected, (weight, bias), read_by, (step_by, step_bias), A_log, D))
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
