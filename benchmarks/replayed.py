@@ -140,7 +140,7 @@ def kernels_of_theirs(model: Model) -> str:
         model.module(ids, use_cache=False)
         torch.cuda.synchronize()
     known = {"selective_scan_fwd": "mamba_ssm's scan", "chunk_scan_fwd": "mamba_ssm's chunks"}
-    known["causal_conv1d_fwd"] = "causal_conv1d"
+    known["causal_conv1d"] = "causal_conv1d"
     ran = [name for part, name in known.items() if any(part in event.key for event in seen.key_averages())]
     return ", ".join(ran) or "none: its reference loops"
 

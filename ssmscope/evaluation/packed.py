@@ -16,7 +16,7 @@ from ssmscope.edits import edits_of
 from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import FEWER, Pieces, Rows, as_bytes, ways_to_fork, whole
 from ssmscope.evaluation.running import Read, groups, rows_together, run_batch
-from ssmscope.intercept import has_hooks, is_own, taken_over
+from ssmscope.intercept import Handler, has_hooks, is_own, taken_over
 from ssmscope.mixers import Handed, computed_by, looks_ahead, reader_of, terms_of
 from ssmscope.model import Model
 from ssmscope.states import States, alone, gathered, joined
@@ -116,7 +116,7 @@ class _Run:
     def __init__(self, run: list[Band]) -> None:
         self.bands = run
         self.entering: Tensor | None = None  # of a band, while it runs
-        self.leaving: Tensor | None = None
+        self.leaving: list[Tensor] = []
 
     def enter(self, below: Any, u: Tensor) -> Tensor:
         """In place of a mixer's first product."""
@@ -126,7 +126,7 @@ class _Run:
         """In place of its last."""
         if self.entering is None:
             return below(y)
-        self.leaving = y
+        self.leaving.append(y)
         return y
 
     def mixed(self, mixer: Any, u: Tensor, *_: Any) -> Tensor:
@@ -142,14 +142,14 @@ class _Run:
                 kept = list(joined([(state,) for state in kept]))
                 (start,) = gathered(tuple(kept), band.above)
             nothing = u.new_zeros(()).expand(*band.shape, u.shape[-1])
-            self.entering, self.leaving = band.rows(projected), None
+            self.entering, self.leaving = band.rows(projected), []
             try:
                 layer = terms_of(mixer, nothing, band.mask, start)
                 scans = layer.scan(start)
                 found = reader.output(mixer, layer, scans)
             finally:
                 self.entering = None
-            if self.leaving is None or found is not self.leaving:
+            if len(self.leaving) != 1 or found is not self.leaving[0]:
                 raise NotPacked
             left.append(band.flat(found))
             if band.keep:
@@ -168,7 +168,7 @@ def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
     last = torch.from_numpy((np.concatenate(lengths).cumsum() - 1)[chosen])
     row = pieces.row[np.concatenate([band.pieces for band in found])[chosen]]
     instead = {id(mixer): run.mixed for mixer in model.mixers}
-    products = [(mixer.in_proj, run.enter) for mixer in model.mixers]
+    products: list[tuple[Any, Handler]] = [(mixer.in_proj, run.enter) for mixer in model.mixers]
     products += [(mixer.out_proj, run.leave) for mixer in model.mixers]
     with torch.no_grad(), model.running(), computed_by(instead, {}, {}), taken_over(products):
         hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
