@@ -24,6 +24,7 @@ from ssmscope.scans.scalar_fused import DTYPES, MOST, PRECISIONS, STEPS, Precisi
 
 ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
 AT_ONCE = 1 << 16  # steps of all sequences whose chunks' states are held
+CARD = 132  # programs that run at once where each has most of a multiprocessor's shared memory
 TOGETHER = 1 << 14  # entries of two states that `back` multiplies at a time
 
 
@@ -46,7 +47,7 @@ class Cut(NamedTuple):
 CUTS = {
     "solve": Cut(64, 4, 1),
     "walk": Cut(32, 4, 3),
-    "walk_back": Cut(32, 4, 3),
+    "walk_back": Cut(32, 4, 2),
     "back": Cut(128, 8, 1),
     "solve in parts": Cut(64, 4, 1),
     "walk in parts": Cut(32, 4, 2),
@@ -207,6 +208,8 @@ class _Plan(NamedTuple):
     def _walk(self, kernel: str, solved: _Solved, terms: tuple[Tensor, ...], rows: Tensor, **how: bool) -> None:
         sizes = self.sizes(kernel)
         programs = self.batch * self.heads * -(-self.width // sizes["WIDTH"])
+        if programs > CARD:  # two at a time on a multiprocessor gain more than loads further ahead
+            sizes["num_stages"] = min(sizes["num_stages"], 2)
         k, c = solved.k_in, solved.c_in
         sides, plane = k.shape[-2], k.stride(0) if k.ndim == 5 else 0
         bound(getattr(kernels.loaded(), kernel), **sizes, **how)(
