@@ -206,7 +206,25 @@ def test_a_wheel_brings_every_c_file():
     assert all(f'"{file.relative_to(package).as_posix()}"' in named for file in package.rglob("*.c"))
 
 
+@pytest.fixture
+def compiled_once(monkeypatch):
+    """A compiler that takes no time: it gives the kernels that there are."""
+    native.available()
+    compiler = building._compiler()
+    directory = building.cache_directory()
+    file = f"{native.kernels.file}-{building._key(compiler, native.SOURCE)}.so"
+    if directory is not None and (directory / file).exists():
+        made = directory / file
+
+        def copied(compiler, source, name, to, choices=()):
+            assert source == native.SOURCE
+            return Path(shutil.copy(made, to))
+
+        monkeypatch.setattr(building, "_compile", copied)
+
+
 @needs_kernel
+@pytest.mark.usefixtures("compiled_once")
 def test_the_kernels_of_a_wheel_need_no_compiler(tmp_path, monkeypatch):
     wheel, cache = tmp_path / "wheel", tmp_path / "cache"
     for directory in (wheel, cache):
@@ -226,6 +244,7 @@ def test_the_kernels_of_a_wheel_need_no_compiler(tmp_path, monkeypatch):
 
 
 @needs_kernel
+@pytest.mark.usefixtures("compiled_once")
 def test_several_processes_compile_at_once_and_leave_one_file(tmp_path, monkeypatch):
     for said in [probe(tmp_path) for _ in range(3)]:
         assert said() == "None"
@@ -240,23 +259,6 @@ def test_several_processes_compile_at_once_and_leave_one_file(tmp_path, monkeypa
     monkeypatch.delenv("CC", raising=False)
     assert not isinstance(native.kernels.look(), str)
     assert built.stat().st_size > 1000
-
-
-@pytest.fixture
-def compiled_once(monkeypatch):
-    """A compiler that takes no time: it gives the kernels that there are."""
-    native.available()
-    compiler = building._compiler()
-    directory = building.cache_directory()
-    file = f"{native.kernels.file}-{building._key(compiler, native.SOURCE)}.so"
-    if directory is not None and (directory / file).exists():
-        made = directory / file
-
-        def copied(compiler, source, name, to, choices=()):
-            assert source == native.SOURCE
-            return Path(shutil.copy(made, to))
-
-        monkeypatch.setattr(building, "_compile", copied)
 
 
 @needs_kernel

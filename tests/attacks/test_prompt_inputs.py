@@ -1,4 +1,4 @@
-"""What attacks on prompts are given: classifiers, known data, files that recipes need, and options."""
+"""What attacks on prompts are given: classifiers, known data, and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prompted import SENTENCES, TEMPLATES, WORDS, attack, few, labelled, language_model, reader
-from tiny_bert import save_bert
 
 import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
@@ -85,38 +84,6 @@ class TestKnownData:
         data = text_data("sst2", "test", SENTENCES[:4], [0, 1, 0, 1], ("negative", "positive"))
         found = prompt_attack(model, data, template=TEMPLATES[:1], attacks=["stresstest"])
         assert found.provenance["options"]["words"] == ["negative", "positive"]
-
-
-@needs_textattack
-class TestResources:
-    def test_without_any(self, paper):
-        by_name = {one.name: one for one in paper.attacks}
-        assert any("sentence similarity" in part for part in by_name["textbugger"].left_out)
-        assert by_name["deepwordbug"].left_out == () and by_name["stresstest"].left_out == ()
-        shown = " ".join(str(paper).split())
-        assert "textbugger ran without sentence similarity ≥ 0.8 (angular): it needs a sentence encoder" in shown
-
-    def test_all_of_them(self, model, data, tmp_path):
-        bert = save_bert(tmp_path)
-        rows = {"sentence": [1, 0.2], "text": [1, 0.1], "answer": [-1, 0.3], "say": [0.9, 0.3], "feeling": [-1, 0.2]}
-        vectors = tmp_path / "vectors.txt"
-        vectors.write_text("".join(f"{word} {a} {b}\n" for word, (a, b) in rows.items()))
-        found = attack(
-            model,
-            data.take(range(8)),
-            attacks=["textbugger", "textfooler", "bertattack"],
-            embeddings=vectors,
-            masked_lm=bert,
-            encoder=bert,
-        )
-        bugger, fooler, masked = found.attacks
-        assert not bugger.left_out and not masked.left_out
-        assert any("5 vectors" in part for part in fooler.ran)
-        assert {word for prompt in fooler.prompts for word in prompt.prompt.lower().replace(":", " ").split()} <= {
-            word for text in (*TEMPLATES, *rows) for word in text.lower().replace(":", " ").split()
-        }
-        assert all(prompt.prompt.count("{content}") == 1 for one in found.attacks for prompt in one.prompts)
-        assert found.provenance["options"]["encoder"] == str(bert)
 
 
 class TestOptions:

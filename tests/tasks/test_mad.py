@@ -228,9 +228,14 @@ DEFAULTS = {
 }
 
 
+@functools.cache
+def by_default(name):
+    return GENERATORS[name]()
+
+
 @pytest.mark.parametrize("name", GENERATORS)
 def test_default_sizes_are_the_papers_and_every_option_is_documented(name):
-    train, test = GENERATORS[name]()
+    train, test = by_default(name)
     assert (*train.ids.shape, len(train.tokens)) == DEFAULTS[name] and len(test) == 1280
     options = inspect.signature(GENERATORS[name]).parameters.values()
     assert all(o.kind is o.KEYWORD_ONLY and isinstance(o.default, int | float) for o in options)
@@ -249,7 +254,7 @@ def test_default_sizes_are_the_papers_and_every_option_is_documented(name):
     ],
 )
 def test_no_constant_answer_beats_chance(name, chance):
-    _, test = GENERATORS[name]()
+    _, test = by_default(name)
     asked = np.bincount(test.targets[test.targets != IGNORED], minlength=len(test.tokens)) / (test.targets >= 0).sum()
     likely = asked[asked > 0]
     # sequences, not questions, are independent: a value once drawn is asked again and again
