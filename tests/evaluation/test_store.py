@@ -15,6 +15,7 @@ from warm import TRANSFORMERS
 from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator, evaluator, packed, running, store
 from ssmscope.evaluation.forking import as_bytes
+from ssmscope.evaluation.packed import planned
 from ssmscope.evaluation.store import Store
 
 SMALL = dict(words=MANY, tokens_at_once=45)
@@ -109,8 +110,6 @@ def test_a_stopped_wave_goes_on_in_the_same_process(watched, small_chunks):
     assert (asked.scores(TEXTS) == expected).all() and asked.run == len(TEXTS)
 
 
-OWN = {evaluator: running.planned, packed: packed.planned}
-
 KILLED = """
 import os, signal, sqlite3, sys
 sys.path[:0] = [{tests!r}]
@@ -138,8 +137,8 @@ asked.scores(WAVES[1])
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system kills otherwise")
 def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks, monkeypatch):
-    for module, planned in OWN.items():  # as the process has them
-        monkeypatch.setattr(module, "planned", planned)
+    monkeypatch.setattr(evaluator, "planned", running.planned)  # as the process has them
+    monkeypatch.setattr(packed, "planned", planned)
     cache = tmp_path / "scores.sqlite"
     done = TRANSFORMERS.run(KILLED.format(tests=str(HERE.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
