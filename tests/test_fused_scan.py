@@ -172,8 +172,9 @@ def test_one_launch_counts_in_memory_of_its_own_where_a_graph_records_it(monkeyp
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         assert fused.kernels.marks(terms["x"].device) == 0
-        recorded = run(terms)
-        found = (*recorded[:2], *gradients(recorded, terms.values()))
+        leaves = {name: term.detach().requires_grad_() for name, term in terms.items()}  # of this stream
+        recorded = run(leaves)
+        found = (*recorded[:2], *gradients(recorded, leaves.values()))
     for _ in range(2):
         graph.replay()
         assert all(map(torch.equal, (*exact[:2], *exact[3:]), found))
