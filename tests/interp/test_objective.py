@@ -20,6 +20,7 @@ from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.objective import last_logits, objective
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
+from ssmscope.scans import mamba_native
 
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 
@@ -183,16 +184,16 @@ def test_rows_are_the_same_texts_alone(model):
 
 
 def test_gradients_flow_through_the_fast_scan(model):
+    """Of the scan alone or of what a CPU runs at once with it."""
     called = []
     found = objective(model, model.encode(ids=TEXTS[:1]), target=3)
-    own = ssmscope.ssm.scan
 
-    def counted(*args, **kwargs):
-        called.append(1)
-        return own(*args, **kwargs)
+    def counted(run):
+        return lambda *args, **kwargs: (called.append(1), run(*args, **kwargs))[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssmscope.ssm, "scan", counted)
+        for module, name in ((ssmscope.ssm, "scan"), (mamba_native, "between")):
+            patch.setattr(module, name, counted(getattr(module, name)))
         assert found.gradient(found.embeddings(), [0]).abs().sum() > 0
     assert len(called) == model.num_layers
 
