@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope.scans import delta_fused, wide
+from ssmscope.scans import delta_exact, delta_fused, wide
 from ssmscope.scans.exponents import smallest_exponent
 from ssmscope.scans.scalar import SEGMENT, segment_sums
 
@@ -115,7 +115,7 @@ def keys_left(
         k_s + Σ_{r>s} β_r (b_sᵀ Γ_{s<…≤r} b_r) k_r = (Γ_{s<…≤end} P)ᵀ b_s.
     """
     if delta_fused.applicable(log_a, beta, b):
-        yield from delta_fused.keys_left(log_a, beta, b)
+        yield from delta_exact.keys_left(log_a, beta, b)
         return
     b = by_head(b, beta.shape[2])
     P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)

@@ -40,6 +40,15 @@ def product(acc, a, b, SCALED: tl.constexpr, TERMS: tl.constexpr):
 
 
 @triton.jit
+def flip_rows(a, SCALED: tl.constexpr):
+    """The transposed of a matrix in parts with units of its rows."""
+    unit = 1.0
+    if SCALED:
+        unit = tl.trans(a[2])
+    return tl.trans(a[0]), tl.trans(a[1]), unit
+
+
+@triton.jit
 def split_rows(a, SCALED: tl.constexpr, TERMS: tl.constexpr):
     """A matrix in parts, and the units of its rows, (rows, 1)."""
     unit = 1.0
@@ -51,39 +60,29 @@ def split_rows(a, SCALED: tl.constexpr, TERMS: tl.constexpr):
 
 
 @triton.jit
-def side(at, q, n, step, plane, real, real_n, EVEN: tl.constexpr, WHOLE: tl.constexpr, TERMS: tl.constexpr):
-    """Both parts of a side, (Q, N), whose units are among the weights."""
-    high = load_tile(at, q, n, step, real, real_n, EVEN, WHOLE)
-    low = high
-    if TERMS == 2:
-        low = load_tile(at + plane, q, n, step, real, real_n, EVEN, WHOLE)
-    return high, low, 1.0
+def side(at, q, n, step, real, real_n, EVEN: tl.constexpr, WHOLE: tl.constexpr):
+    """A side, (Q, N), whose units are among the weights, in one part."""
+    tile = load_tile(at, q, n, step, real, real_n, EVEN, WHOLE)
+    return tile, tile, 1.0
 
 
 @triton.jit
-def keep_side(at, q, n, step, plane, real, real_n, parts, EVEN: tl.constexpr, WHOLE: tl.constexpr, TERMS: tl.constexpr):
-    """Stores what `side` loads."""
-    store_tile(at, q, n, step, real, real_n, parts[0], EVEN, WHOLE)
-    if TERMS == 2:
-        store_tile(at + plane, q, n, step, real, real_n, parts[1], EVEN, WHOLE)
-
-
-@triton.jit
-def square(at, units, own, q, SCALED: tl.constexpr, TERMS: tl.constexpr):
-    """A chunk's T or A, (Q, Q), in parts, and their unit."""
+def square(at, units, own, q, SCALED: tl.constexpr):
+    """A chunk's T or A, (Q, Q), in one part, and its unit."""
     Q: tl.constexpr = q.shape[0]
-    high, low, unit = side(at + own * TERMS * Q * Q, q, q, Q, Q * Q, q >= 0, q >= 0, True, True, TERMS)
+    tile = load_tile(at + own * Q * Q, q, q, Q, q >= 0, q >= 0, True, True)
+    unit = 1.0
     if SCALED:
         unit = tl.load(units + own)
-    return high, low, unit
+    return tile, tile, unit
 
 
 @triton.jit
-def keep_square(at, units, own, q, a, SCALED: tl.constexpr, TERMS: tl.constexpr):
+def keep_square(at, units, own, q, a, SCALED: tl.constexpr):
     """Stores what `square` loads."""
     Q: tl.constexpr = q.shape[0]
-    parts = split(a, SCALED, TERMS)
-    keep_side(at + own * TERMS * Q * Q, q, q, Q, Q * Q, q >= 0, q >= 0, parts, True, True, TERMS)
+    parts = split(a, SCALED, 1)
+    store_tile(at + own * Q * Q, q, q, Q, q >= 0, q >= 0, parts[0], True, True)
     if SCALED:
         tl.store(units + own, parts[2])
 
@@ -138,11 +137,11 @@ def between(s, q):
 
 @triton.jit
 def met(
-    reader, reader_parts, k_parts, log_a, at, k, k_step, s, q, n, heads, real, real_n,
+    reader, reader_parts, k_flipped, log_a, at, k, k_step, s, q, n, heads, real, real_n,
     N: tl.constexpr, BY_STATE: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """reader_tᵀ Γ[t, s] k_s for s ≤ t, and 0 above, (Q, Q). Where BY_STATE its columns are made from the last to the
-    first, so that the sums of log a from each s on grow by one step's."""
+    """reader_tᵀ Γ[t, s] k_s for s ≤ t, and 0 above, (Q, Q), of the reader and, transposed, k in parts. Where BY_STATE
+    its columns are made from the last to the first, so that the sums of log a from each s on grow by one step's."""
     Q: tl.constexpr = q.shape[0]
     if BY_STATE:
         length = tl.sum(real.to(tl.int32), axis=0)
@@ -158,12 +157,7 @@ def met(
             S = tl.where((q == column)[None, :], tl.sum(reader * tl.exp(since) * key[None, :], axis=1)[:, None], S)
         S = tl.where(q[:, None] >= q[None, :], S, 0.0)
     else:
-        S = product(
-            tl.zeros([Q, Q], tl.float32), reader_parts, (tl.trans(k_parts[0]), tl.trans(k_parts[1]), 1.0), SCALED, TERMS
-        )
-        if SCALED:
-            S *= tl.reshape(k_parts[2], [Q])[None, :]
-        S *= between(s, q)
+        S = product(tl.zeros([Q, Q], tl.float32), reader_parts, k_flipped, SCALED, TERMS) * between(s, q)
     return S
 
 
@@ -188,10 +182,10 @@ def inverse(L, q, SCALED: tl.constexpr, TERMS: tl.constexpr):
 
 
 @triton.jit
-def through(D, own, n, real_n, N: tl.constexpr, BY_STATE: tl.constexpr, TURNED: tl.constexpr):
-    """What a chunk multiplies states by."""
+def through(D, own, n, real_n, N: tl.constexpr, BY_STATE: tl.constexpr):
+    """What a chunk multiplies states, (N, P), by."""
     if BY_STATE:
-        decay = over_steps(tl.load(D + own * N + n, mask=real_n, other=0.0), TURNED)
+        decay = tl.load(D + own * N + n, mask=real_n, other=0.0)[:, None]
     else:
         decay = tl.load(D + own)
     return decay
@@ -203,41 +197,3 @@ def column(heads, P: tl.constexpr, WIDTH: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     BLOCKS: tl.constexpr = (P + WIDTH - 1) // WIDTH
     return program // (BLOCKS * heads), program // BLOCKS % heads, program % BLOCKS * WIDTH
-
-
-@triton.jit
-def turned(a, TURNED: tl.constexpr):
-    """The matrix, or the transposed."""
-    if TURNED:
-        a = tl.trans(a)
-    return a
-
-
-@triton.jit
-def over_steps(a, TURNED: tl.constexpr):
-    """Numbers of rows, which are columns where matrices are TURNED."""
-    if TURNED:
-        a = a[None, :]
-    else:
-        a = a[:, None]
-    return a
-
-
-@triton.jit
-def cut(a, TURNED: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr):
-    """The right factor of `applied` in parts."""
-    if TURNED:
-        parts = split_rows(a, SCALED, TERMS)
-    else:
-        parts = split(a, SCALED, TERMS)
-    return parts
-
-
-@triton.jit
-def applied(acc, a, b, TURNED: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr):
-    """acc + a b, of matrices in parts; where acc and b are TURNED, acc + b aᵀ."""
-    if TURNED:
-        acc = product(acc, b, flip(a), SCALED, TERMS)
-    else:
-        acc = product(acc, a, b, SCALED, TERMS)
-    return acc
