@@ -134,6 +134,6 @@ def test_sum_and_norm(length, channels):
     x, added = drawn(2, length, 2 * channels)[..., channels:], drawn(2, length, channels, seed=1)
     weight = drawn(channels, seed=2)
     total, normed = passes_native.add_and_rms_norm(x, added, weight, 1e-5)
-    assert torch.equal(total, x + added)
+    assert torch.equal(total, x + added) and torch.equal(normed, passes_native.rms_norm(total, weight, 1e-5))
     exact = total.double()
     near(normed, weight.double() * exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt())

@@ -91,23 +91,28 @@ INLINE void weighed(const float *weight, lanes factor, float *out, int count) {
     put(out, v, count);
 }
 
+/* The norm of one row. One copy of its code for all who call it: compilers fuse a product and a sum in some places and
+ * not in others, and the last bit of a norm would hang on who asks for it. */
+static __attribute__((noinline, noclone)) void norm_row(const float *y, const float *z, const float *weight, int64_t size,
+                                                        float eps, float *to) {
+    int64_t whole = size - size % LANES;
+    int rest = (int)(size - whole);
+    lanes squares = {0};
+    for (int64_t c = 0; c < whole; c += LANES) squares += opened(y + c, z ? z + c : NULL, to + c, LANES);
+    if (rest) squares += opened(y + whole, z ? z + whole : NULL, to + whole, rest);
+    lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)size + eps));
+    for (int64_t c = 0; c < whole; c += LANES) weighed(weight + c, factor, to + c, LANES);
+    if (rest) weighed(weight + whole, factor, to + whole, rest);
+}
+
 /* `size` divides the channels; out (batch, length, channels), contiguous; z may be NULL. */
 void ssm_norm(const shape *s, view y, view z, const float *weight, float eps, float *out) {
-    int64_t whole = s->size - s->size % LANES;
-    int rest = (int)(s->size - whole);
 #pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         int64_t n = task / s->length, t = task % s->length;
-        for (int64_t start = 0; start < s->channels; start += s->size) {
-            const float *of_y = row(y, n, t) + start, *of_z = z.at ? row(z, n, t) + start : NULL, *w = weight + start;
-            float *to = out + task * s->channels + start;
-            lanes squares = {0};
-            for (int64_t c = 0; c < whole; c += LANES) squares += opened(of_y + c, of_z ? of_z + c : NULL, to + c, LANES);
-            if (rest) squares += opened(of_y + whole, of_z ? of_z + whole : NULL, to + whole, rest);
-            lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)s->size + eps));
-            for (int64_t c = 0; c < whole; c += LANES) weighed(w + c, factor, to + c, LANES);
-            if (rest) weighed(w + whole, factor, to + whole, rest);
-        }
+        for (int64_t start = 0; start < s->channels; start += s->size)
+            norm_row(row(y, n, t) + start, z.at ? row(z, n, t) + start : NULL, weight + start, s->size, eps,
+                     out + task * s->channels + start);
     }
 }
 
@@ -117,20 +122,12 @@ void ssm_add_norm(const shape *s, view x, view added, const float *weight, float
 #pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
         const float *of_x = row(x, task / s->length, task % s->length), *more = row(added, task / s->length, task % s->length);
-        float *sum = total + task * D, *to = out + task * D;
-        lanes squares = {0};
+        float *sum = total + task * D;
         for (int64_t c = 0; c < D; c += LANES) {
             int count = smaller(D - c, LANES);
-            lanes v = load(of_x + c, count) + load(more + c, count);
-            put(sum + c, v, count);
-            squares += v * v;
+            put(sum + c, load(of_x + c, count) + load(more + c, count), count);
         }
-        lanes factor = all(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / (float)D + eps));
-        for (int64_t c = 0; c < D; c += LANES) {
-            int count = smaller(D - c, LANES);
-            lanes v = load(weight + c, count) * (load(sum + c, count) * factor);
-            put(to + c, v, count);
-        }
+        norm_row(sum, NULL, weight, D, eps, out + task * D);
     }
 }
 
