@@ -144,6 +144,22 @@ def _existing(variable: str, name: str) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Mamba and its tokenizer."""
+    from commands import saved_mamba
+
+    return saved_mamba(tmp_path_factory.mktemp("models") / "mamba")
+
+
+@pytest.fixture(scope="module")
+def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model without its tokenizer."""
+    from commands import without_tokenizer
+
+    return without_tokenizer(mamba, tmp_path_factory.mktemp("models") / "untokenized")
+
+
 @pytest.fixture
 def analyze(capsys: pytest.CaptureFixture[str]) -> Answer:
     """Runs one command line in this process: `.code`, `.out`, `.err`, and the words of `.out`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
+import pytest
 import torch
 from loud import loud
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig
@@ -15,6 +18,10 @@ from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassi
 from ssmscope.tasks.text import TextData, text_data
 from ssmscope.tasks.tokenizer import train_tokenizer
 
+needs_textattack = pytest.mark.skipif(
+    importlib.util.find_spec("textattack") is None, reason="textattack is not installed"
+)
+SUFFIX_ATTACKS = ("stresstest", "checklist")
 TEMPLATES = (
     "Say whether the sentence is negative or positive.\nSentence: {content}\nAnswer:",
     "Which feeling does this sentence show? {content} It is",

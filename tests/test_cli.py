@@ -17,23 +17,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from commands import TEXT, Answer, refused, saved_mamba, without_tokenizer
+from commands import TEXT, Answer, refused
 from warm import TRANSFORMERS
 
 from ssmscope import cli, errors, register
 from ssmscope.signature import options_of
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_mamba(tmp_path_factory.mktemp("models") / "mamba")
-
-
-@pytest.fixture(scope="module")
-def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return without_tokenizer(mamba, tmp_path_factory.mktemp("models") / "untokenized")
 
 
 @pytest.fixture

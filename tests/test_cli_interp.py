@@ -7,17 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import TEXT, Answer, refused, saved_mamba, without_tokenizer
-
-
-@pytest.fixture(scope="module")
-def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_mamba(tmp_path_factory.mktemp("models") / "mamba")
-
-
-@pytest.fixture(scope="module")
-def untokenized(mamba: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return without_tokenizer(mamba, tmp_path_factory.mktemp("models") / "untokenized")
+from commands import TEXT, Answer, refused
 
 
 @pytest.fixture

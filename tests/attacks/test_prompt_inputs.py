@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
-from prompted import SENTENCES, TEMPLATES, WORDS, attack, few, labelled, language_model, reader
+from prompted import (
+    SENTENCES,
+    SUFFIX_ATTACKS,
+    TEMPLATES,
+    WORDS,
+    attack,
+    few,
+    labelled,
+    language_model,
+    needs_textattack,
+    reader,
+)
 
 import ssmscope
 from ssmscope.attacks.prompts import prompt_attack
@@ -16,11 +26,6 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
 from ssmscope.tasks.text import PAIR_SEPARATOR, text_data
-
-needs_textattack = pytest.mark.skipif(
-    importlib.util.find_spec("textattack") is None, reason="textattack is not installed"
-)
-SUFFIX_ATTACKS = ("stresstest", "checklist")
 
 
 @pytest.fixture(scope="module")

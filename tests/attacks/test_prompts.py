@@ -12,7 +12,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from prompted import SENTENCES, TEMPLATES, WORDS, answers, attack, few, labelled, language_model, reader
+from prompted import (
+    SENTENCES,
+    SUFFIX_ATTACKS,
+    TEMPLATES,
+    WORDS,
+    answers,
+    attack,
+    few,
+    labelled,
+    language_model,
+    needs_textattack,
+    reader,
+)
 from tiny_bert import save_bert
 
 import ssmscope
@@ -26,11 +38,6 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation import Evaluator
 from ssmscope.tasks.prompts import TASK_PROMPTS
 from ssmscope.tasks.text import text_data
-
-needs_textattack = pytest.mark.skipif(
-    importlib.util.find_spec("textattack") is None, reason="textattack is not installed"
-)
-SUFFIX_ATTACKS = ("stresstest", "checklist")
 
 
 @pytest.fixture(scope="module")
