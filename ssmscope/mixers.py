@@ -20,7 +20,7 @@ from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
-from ssmscope.scans import fused_parts, passes, passes_native
+from ssmscope.scans import fused_parts, passes, passes_native, products
 from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
@@ -205,6 +205,8 @@ def fast_scan(
         for part in parts
         if type(part).__name__ in passes.NORMS and _is_known(part.weight) and taker_of(part) is None
     ]
+    plain = [part for part in parts if type(part) is nn.Linear and taker_of(part) is None]
+    linear = [(part, partial(_linear, part)) for part in plain if products.worthwhile(part.weight)]
     blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
@@ -215,7 +217,7 @@ def fast_scan(
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over([*handlers, *norms, *blocks]))
+        around.enter_context(taken_over([*handlers, *norms, *linear, *blocks]))
         yield
 
 
@@ -263,7 +265,7 @@ def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def weights_constant(module: nn.Module) -> Iterator[None]:
     """Within the context, and in this thread alone, linear layers and what mixers read ask for no gradient by their
     weights: a backward pass to the input is shorter by theirs and keeps less."""
-    linear = [(part, partial(_constant_linear, part)) for part in module.modules() if type(part) is nn.Linear]
+    linear = [(part, partial(_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _constant.set(True)
     try:
         with taken_over(linear):
@@ -284,10 +286,10 @@ def _with_constants(r: ssm.Recurrence) -> ssm.Recurrence:
     return replace(r, A=None if r.A is None else r.A.detach(), D=None if r.D is None else r.D.detach())
 
 
-def _constant_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+def _linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
     if not is_own(part, below) or len(args) != 1:
         return below(*args, **kwargs)
-    return nn.functional.linear(args[0], part.weight.detach(), None if part.bias is None else part.bias.detach())
+    return products.product(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
 
 
 def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
@@ -420,7 +422,7 @@ def is_changed(mixer: nn.Module) -> bool:
 def is_read(part: nn.Module) -> bool:
     """Whether a mixer's linear layer computes what its weights say, and nobody sees it run."""
     taker = taker_of(part)
-    alone = taker is None or (isinstance(taker, partial) and taker.func is _constant_linear)
+    alone = taker is None or (isinstance(taker, partial) and taker.func is _linear)
     seen = part._forward_hooks or part._forward_pre_hooks
     return type(part) is nn.Linear and alone and is_own(part, part.forward) and not seen
 
