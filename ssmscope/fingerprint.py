@@ -16,7 +16,7 @@ from ssmscope.errors import InputError
 from ssmscope.scans import word_sums
 
 AT_ONCE = 2**17
-"""Bytes that are hashed, or 32-bit words that are multiplied, at a time, so that they stay in a CPU's cache."""
+"""32-bit words that are multiplied at a time, so that they stay in a CPU's cache."""
 ON_A_GPU = 2**8
 """How many times as many words there."""
 ROW = 2**16
@@ -130,7 +130,7 @@ def _parts(value: Any, name: str) -> Iterator[Any]:
     else:
         if value.is_quantized:
             yield str((value.dtype, value.qscheme())).encode()
-        yield from _bytes(value, name).cpu().split(AT_ONCE)
+        yield _bytes(value, name).cpu()
 
 
 def _bytes(value: Tensor, name: str) -> Tensor:

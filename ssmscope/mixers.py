@@ -31,6 +31,7 @@ class Architecture(Protocol):
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
     output alone; `at_once(mixer, u)`, its output where nobody asks for terms, or None where that is no quicker;
+    `over_tree(mixer, u, tree)`, the same of the pieces of a tree in one sequence;
     `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, a
     model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False for layers that keep
     nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
@@ -206,7 +207,7 @@ def fast_scan(
         if type(part).__name__ in passes.NORMS and _is_known(part.weight) and taker_of(part) is None
     ]
     plain = [part for part in parts if type(part) is nn.Linear and taker_of(part) is None]
-    linear = [(part, partial(_linear, part)) for part in plain if products.worthwhile(part.weight)]
+    linear = [(part, partial(run_linear, part)) for part in plain if products.worthwhile(part.weight)]
     blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
@@ -265,7 +266,7 @@ def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def weights_constant(module: nn.Module) -> Iterator[None]:
     """Within the context, and in this thread alone, linear layers and what mixers read ask for no gradient by their
     weights: a backward pass to the input is shorter by theirs and keeps less."""
-    linear = [(part, partial(_linear, part)) for part in module.modules() if type(part) is nn.Linear]
+    linear = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _constant.set(True)
     try:
         with taken_over(linear):
@@ -286,7 +287,8 @@ def _with_constants(r: ssm.Recurrence) -> ssm.Recurrence:
     return replace(r, A=None if r.A is None else r.A.detach(), D=None if r.D is None else r.D.detach())
 
 
-def _linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+    """A linear layer's output in place of `below`, through `products.product`, where that is its own forward pass."""
     if not is_own(part, below) or len(args) != 1:
         return below(*args, **kwargs)
     return products.product(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
@@ -422,7 +424,7 @@ def is_changed(mixer: nn.Module) -> bool:
 def is_read(part: nn.Module) -> bool:
     """Whether a mixer's linear layer computes what its weights say, and nobody sees it run."""
     taker = taker_of(part)
-    alone = taker is None or (isinstance(taker, partial) and taker.func is _linear)
+    alone = taker is None or (isinstance(taker, partial) and taker.func is run_linear)
     seen = part._forward_hooks or part._forward_pre_hooks
     return type(part) is nn.Linear and alone and is_own(part, part.forward) and not seen
 

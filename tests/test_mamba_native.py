@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from ssmscope.mixers import fast_scan, mixers, weights_constant
 from ssmscope.models import mamba
 from ssmscope.scans import mamba_native, native, passes_native
+from ssmscope.scans.native import Tree
 
 pytestmark = pytest.mark.skipif(
     not (native.available() and passes_native.available()), reason=f"no C kernels here: {native.why_not()}"
@@ -80,6 +82,38 @@ def test_several_slabs_and_threads():
     for one, two, theirs in zip(*runs, exact, strict=True):
         assert (one - two).abs().max() <= 1e-6 * theirs.abs().max()
         assert (one.double() - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pieces_of_a_tree_are_the_rows_that_they_make(threads):
+    """Every path from a beginning to an end, at once and alone: pieces of one token, of several chunks, with several
+    that continue from one, and from the end of which none does."""
+    from transformers import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    torch.manual_seed(0)
+    mixer = MambaMixer(MambaConfig(hidden_size=72, state_size=3, time_step_rank=2, conv_kernel=4), 0).eval()
+    lengths, above = np.array([1, 70, 2, 1, 33, 5, 64, 1]), np.array([-1, 0, -1, 0, 1, 1, 3, 6])
+    tree = Tree(lengths, above)
+    u = torch.randn(1, int(lengths.sum()), 72)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            found = mamba.over_tree(mixer, u, tree)
+            bounds = tree.bounds.tolist()
+            for piece in range(len(lengths)):
+                path = [piece]
+                while above[path[0]] >= 0:
+                    path.insert(0, int(above[path[0]]))
+                tokens = torch.cat([torch.arange(bounds[p], bounds[p + 1]) for p in path])
+                expected = mamba.at_once(mixer, u[:, tokens])
+                ours = found[:, bounds[piece] : bounds[piece + 1]]
+                assert (ours - expected[:, -ours.shape[1] :]).abs().max() <= 1e-6 * expected.abs().max()
+    finally:
+        torch.set_num_threads(before)
+    assert tree.places == 4 and tree.inputs(4)[-1].tolist() == [176, 175, 174, 173]
+    assert tree.inputs(4)[bounds[3]].tolist() == [73, 0, -1, -1]
 
 
 def test_who_asks_for_terms_gets_them(calls):

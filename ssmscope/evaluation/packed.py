@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from ssmscope.encoding import Batch
 from ssmscope.evaluation.forking import FEWER, Pieces, Rows, as_bytes, ways_to_fork, whole
 from ssmscope.evaluation.running import Read, groups, rows_together, run_batch
 from ssmscope.intercept import Handler, has_hooks, is_own, taken_over
-from ssmscope.mixers import Handed, computed_by, looks_ahead, reader_of, terms_of
+from ssmscope.mixers import Handed, computed_by, looks_ahead, reader_of, run_linear, terms_of
 from ssmscope.model import Model
+from ssmscope.scans.native import Tree
 from ssmscope.states import States, alone, gathered, joined
 from ssmscope.trace import LayerState
 
@@ -113,19 +114,19 @@ class NotPacked(Exception):
 class _Run:
     """What the layers of one run share."""
 
-    def __init__(self, run: list[Band]) -> None:
-        self.bands = run
+    def __init__(self, run: list[Band], tree: Tree) -> None:
+        self.bands, self.tree = run, tree
         self.entering: Tensor | None = None  # of a band, while it runs
         self.leaving: list[Tensor] = []
 
-    def enter(self, below: Any, u: Tensor) -> Tensor:
+    def enter(self, part: Any, below: Any, u: Tensor) -> Tensor:
         """In place of a mixer's first product."""
-        return below(u) if self.entering is None else self.entering
+        return run_linear(part, below, u) if self.entering is None else self.entering
 
-    def leave(self, below: Any, y: Tensor) -> Tensor:
+    def leave(self, part: Any, below: Any, y: Tensor) -> Tensor:
         """In place of its last."""
         if self.entering is None:
-            return below(y)
+            return run_linear(part, below, y)
         self.leaving.append(y)
         return y
 
@@ -133,7 +134,11 @@ class _Run:
         """A mixer's output, (1, tokens, width)."""
         if getattr(mixer.in_proj, "in_features", None) != u.shape[-1]:
             raise NotPacked
-        reader, projected = reader_of(mixer), mixer.in_proj(u)
+        reader = reader_of(mixer)
+        together = reader.over_tree(mixer, u, self.tree) if hasattr(reader, "over_tree") else None
+        if together is not None:
+            return together
+        projected = mixer.in_proj(u)
         kept: list[LayerState] = []
         left = []
         for band in self.bands:
@@ -157,10 +162,19 @@ class _Run:
         return mixer.out_proj(torch.cat(left).unsqueeze(0))
 
 
+def tree_of(pieces: Pieces, order: Sequence[Int[np.ndarray, " chosen"]]) -> Tree:
+    """The tree of all pieces, in the order in which they stand in a run."""
+    chosen = np.concatenate(order)
+    place = np.empty_like(chosen)
+    place[chosen] = np.arange(len(chosen))
+    above = pieces.above[chosen]
+    return Tree((pieces.stop - pieces.start)[chosen], np.where(above < 0, -1, place[above]))
+
+
 def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
     """Run every piece once, all in one run of the model, and read the logits where a row ends; see `Read`."""
     found, tokens = zip(*bands(rows, pieces))
-    run, backbone = _Run(list(found)), model.module.base_model
+    run, backbone = _Run(list(found), tree_of(pieces, [band.pieces for band in found])), model.module.base_model
     ids = torch.from_numpy(np.concatenate(tokens)).unsqueeze(0)
     ends_of = [pieces.ends[band.pieces] for band in found]
     lengths = [(pieces.stop - pieces.start)[band.pieces] for band in found]
@@ -168,8 +182,10 @@ def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
     last = torch.from_numpy((np.concatenate(lengths).cumsum() - 1)[chosen])
     row = pieces.row[np.concatenate([band.pieces for band in found])[chosen]]
     instead = {id(mixer): run.mixed for mixer in model.mixers}
-    products: list[tuple[Any, Handler]] = [(mixer.in_proj, run.enter) for mixer in model.mixers]
-    products += [(mixer.out_proj, run.leave) for mixer in model.mixers]
+    products: list[tuple[Any, Handler]] = []
+    for mixer in model.mixers:
+        products.append((mixer.in_proj, partial(run.enter, mixer.in_proj)))
+        products.append((mixer.out_proj, partial(run.leave, mixer.out_proj)))
     with torch.no_grad(), model.running(), computed_by(instead, {}, {}), taken_over(products):
         hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
     hidden = hidden.index_select(0, last).unsqueeze(1)

@@ -29,6 +29,7 @@ from ssmscope.models.parts import (
     projection,
 )
 from ssmscope.scans import mamba_native, passes, passes_native
+from ssmscope.scans.native import Tree
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -66,8 +67,9 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
-def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
-    """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it."""
+def at_once(mixer: nn.Module, u: Tensor, tree: Tree | None = None) -> Tensor | None:
+    """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it. With a
+    tree as `over_tree`."""
     if type(mixer) is not MambaMixer or not (is_read(mixer.x_proj) and is_read(mixer.dt_proj)) or is_changed(mixer):
         return None
     read, step = mixer.x_proj, mixer.dt_proj
@@ -84,7 +86,14 @@ def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
     projected = mixer.in_proj(u)
     if not mamba_native.applicable(projected):
         return None
-    return mixer.out_proj(mamba_native.between(projected, (weight, bias), read_by, (step_by, step_bias), A_log, D))
+    inner = mamba_native.between(projected, (weight, bias), read_by, (step_by, step_bias), A_log, D, tree)
+    return mixer.out_proj(inner)
+
+
+def over_tree(mixer: nn.Module, u: Tensor, tree: Tree) -> Tensor | None:
+    """The mixer's output, (1, tokens, width), from its input in the pieces of a tree, without gradients; None where
+    there is no quicker way to it than piece by piece."""
+    return at_once(mixer, u, tree)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

@@ -30,9 +30,10 @@ def between(
     step: tuple[Tensor, Tensor],
     A_log: Tensor,
     D: Tensor,
+    tree: native.Tree | None = None,
 ) -> Tensor:
     """y ⊙ SiLU(z), (batch, length, channels), of `projected` (batch, length, 2 channels): what the convolution reads,
-    and z.
+    and z. With a tree, of one sequence that holds its pieces, without gradients.
 
     Args:
         convolution: its weight (channels, taps), the current position's last, at most `passes_native.TAPS`, and bias.
@@ -42,23 +43,26 @@ def between(
         D: (channels,).
     """
     terms = (projected, *convolution, read, *step, A_log, D)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
+    if tree is None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms):
         return _Between.apply(*terms)
-    return _forward(*terms, keep=False)[0]
+    return _forward(*terms, keep=False, tree=tree)[0]
 
 
-def _forward(projected, weight, bias, read, step_weight, step_bias, A_log, D, *, keep: bool) -> tuple[Tensor, ...]:
+def _forward(
+    projected, weight, bias, read, step_weight, step_bias, A_log, D, *, keep: bool, tree=None
+) -> tuple[Tensor, ...]:
     """What `between` gives, and what its gradient needs: the convolution's output, what it projects to, v, and the
     states at the chunks' starts."""
     entered, z = projected.chunk(2, dim=-1)
-    x = passes_native._convolved(entered, weight, bias, None)
+    x = passes_native._convolved(entered, weight, bias, None, None if tree is None else tree.inputs(weight.shape[1]))
     low = linear(x, read)
     step, b, c = _parts(low, step_weight.shape[1])
     v = linear(step, step_weight)
-    A = A_log.exp().neg_()
+    A, x_of, step_bias = A_log.exp().neg_(), x.unsqueeze(-1), step_bias.contiguous()
+    if tree is not None:
+        return native.forward_tree(x_of, b, c, v, A, D, tree, bias=step_bias, z=z).squeeze(-1), x, low, v
     initial = x.new_zeros(len(x), x.shape[2], 1, A.shape[1])
-    terms = (x.unsqueeze(-1), b, c, initial, v, A, D)
-    y, _, _, starts = native._forward(*terms, False, False, keep, bias=step_bias.contiguous(), z=z)
+    y, _, _, starts = native._forward(x_of, b, c, initial, v, A, D, False, False, keep, bias=step_bias, z=z)
     return y.squeeze(-1), x, low, v, starts
 
 

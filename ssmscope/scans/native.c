@@ -122,15 +122,26 @@ typedef struct {
     lanes skip[VECTORS], bias[VECTORS];
 } walker;
 
-static void stand_at(walker *w, const forward_terms *f, int64_t i, int64_t slab) {
-    const int64_t d = slab * SLAB, N = f->s->states;
-    if (w->slab != slab) {
-        w->slab = slab, w->channels = channels_of(f->s, slab);
-        load_rates(w->A, &w->most, &w->grows, f->A + d * N, N, w->channels);
-        if (f->D) load_matrix(w->skip, f->D + d, 1, w->channels);
-        if (f->bias) load_matrix(w->bias, f->bias + d, 1, w->channels);
+/* Walkers of a band, at work in the memory of one thread. */
+static void set_out(walker *band, lanes *work, int64_t wide, int64_t matrix) {
+    for (int k = 0; k < wide; k++) {
+        lanes *H = work + 4 * (thread_number() * wide + k) * matrix;
+        band[k] = (walker){.H = H, .A = (rate *)(H + matrix), .slab = -1};
     }
-    load_matrix(w->H, f->initial + (i * f->s->channels + d) * N, N, w->channels);
+}
+
+static void take(walker *w, const forward_terms *f, int64_t slab) {
+    const int64_t d = slab * SLAB, N = f->s->states;
+    if (w->slab == slab) return;
+    w->slab = slab, w->channels = channels_of(f->s, slab);
+    load_rates(w->A, &w->most, &w->grows, f->A + d * N, N, w->channels);
+    if (f->D) load_matrix(w->skip, f->D + d, 1, w->channels);
+    if (f->bias) load_matrix(w->bias, f->bias + d, 1, w->channels);
+}
+
+static void stand_at(walker *w, const forward_terms *f, int64_t i, int64_t slab) {
+    take(w, f, slab);
+    load_matrix(w->H, f->initial + (i * f->s->channels + slab * SLAB) * f->s->states, f->s->states, w->channels);
 }
 
 /* One chunk of a slab; that of the slab `next`, from `later` on, comes after it. */
@@ -198,10 +209,7 @@ int ssm_forward(const shape *s, const view *x, const view *delta, const view *z,
         {
             unsigned mode = flush_denormals();
             walker band[BAND];
-            for (int k = 0; k < wide; k++) {
-                lanes *H = work + 4 * (thread_number() * wide + k) * matrix;
-                band[k] = (walker){.H = H, .A = (rate *)(H + matrix), .slab = -1};
-            }
+            set_out(band, work, wide, matrix);
 #pragma omp for schedule(dynamic)
             for (int64_t part = 0; part < bands * s->batch; part++) {
                 const int64_t first = part / s->batch * wide;
@@ -218,6 +226,68 @@ int ssm_forward(const shape *s, const view *x, const view *delta, const view *z,
     free(sums);
     free(work);
     return failed;
+}
+
+/* ---- pieces of rows that begin alike ---- */
+
+typedef struct {
+    const int64_t *bounds, *above, *place; /* see ssm_forward_tree */
+    int64_t count;
+    lanes *states; /* (places, slabs, states * VECTORS) */
+} tree;
+
+/* The slabs from `first` to `last` over all pieces, side by side. */
+static void tree_band(const forward_terms *f, const tree *pieces, walker *band, int64_t first, int64_t last) {
+    const int64_t wide = last - first, matrix = f->s->states * VECTORS, slabs = slabs_of(f->s);
+    for (int64_t k = 0; k < wide; k++) take(&band[k], f, first + k);
+    for (int64_t p = 0; p < pieces->count; p++) {
+        shape own = *f->s;
+        forward_terms of = *f;
+        const int64_t from = pieces->above[p] < 0 ? -1 : pieces->place[pieces->above[p]];
+        own.length = pieces->bounds[p + 1], of.s = &own;
+        for (int64_t k = 0; k < wide; k++) {
+            if (from < 0)
+                memset(band[k].H, 0, matrix * sizeof(lanes));
+            else
+                memcpy(band[k].H, pieces->states + (from * slabs + first + k) * matrix, matrix * sizeof(lanes));
+        }
+        for (int64_t t = pieces->bounds[p]; t < own.length; t += CHUNK)
+            for (int64_t k = 0; k < wide; k++) {
+                const int ends = k + 1 == wide;
+                forward_slab(&of, &band[k], 0, t, ends ? first : first + k + 1, ends ? t + CHUNK : t);
+            }
+        if (pieces->place[p] < 0) continue;
+        for (int64_t k = 0; k < wide; k++)
+            memcpy(pieces->states + (pieces->place[p] * slabs + first + k) * matrix, band[k].H, matrix * sizeof(lanes));
+    }
+}
+
+/* As ssm_forward of one sequence, which holds pieces of rows: piece p has the steps from bounds[p] up to bounds[p + 1],
+ * and continues from the end of above[p] < p, where that is not -1, whose place among the states that are kept,
+ * place[above[p]] < places, is then not -1 either. A thread takes its slabs through all pieces.
+ * Gives 0, or 1 when there is no memory for the work. */
+int ssm_forward_tree(const shape *s, const view *x, const view *delta, const view *z, const float *bias, const float *A,
+                     const float *b, const float *c, const float *D, float *y,
+                     const int64_t *bounds, const int64_t *above, const int64_t *place, int64_t count, int64_t places) {
+    const int64_t slabs = slabs_of(s), matrix = s->states * VECTORS, wide = band_of(s);
+    const int64_t bands = (slabs + wide - 1) / wide;
+    const int threads = s->threads > 1 ? s->threads : 1;
+    lanes *work = allocate((4 * threads * wide + places * slabs) * matrix * sizeof(lanes));
+    const forward_terms f = {s, *x, *delta, *z, bias, A, b, c, D, NULL, y, NULL, NULL, NULL};
+    if (!work) return 1;
+    const tree pieces = {bounds, above, place, count, work + 4 * threads * wide * matrix};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        unsigned mode = flush_denormals();
+        walker band[BAND];
+        set_out(band, work, wide, matrix);
+#pragma omp for schedule(dynamic)
+        for (int64_t part = 0; part < bands; part++)
+            tree_band(&f, &pieces, band, part * wide, part * wide + smaller(slabs - part * wide, wide));
+        restore_denormals(mode);
+    }
+    free(work);
+    return 0;
 }
 
 /* ---- lengths of decayed keys ---- */

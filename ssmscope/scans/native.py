@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -95,6 +97,38 @@ def keys(b: Tensor, elapsed: Tensor, A: Tensor, *, to_end: bool) -> Tensor:
     return squares
 
 
+class Tree:
+    """Pieces of rows of which some begin alike, one after the other in one sequence.
+
+    Attributes:
+        bounds: (pieces + 1,) int64, where each begins in the sequence, and where the last one ends; none is empty.
+        above: (pieces,) int64, from the end of which earlier piece it continues; −1 at the beginning of a row.
+        place: (pieces,) int64, of its state among those from which others continue; −1 where none does.
+        places: how many of these there are.
+    """
+
+    def __init__(self, lengths: Int[np.ndarray, " pieces"], above: Int[np.ndarray, " pieces"]) -> None:
+        kept = np.zeros(len(above), dtype=bool)
+        kept[above[above >= 0]] = True
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        self._before = np.arange(-1, bounds[-1])  # of each token the one that it comes after, and −1 of none
+        self._before[-1] = -1
+        self._before[bounds[:-1]] = np.where(above < 0, -1, bounds[above + 1] - 1)
+        place = np.where(kept, kept.cumsum() - 1, -1)
+        self.bounds, self.above, self.place = map(torch.from_numpy, (bounds, np.array(above), place))
+        self.places = int(kept.sum())
+        self._inputs: dict[int, Tensor] = {}
+
+    def inputs(self, taps: int) -> Int[Tensor, "tokens taps"]:
+        """Which tokens a convolution reads at each token, itself first; −1 where there are none."""
+        if taps not in self._inputs:
+            found = [np.arange(len(self._before) - 1)]
+            for _ in range(taps - 1):
+                found.append(self._before[found[-1]])
+            self._inputs[taps] = torch.from_numpy(np.stack(found, axis=1))
+        return self._inputs[taps]
+
+
 class _Shape(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int64) for n in ("batch", "length", "channels", "states")] + [
         (n, ctypes.c_int) for n in ("threads", "expected")
@@ -132,6 +166,17 @@ def _forward(x, b, c, initial, delta, A, D, expected: bool, retention: bool, kee
     if failed:
         raise MemoryError("no memory left for the selective scan")
     return y, final, kept, starts
+
+
+def forward_tree(x, b, c, delta, A, D, tree: Tree, bias=None, z=None) -> Tensor:
+    """As `_forward`'s y of one sequence, which holds the pieces of a tree, without gradients."""
+    shape = _shape(x, b, False)
+    b, c, A = (t.contiguous() for t in (b, c, A))
+    D, y = None if D is None else D.contiguous(), x.new_empty(x.shape)
+    numbers = (address(bias), *map(address, (A, b, c, D, y, tree.bounds, tree.above, tree.place)))
+    if kernels.loaded().ssm_forward_tree(shape, *map(_view, (x, delta, z)), *numbers, len(tree.above), tree.places):
+        raise MemoryError("no memory left for the selective scan")
+    return y
 
 
 def _backward(x, b, c, delta, A, D, starts, grad_y, grad_final, expected: bool, bias=None, z=None, grad_z=None):
@@ -182,6 +227,7 @@ def _declare(library: ctypes.CDLL) -> None:
     shape, view, numbers = ctypes.POINTER(_Shape), ctypes.POINTER(_View), ctypes.c_void_p
     library.ssm_starts_size.argtypes, library.ssm_starts_size.restype = [shape], ctypes.c_int64
     library.ssm_forward.argtypes = [shape, view, view, view, *[numbers] * 10]
+    library.ssm_forward_tree.argtypes = [shape, view, view, view, *[numbers] * 9, *[ctypes.c_int64] * 2]
     library.ssm_keys.argtypes = [shape, view, *[numbers] * 3, ctypes.c_int]
     library.ssm_backward.argtypes = [shape, *[view] * 3, *[numbers] * 6, view, *[numbers] * 9, ctypes.c_int64]
 

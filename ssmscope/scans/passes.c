@@ -54,8 +54,10 @@ INLINE void convolved(const float *const *in, const float *weight, const float *
 }
 
 /* weight (taps, channels), the current position's first; y (batch, length, channels), contiguous, as is `before`, the
- * taps - 1 inputs before the first position, which may be NULL. At most TAPS taps. */
-void ssm_convolve(const shape *s, view x, const float *weight, const float *bias, const float *before, float *y) {
+ * taps - 1 inputs before the first position, which may be NULL. `inputs` (length, taps), which may be NULL, says at which
+ * positions of one sequence those of each stand, the nearest first, -1 where there are none. At most TAPS taps. */
+void ssm_convolve(const shape *s, view x, const float *weight, const float *bias, const float *before,
+                  const int64_t *inputs, float *y) {
     const int64_t D = s->channels, whole = D - D % LANES, back = s->taps - 1;
 #pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t task = 0; task < s->batch * s->length; task++) {
@@ -63,7 +65,10 @@ void ssm_convolve(const shape *s, view x, const float *weight, const float *bias
         const float *in[TAPS];
         float *to = y + task * D;
         for (int64_t j = 0; j <= back; j++)
-            in[j] = t >= j ? row(x, n, t - j) : before ? before + (n * back + back + t - j) * D : NULL;
+            if (inputs)
+                in[j] = inputs[t * s->taps + j] < 0 ? NULL : row(x, n, inputs[t * s->taps + j]);
+            else
+                in[j] = t >= j ? row(x, n, t - j) : before ? before + (n * back + back + t - j) * D : NULL;
         if (back == 3 && in[3] != NULL && bias != NULL) {
             const float *a[] = {in[0], in[1], in[2], in[3]};
             for (int64_t c = 0; c < whole; c += LANES) {

@@ -71,10 +71,14 @@ def _run(function: Any, plain: Callable[..., Tensor], *args: Any) -> Tensor:
     return function.apply(*args) if wanted else plain(*args)
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None) -> Tensor:
+def _convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, inputs: Tensor | None = None
+) -> Tensor:
+    """The convolution's output; of one sequence, at positions of which `inputs` (length, taps) says what each reads."""
     y, first = x.new_empty(x.shape), weight.flip(-1).t().contiguous()
     tail = None if tail is None else tail.contiguous()
-    kernels.loaded().ssm_convolve(_shape(x, taps=weight.shape[1]), _view(x), *map(address, (first, bias, tail, y)))
+    numbers = map(address, (first, bias, tail, inputs, y))
+    kernels.loaded().ssm_convolve(_shape(x, taps=weight.shape[1]), _view(x), *numbers)
     return y
 
 
@@ -208,7 +212,7 @@ def _side_by_side(t: Tensor) -> Tensor:
 def _declare(library: ctypes.CDLL) -> None:
     shape, numbers, real = ctypes.POINTER(_Shape), ctypes.c_void_p, ctypes.c_float
     taken = {
-        "convolve": [_View, *[numbers] * 4],
+        "convolve": [_View, *[numbers] * 5],
         "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3, ctypes.c_int64],
         "norm": [_View, _View, numbers, real, numbers],
         "add_norm": [_View, _View, numbers, real, *[numbers] * 2],
