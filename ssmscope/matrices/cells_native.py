@@ -18,6 +18,7 @@ from ssmscope.matrices.terms import Around, decays, skips
 from ssmscope.scans import building
 from ssmscope.scans.building import address
 from ssmscope.scans.native import SMALL, is_plain
+from ssmscope.scans.products import product
 
 SOURCE = Path(__file__).with_name("cells.c")
 LONGEST = 512  # steps of a cell
@@ -84,7 +85,7 @@ def add(
                 first = int(kept[rows].any(0).nonzero()[:1].sum()) if bool(kept[rows].any()) else i + BLOCK
                 columns = slice(first, min(i + BLOCK, cells - 1))
                 if columns.start < columns.stop:
-                    total[1:, :-1][rows, columns] += (R_from[rows] @ to[columns].mT) * kept[rows, columns]
+                    total[1:, :-1][rows, columns] += product(R_from[rows], to[columns]) * kept[rows, columns]
 
 
 class _Shape(ctypes.Structure):
