@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from torch import Tensor
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.matrices.terms import Around, diagonals
 from ssmscope.scans import native
-from ssmscope.scans.launching import Kernels, bound, on
+from ssmscope.scans.launching import Bound, Kernels, bound, on
 
 PRECISIONS = {"highest": 2, "high": 1}  # the parts of 11 bits of which the operands of the products are
 TILE = 128  # rows of the tiles; their sums fill half the registers of a GPU's processor
@@ -285,25 +286,28 @@ class _Plan:
         return self.batch * len(self.passes[0]) * self.bytes // 2
 
     @functools.cached_property
-    def floats(self) -> list[int]:
+    def floats(self) -> tuple[list[int], int]:
         """Numbers of the tables in float32, of which each begins at a multiple of 64: those of `sums`, `prepare`,
-        `bounds` and the sums of shares."""
+        `bounds` and the sums of shares; and of all."""
         table, vectors = self.batch * self.length * self.heads, self.batch * self.bc_groups * self.rows
         wanted = [table] * 4 + [vectors * self.state] * 2 + [vectors * 2, self.state * self.heads, self.heads]
         wanted += [self.matrices * 2 * self.rows, self.matrices * self.levels * self.tiles]
         wanted += [self.strip_splits * self.strip_steps[0], self.splits * self.steps[0]]
-        return [-(-size // 64) * 64 for size in wanted]
+        sizes = [-(-size // 64) * 64 for size in wanted]
+        return sizes, sum(sizes)
 
     @functools.cached_property
-    def doubles(self) -> list[int]:
+    def doubles(self) -> tuple[list[int], int]:
         """As `floats` in float64: sums of Δ of tiles, and before them."""
-        return [self.batch * (self.tiles + (self.tiles & 1)) * self.heads, self.batch * (self.tiles + 1) * self.heads]
+        sizes = [self.batch * (self.tiles + (self.tiles & 1)) * self.heads, self.batch * (self.tiles + 1) * self.heads]
+        return sizes, sum(sizes)
 
     @functools.cached_property
-    def indices(self) -> list[int]:
+    def indices(self) -> tuple[list[int], int]:
         """As `floats` in int32: what `bounds` lists, how many for a tile, and the tile's shares."""
         listed = self.matrices * self.below * len(self.passes[0]) * self.state
-        return [-(-listed // 64) * 64, self.matrices * self.below, self.matrices * self.below]
+        sizes = [-(-listed // 64) * 64, self.matrices * self.below, self.matrices * self.below]
+        return sizes, sum(sizes)
 
 
 @functools.lru_cache(maxsize=256)
@@ -311,82 +315,150 @@ def _plan(*sizes: int) -> _Plan:
     return _Plan(*sizes)
 
 
+TERMS = ("out", "b", "c", "delta", "A", "factor", "gate")
+FLOATS = ("since", "rest", "until", "written", "wrote", "read", "most", "decays", "slowest", "units", "shifts", "strip")
+TABLES = (*FLOATS, "packed", "found", "counts", "cuts", "totals", "before", "table")
+PLACES = {name: place for place, name in enumerate((*TERMS, *TABLES))}
+"""Where each tensor stands among those that the kernels take."""
+BEFORE, ASIDE, AFTER = range(3)
+"""Launches on the stream of the call, those beside it, and those that wait for both."""
+
+
+class _Launch(NamedTuple):
+    """A kernel with all that its call needs but the tensors, which are chosen by `of` from all of them."""
+
+    kernel: Bound
+    grid: tuple[int, ...]
+    of: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+    numbers: tuple[float, ...]
+
+
 def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tensor, left, right) -> None:
     """`mean` into `out`."""
+    floats = delta.new_empty(plan.floats[1]).split(plan.floats[0])
+    indices = delta.new_empty(plan.indices[1], dtype=torch.int32).split(plan.indices[0])
+    doubles = delta.new_empty(plan.doubles[1], dtype=torch.float64).split(plan.doubles[0])
+    table = delta.new_empty(plan.factors, dtype=torch.float16)
+    factor, gate = delta if right is None else right, delta if left is None else left
+    given = b, c, delta, A, factor, gate
+    as_it_is = right is None and delta.is_contiguous()
+    if as_it_is:
+        floats = (*floats[:3], delta, *floats[4:])
+    tensors = (out, *given, *floats, *indices, *doubles, table)
+    around = left is not None, right is not None, not as_it_is
+    before, aside, after = _launches(plan, delta.device, around, tuple([t.stride() for t in given]))
+    for launch in before[:FIRST]:
+        launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+    with _beside(delta, BESIDE and plan.below > 0) as join:
+        for launch in aside:
+            launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+    for launch in before[FIRST:]:
+        launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+    join()
+    for launch in after:
+        launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+
+
+FIRST = 2
+"""Launches whose tables those beside read."""
+
+
+@functools.lru_cache(maxsize=256)
+def _launches(
+    plan: _Plan, device: torch.device, around: tuple[bool, bool, bool], strides: tuple[tuple[int, ...], ...]
+) -> tuple[list[_Launch], list[_Launch], list[_Launch]]:
+    """What `_make` launches for tensors of such strides: on the stream of the call, beside it, and after both.
+    `around` says whether there is something on the left, on the right, and whether what is written has to be."""
     kernel = kernels.loaded()
     heads, groups, tile, state = plan.heads, plan.groups, plan.tile, plan.state
-    floats = delta.new_empty(sum(plan.floats)).split(plan.floats)
-    since, rest, until, written, wrote, read, most, decays, slowest, units, shifts, strip, packed = floats
-    found, counts, cuts = delta.new_empty(sum(plan.indices), dtype=torch.int32).split(plan.indices)
-    totals, before = delta.new_empty(sum(plan.doubles), dtype=torch.float64).split(plan.doubles)
-    table = delta.new_empty(plan.factors, dtype=torch.float16)
-    factor = delta if right is None else right
-    gate = delta if left is None else left
+    left, right, writing = around
+    of_b, of_c, of_delta, of_A, of_factor, of_gate = strides
     cut = (groups, heads // groups, heads // plan.bc_groups, plan.segment)
-    launch = functools.partial(bound, N=state, LEFT=left is not None)
+    found: tuple[list[_Launch], list[_Launch], list[_Launch]] = [], [], []
 
-    as_it_is = right is None and delta.is_contiguous()
-    written = delta if as_it_is else written
+    def add(which: int, kernel: Bound, grid: tuple[int, ...], names: str, *numbers: float) -> None:
+        chosen = operator.itemgetter(*(PLACES[name] for name in names.split()))
+        found[which].append(_Launch(kernel, grid, chosen, numbers))
+
     blocks = {name: -(-heads // LAUNCH[name]["CHANNELS"]) for name in ("sums", "starts")}
-    bound(kernel.sums, BLOCK=tile, RIGHT=right is not None, WRITTEN=not as_it_is, **LAUNCH["sums"])(
+    add(
+        BEFORE,
+        bound(kernel.sums, BLOCK=tile, RIGHT=right, WRITTEN=writing, **LAUNCH["sums"]),
         (plan.tiles, blocks["sums"], plan.batch),
-        *(delta, factor, since, rest, until, written, totals, plan.length, heads, *delta.stride(), *factor.stride()),
+        "delta factor since rest until written totals",
+        *(plan.length, heads, *of_delta, *of_factor),
     )
-    bound(kernel.prepare, N=state, ROWS=64, num_warps=2)(
+    add(
+        BEFORE,
+        bound(kernel.prepare, N=state, ROWS=64, num_warps=2),
         (-(-max(plan.rows, heads) // 64), plan.batch * plan.bc_groups),
-        *(b, c, A, read, wrote, most, decays, slowest, plan.length, plan.rows, heads, plan.bc_groups),
-        *(math.log2(math.e), *b.stride(), *c.stride(), *A.stride()),
+        "b c A read wrote most decays slowest",
+        *(plan.length, plan.rows, heads, plan.bc_groups, math.log2(math.e), *of_b, *of_c, *of_A),
     )
 
-    with _beside(delta, BESIDE and plan.below > 0) as join:
-        channels, count = plan.cut(plan.wide)
-        shares = (*plan.strip_steps, plan.length, heads, *cut, count, plan.strip_splits, plan.rows, groups / heads)
-        launch(kernel.near, TILE=tile, ROWS=TRIANGLES, BD=channels, NEAR=plan.near, **LAUNCH["near"])(
-            (-(-plan.length // (TRIANGLES * plan.near)) * plan.strip_splits, plan.matrices),
-            *(delta, written, decays, wrote, read, gate, strip, *shares, *delta.stride(), *gate.stride()),
+    common: dict[str, Any] = {"N": state, "LEFT": left}
+    channels, count = plan.cut(plan.wide)
+    shares = (*plan.strip_steps, plan.length, heads, *cut, count, plan.strip_splits, plan.rows, groups / heads)
+    sizes: dict[str, Any] = {"TILE": tile, "BD": channels, "NEAR": plan.near}
+    add(
+        ASIDE,
+        bound(kernel.near, ROWS=TRIANGLES, **common, **sizes, **LAUNCH["near"]),
+        (-(-plan.length // (TRIANGLES * plan.near)) * plan.strip_splits, plan.matrices),
+        "delta written decays wrote read gate strip",
+        *(*shares, *of_delta, *of_gate),
+    )
+    if plan.inner:
+        sizes |= {"UNROLLED": math.gcd(state, UNROLLED), "TERMS": plan.terms}
+        add(
+            ASIDE,
+            bound(kernel.levels, **common, **sizes, **LAUNCH["levels"]),
+            (plan.tiles * plan.strip_splits, plan.inner, plan.matrices),
+            "since rest written decays wrote read slowest most gate strip",
+            *(*shares, *of_gate),
         )
-        if plan.inner:
-            sizes = {"BD": channels, "NEAR": plan.near, "UNROLLED": math.gcd(state, UNROLLED), "TERMS": plan.terms}
-            launch(kernel.levels, TILE=tile, **sizes, **LAUNCH["levels"])(
-                (plan.tiles * plan.strip_splits, plan.inner, plan.matrices),
-                *(since, rest, written, decays, wrote, read, slowest, most, gate, strip, *shares, *gate.stride()),
-            )
 
     if plan.below:
-        bound(kernel.starts, STEP=TOGETHER, **LAUNCH["starts"])(
-            (blocks["starts"], plan.batch), totals, before, plan.tiles, heads
-        )
+        starts = bound(kernel.starts, STEP=TOGETHER, **LAUNCH["starts"])
+        add(BEFORE, starts, (blocks["starts"], plan.batch), "totals before", plan.tiles, heads)
         channels, size = plan.cut(plan.most)[0], min(ROWS, tile)
-        common = {"STATES": min(16, 1 << (state - 1).bit_length()), "BD": channels, "FLOOR": FLOOR}
-        bounds = launch(kernel.bounds, ROWS=4, WIDE=256, **common)
+        common |= {"STATES": min(16, 1 << (state - 1).bit_length()), "BD": channels, "FLOOR": FLOOR}
+        bounds = bound(kernel.bounds, ROWS=4, WIDE=256, **common)
         common |= {"LEVELS": plan.levels, "TERMS": plan.terms, "TILE": tile, "HIGH": tile * HIGH[plan.terms]}
-        factors = launch(kernel.factors, ROWS=size, **common, **LAUNCH["factors"])
-        del common["STATES"], common["FLOOR"]
-        common |= {"PACKED": plan.splits > 1, **_product_launch(delta.device.index, plan.terms)}
+        factors = bound(kernel.factors, ROWS=size, **common, **LAUNCH["factors"])
+        common = {name: common[name] for name in ("BD", "LEVELS", "TERMS", "TILE", "HIGH")}
+        common |= {"PACKED": plan.splits > 1, **_product_launch(device.index, plan.terms)}
         for chunks in plan.passes:
             which = (plan.length, heads, *cut, chunks.start)
-            bounds(
+            add(
+                BEFORE,
+                bounds,
                 (plan.below + -(-plan.length // 4) + plan.levels * plan.tiles, plan.matrices),
-                *(since, until, written, before, decays, slowest, most, gate, units, shifts, found, counts),
-                *(*which, len(chunks), plan.tiles, plan.rows, *gate.stride()),
+                "since until written before decays slowest most gate units shifts found counts",
+                *(*which, len(chunks), plan.tiles, plan.rows, *of_gate),
             )
-            factors(
+            add(
+                BEFORE,
+                factors,
                 (plan.rows // size, len(chunks), plan.levels * plan.matrices),
-                *(since, until, written, before, decays, wrote, read, gate, units, shifts, table),
-                *(*which, plan.tiles, plan.rows, plan.factors // plan.terms, *gate.stride()),
+                "since until written before decays wrote read gate units shifts table",
+                *(*which, plan.tiles, plan.rows, plan.factors // plan.terms, *of_gate),
             )
-            bound(kernel.products, AGAIN=chunks.start > 0, **common)(
+            add(
+                BEFORE,
+                bound(kernel.products, AGAIN=chunks.start > 0, **common),
                 (plan.works[HIGH[plan.terms]] * plan.splits, plan.matrices),
-                *(table, found, counts, units, shifts, cuts, packed if plan.splits > 1 else out, *plan.steps),
-                *(plan.length, plan.tiles, plan.rows, len(chunks) * state, plan.splits),
+                f"table found counts units shifts cuts {'packed' if plan.splits > 1 else 'out'}",
+                *(*plan.steps, plan.length, plan.tiles, plan.rows, len(chunks) * state, plan.splits),
                 *(plan.wanted, groups / heads, plan.factors // plan.terms),
             )
-    join()
-    bound(kernel.gather, TILE=tile, ROWS=8)(
+    add(
+        AFTER,
+        bound(kernel.gather, TILE=tile, ROWS=8),
         (plan.tiles**2 * (tile // 8), plan.matrices),
-        *(packed, strip, cuts, out, *plan.steps, *plan.strip_steps, plan.length),
-        *(plan.splits if plan.splits > 1 else 0, plan.strip_splits),
+        "packed strip cuts out",
+        *(*plan.steps, *plan.strip_steps, plan.length, plan.splits if plan.splits > 1 else 0, plan.strip_splits),
     )
+    return found
 
 
 @contextlib.contextmanager
