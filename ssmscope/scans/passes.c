@@ -263,9 +263,9 @@ void ssm_convolve_backward(const shape *s, view x, const float *weight, const fl
 }
 
 /* The gradients of y and z (batch, length, channels), of z where there is one, and, for each STEPS positions of all
- * sequences, of weight (blocks, channels); all contiguous. */
+ * sequences, of weight (blocks, channels); all contiguous, but for the rows of z's, `zbar_row` numbers apart. */
 void ssm_norm_backward(const shape *s, view y, view z, const float *weight, float eps, view grad, float *ybar,
-                       float *zbar, float *weightbar) {
+                       float *zbar, float *weightbar, int64_t zbar_row) {
     const int64_t rows = s->batch * s->length, blocks = (rows + STEPS - 1) / STEPS;
 #pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -276,7 +276,7 @@ void ssm_norm_backward(const shape *s, view y, view z, const float *weight, floa
             for (int64_t start = 0; start < s->channels; start += s->size) {
                 const float *of_y = row(y, n, t) + start, *of_z = z.at ? row(z, n, t) + start : NULL, *w = weight + start;
                 const float *back = row(grad, n, t) + start;
-                float *to_y = ybar + task * s->channels + start, *to_z = zbar + task * s->channels + start;
+                float *to_y = ybar + task * s->channels + start, *to_z = zbar + task * zbar_row + start;
                 lanes squares = {0}, along = {0};
                 for (int64_t c = 0; c < s->size; c += LANES) { /* SiLU(z) and SiLU'(z) wait where the gradients will be */
                     int count = smaller(s->size - c, LANES);
