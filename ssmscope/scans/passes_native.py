@@ -21,7 +21,7 @@ from ssmscope.scans.native import SMALL, is_plain
 
 SOURCE = Path(__file__).with_name("passes.c")
 TAPS = 8  # of a convolution, at most
-STEPS = 64  # rows whose gradients of a norm's weight are added up together: STEPS of the source
+STEPS = 64  # rows whose gradients of a weight are added up together: STEPS of the source
 
 
 def applicable(*tensors: Tensor | None) -> bool:
@@ -95,10 +95,10 @@ class _Convolution(torch.autograd.Function):
 
 def _convolved_back(x, weight, bias, tail, grad, grad_x):
     """The gradients of a convolution's weight, bias and tail; that of x is put into `grad_x`, channels side by side."""
-    batch, _, channels = x.shape
+    batch, length, channels = x.shape
     taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
     tail = None if tail is None else tail.contiguous()
-    sums = x.new_empty(batch, taps + 1, channels)
+    sums = x.new_empty(batch * -(-length // STEPS), taps + 1, channels)
     grad_tail = None if tail is None else tail.new_empty(tail.shape)
     kernels.loaded().ssm_convolve_backward(
         _shape(x, taps=taps),
