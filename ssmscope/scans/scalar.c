@@ -262,14 +262,19 @@ typedef struct {
 
 /* Of each step r the sum over t >= r > s of W[t, s], over t >= r of u_t and over s < r of w_s, and all of `whole`. */
 static void log_decay_gradient(float *out, square W, const float *u, const float *w, float whole, int q) {
-    float rows[CHUNK] = {0}, later = 0, before[CHUNK + 1] = {0};
+    lanes rows[CHUNK / LANES] = {{0}};
+    float later = 0, before[CHUNK + 1] = {0};
+    ints count = {0};
+    for (int i = 0; i < LANES; i++) count[i] = i;
     for (int r = 0; r < q; r++) before[r + 1] = before[r] + w[r];
     for (int r = q - 1; r >= 0; r--) {
-        float sum = 0;
-        for (int s = 0; s < q; s++) rows[s] += W[r][s];
-        for (int s = 0; s < r; s++) sum += rows[s];
+        lanes sum = {0};
+        for (int i = 0; i * LANES <= r; i++) {
+            rows[i] += vector(W[r] + i * LANES);
+            sum += (lanes)((ints)rows[i] & (count + i * LANES < r));
+        }
         later += u[r];
-        out[r] = sum + later + before[r] + whole;
+        out[r] = sum_of_lanes(sum) + later + before[r] + whole;
     }
 }
 
@@ -350,23 +355,25 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
             add_product(w->Xbar, k->e, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, q, -1);
         }
         const int valid = smaller(P - j * WIDE, WIDE);
-        pair skip = {{{0}}}, skipped = {{{0}}};
+        pair skip = {{{0}}}, out;
+        lanes skipped[2] = {{0}};
         if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
         for (int r = 0; r < q; r++) {
-            pair in = {{{0}}}, out;
-            copy(&in, x + r * f->x.step + j * WIDE, valid);
+            const float *of_x = x + r * f->x.step + j * WIDE;
+            pair in = {{{0}}};
+            if (valid < WIDE) copy(&in, of_x, valid), of_x = (const float *)&in;
             lanes both = {0};
             for (int i = 0; i < 2; i++) {
                 out.of[i] = w->Xbar[r].of[i] * k->delta[r] + skip.of[i] * w->Y[j * q + r].of[i];
-                both += w->Xbar[r].of[i] * in.of[i];
-                skipped.of[i] += w->Y[j * q + r].of[i] * in.of[i];
+                both += w->Xbar[r].of[i] * vector(of_x + i * LANES);
+                skipped[i] += w->Y[j * q + r].of[i] * vector(of_x + i * LANES);
             }
             copy(f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, &out, valid);
             dots[r] += sum_of_lanes(both);
         }
         if (f->D) {
             float *to = f->Dbar + (n * s->heads + h) * P + j * WIDE;
-            for (int i = 0; i < valid; i++) to[i] += ((float *)&skipped)[i];
+            for (int i = 0; i < valid; i++) to[i] += skipped[i / LANES][i % LANES];
         }
     }
     for (int64_t j = 0; H && j * WIDE < P; j++) {
