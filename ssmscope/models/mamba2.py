@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from ssmscope.affine import is_plain
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import entering, taps_read
+from ssmscope.mixers import as_constant, entering, is_changed, taps_read
 from ssmscope.models.parts import (
+    GATED_NORMS,
+    SILU,
     as_mask,
     at_least_float32,
     constant,
@@ -29,6 +32,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
+from ssmscope.scans import mamba2_native, passes_native
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -75,6 +79,26 @@ def terms(
     )
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
     return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
+    """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it."""
+    norm = mixer.norm
+    own = type(mixer) is Mamba2Mixer and type(norm).__name__ in GATED_NORMS and is_plain(norm, type(norm))
+    if not own or is_changed(mixer) or type(mixer.act).__name__ not in SILU or u.ndim != 3 or not u.numel():
+        return None
+    weight, bias = convolution(mixer, u.new_empty(0, 0, mixer.conv_dim))
+    kernel, bias = as_constant(weight)[:, 0], None if bias is None else as_constant(bias)
+    step, A_log, D, scale = map(as_constant, (mixer.dt_bias, mixer.A_log, mixer.D, norm.weight))
+    few = kernel.shape[-1] <= passes_native.TAPS
+    if not few or not mamba2_native.applicable(u, kernel, *(() if bias is None else (bias,)), step, A_log, D, scale):
+        return None
+    projected = mixer.in_proj(u)
+    if not mamba2_native.applicable(projected):
+        return None
+    size = getattr(norm, "group_size", None) or len(scale)  # transformers before 5 has one group
+    sizes = mamba2_native.Sizes(mixer.n_groups, mixer.time_step_limit, float(norm.variance_epsilon), size)
+    return mixer.out_proj(mamba2_native.between(projected, (kernel, bias), step, A_log, D, scale, sizes))
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

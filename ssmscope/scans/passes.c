@@ -191,10 +191,7 @@ void ssm_softplus_backward(const shape *s, view v, view grad, float *vbar) {
 
 /* ---- gradients of the convolution and of the norm ---- */
 
-enum {
-    STEPS = 64,   /* positions of a block */
-    CHANNELS = 64 /* channels of a task of the convolution */
-};
+enum { STEPS = 64 }; /* positions of a block */
 
 typedef struct {
     const shape *s;
@@ -204,16 +201,15 @@ typedef struct {
     int64_t xbar_row;
 } convolution;
 
-/* One vector of channels over a block, from its end on: `later` are the slopes of the steps behind it, of the nearest
- * first, `sums` the gradients of weight and bias. */
-INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int64_t n, int64_t start, int64_t end, int64_t c,
-                           int count, const int taps) {
+/* One vector of channels over a block, from its end on; `sums` are the gradients of weight and bias. Of the steps right
+ * behind the block only their slopes are found, which those within it need. */
+INLINE void convolved_back(const convolution *f, float *sums, int64_t n, int64_t start, int64_t end, int64_t c, int count,
+                           const int taps) {
     const int64_t D = f->s->channels, back = taps - 1;
     const lanes added = f->bias == NULL ? (lanes){0} : load(f->bias + c, count);
-    lanes w[TAPS], g[TAPS], sum[TAPS + 1];
-    for (int j = 0; j < taps; j++) w[j] = load(f->weight + j * D + c, count), g[j] = later[j];
-    for (int j = 0; j <= taps; j++) sum[j] = sums[j];
-    for (int64_t t = end - 1; t >= start; t--) {
+    lanes w[TAPS], g[TAPS] = {{0}}, sum[TAPS + 1] = {{0}};
+    for (int j = 0; j < taps; j++) w[j] = load(f->weight + j * D + c, count);
+    for (int64_t t = smaller(end + back, f->s->length) - 1; t >= start; t--) {
         lanes in[TAPS], v = added, value, out = {0};
         for (int j = taps - 1; j > 0; j--) g[j] = g[j - 1];
         g[0] = (lanes){0};
@@ -225,6 +221,7 @@ INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int6
                 v += w[j] * in[j];
             }
             g[0] = load(row(f->grad, n, t) + c, count) * silu_slope(v, &value);
+            if (t >= end) continue;
             for (int j = 0; j < taps; j++) sum[j] += g[0] * in[j];
             sum[taps] += g[0];
         }
@@ -234,43 +231,36 @@ INLINE void convolved_back(const convolution *f, lanes *later, lanes *sums, int6
         else if (f->beforebar != NULL)
             put(f->beforebar + (n * back + back + t) * D + c, out, count);
     }
-    for (int j = 0; j < taps; j++) later[j] = g[j];
-    for (int j = 0; j <= taps; j++) sums[j] = sum[j];
+    for (int j = 0; j <= taps; j++) put(sums + j * D + c, sum[j], count);
 }
 
-/* The gradients of x (batch, length, channels), of `before`, of weight and bias, (taps + 1, channels) for each
- * sequence: the bias is the last. All contiguous, but for the rows of x's, `xbar_row` numbers apart; a task is some channels of one sequence, from its end on. */
+/* The gradients of x (batch, length, channels), of `before`, and of weight and bias, (taps + 1, channels) for each STEPS
+ * positions of a sequence: the bias is the last. All contiguous, but for the rows of x's, `xbar_row` numbers apart. A task
+ * is one such block: channels of all positions would stand on more pages than a processor remembers. */
 void ssm_convolve_backward(const shape *s, view x, const float *weight, const float *bias, const float *before,
                            view grad, float *xbar, float *beforebar, float *weightbar, int64_t xbar_row) {
-    const int64_t slabs = (s->channels + CHANNELS - 1) / CHANNELS, D = s->channels;
+    const int64_t blocks = (s->length + STEPS - 1) / STEPS, D = s->channels;
     const int back = (int)s->taps - 1;
     const convolution f = {s, x, grad, weight, bias, before, xbar, beforebar, xbar_row};
 #pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
-    for (int64_t task = 0; task < s->batch * slabs; task++) {
-        const int64_t n = task / slabs, first = task % slabs * CHANNELS, last = first + smaller(D - first, CHANNELS);
-        lanes later[CHANNELS / LANES][TAPS], sums[CHANNELS / LANES][TAPS + 1];
-        memset(later, 0, sizeof(later));
-        memset(sums, 0, sizeof(sums));
-        for (int64_t end = s->length; end > -back; end -= STEPS) {
-            const int64_t start = end - STEPS > -back ? end - STEPS : -back;
-            for (int64_t c = first, i = 0; c < last; c += LANES, i++) {
-                const int count = smaller(last - c, LANES);
-                if (back == 3 && count == LANES)
-                    convolved_back(&f, later[i], sums[i], n, start, end, c, LANES, 4);
-                else
-                    convolved_back(&f, later[i], sums[i], n, start, end, c, count, back + 1);
-            }
+    for (int64_t task = 0; task < s->batch * blocks; task++) {
+        const int64_t n = task / blocks, first = task % blocks * STEPS, end = smaller(first + STEPS, s->length);
+        const int64_t start = first ? first : -back;
+        float *sums = weightbar + task * (back + 2) * D;
+        for (int64_t c = 0; c < D; c += LANES) {
+            const int count = smaller(D - c, LANES);
+            if (back == 3 && count == LANES)
+                convolved_back(&f, sums, n, start, end, c, LANES, 4);
+            else
+                convolved_back(&f, sums, n, start, end, c, count, back + 1);
         }
-        for (int64_t c = first; c < last; c += LANES)
-            for (int j = 0; j <= back + 1; j++)
-                put(weightbar + (n * (back + 2) + j) * D + c, sums[(c - first) / LANES][j], smaller(last - c, LANES));
     }
 }
 
 /* The gradients of y and z (batch, length, channels), of z where there is one, and, for each STEPS positions of all
- * sequences, of weight (blocks, channels); all contiguous. */
+ * sequences, of weight (blocks, channels); all contiguous, but for the rows of z's, `zbar_row` numbers apart. */
 void ssm_norm_backward(const shape *s, view y, view z, const float *weight, float eps, view grad, float *ybar,
-                       float *zbar, float *weightbar) {
+                       float *zbar, float *weightbar, int64_t zbar_row) {
     const int64_t rows = s->batch * s->length, blocks = (rows + STEPS - 1) / STEPS;
 #pragma omp parallel for num_threads(s->threads) if (s->threads > 1) schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -281,7 +271,7 @@ void ssm_norm_backward(const shape *s, view y, view z, const float *weight, floa
             for (int64_t start = 0; start < s->channels; start += s->size) {
                 const float *of_y = row(y, n, t) + start, *of_z = z.at ? row(z, n, t) + start : NULL, *w = weight + start;
                 const float *back = row(grad, n, t) + start;
-                float *to_y = ybar + task * s->channels + start, *to_z = zbar + task * s->channels + start;
+                float *to_y = ybar + task * s->channels + start, *to_z = zbar + task * zbar_row + start;
                 lanes squares = {0}, along = {0};
                 for (int64_t c = 0; c < s->size; c += LANES) { /* SiLU(z) and SiLU'(z) wait where the gradients will be */
                     int count = smaller(s->size - c, LANES);

@@ -21,7 +21,7 @@ from ssmscope.scans.native import SMALL, is_plain
 
 SOURCE = Path(__file__).with_name("passes.c")
 TAPS = 8  # of a convolution, at most
-STEPS = 64  # rows whose gradients of a norm's weight are added up together: STEPS of the source
+STEPS = 64  # rows whose gradients of a weight are added up together: STEPS of the source
 
 
 def applicable(*tensors: Tensor | None) -> bool:
@@ -99,10 +99,10 @@ class _Convolution(torch.autograd.Function):
 
 def _convolved_back(x, weight, bias, tail, grad, grad_x):
     """The gradients of a convolution's weight, bias and tail; that of x is put into `grad_x`, channels side by side."""
-    batch, _, channels = x.shape
+    batch, length, channels = x.shape
     taps, first, grad = weight.shape[1], weight.flip(-1).t().contiguous(), _side_by_side(grad)
     tail = None if tail is None else tail.contiguous()
-    sums = x.new_empty(batch, taps + 1, channels)
+    sums = x.new_empty(batch * -(-length // STEPS), taps + 1, channels)
     grad_tail = None if tail is None else tail.new_empty(tail.shape)
     kernels.loaded().ssm_convolve_backward(
         _shape(x, taps=taps),
@@ -133,15 +133,22 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         y, z, weight = ctx.saved_tensors
+        grad_z = None if z is None else z.new_empty(z.shape)
         eps, size = ctx.numbers
-        grad = _side_by_side(grad)
-        grad_y, grad_z = y.new_empty(y.shape), None if z is None else z.new_empty(z.shape)
-        sums = y.new_empty(-(-y.shape[0] * y.shape[1] // STEPS), y.shape[2])
-        kernels.loaded().ssm_norm_backward(
-            *(_shape(y, size=size), _view(y), _view(z), address(weight), eps, _view(grad)),
-            *map(address, (grad_y, grad_z, sums)),
-        )
-        return grad_y, grad_z, sums.sum(0), None, None
+        grad_y, grad_weight = _normed_back(y, z, weight, eps, size, grad, grad_z)
+        return grad_y, grad_z, grad_weight, None, None
+
+
+def _normed_back(y, z, weight, eps, size, grad, grad_z):
+    """The gradients of y and of the weight; that of z is put into `grad_z`, channels side by side."""
+    grad, grad_y = _side_by_side(grad), y.new_empty(y.shape)
+    sums = y.new_empty(-(-y.shape[0] * y.shape[1] // STEPS), y.shape[2])
+    kernels.loaded().ssm_norm_backward(
+        *(_shape(y, size=size), _view(y), _view(z), address(weight), eps, _view(grad)),
+        *map(address, (grad_y, grad_z, sums)),
+        0 if grad_z is None else grad_z.stride(1),
+    )
+    return grad_y, sums.sum(0)
 
 
 def _gated(y: Tensor, z: Tensor) -> Tensor:
@@ -216,7 +223,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "convolve_backward": [_View, *[numbers] * 3, _View, *[numbers] * 3, ctypes.c_int64],
         "norm": [_View, _View, numbers, real, numbers],
         "add_norm": [_View, _View, numbers, real, *[numbers] * 2],
-        "norm_backward": [_View, _View, numbers, real, _View, *[numbers] * 3],
+        "norm_backward": [_View, _View, numbers, real, _View, *[numbers] * 3, ctypes.c_int64],
         "gate": [_View, _View, numbers],
         "gate_backward": [_View, _View, _View, numbers, numbers],
         "softplus": [_View, numbers],

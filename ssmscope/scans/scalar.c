@@ -140,8 +140,8 @@ static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, 
 typedef struct {
     const shape *s;
     view log_a, delta, b, c, x;
-    const float *D, *initial;  /* D (heads, width) may be NULL */
-    float *y, *final, *starts; /* starts may be NULL */
+    const float *D, *initial;  /* D (heads, width) may be NULL, as may the initial state: 0 */
+    float *y, *final, *starts; /* the last two may be NULL */
     pair *shared;
 } forward_terms;
 
@@ -149,20 +149,25 @@ static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *
     const shape *s = f->s;
     const int64_t N = s->states, P = s->width, n = task / s->heads, h = task % s->heads, row = s->heads * P;
     const int64_t t = chunk * CHUNK, bytes = state_size(s) * sizeof(pair);
-    const int q = smaller(s->length - t, CHUNK);
+    const int q = smaller(s->length - t, CHUNK), empty = !f->initial && !chunk;
+    const int over = !f->final && chunk == chunks_of(s) - 1; /* nobody reads the state behind the chunk */
     const shared of = shared_of(s, f->shared, n, h / (s->heads / s->groups), chunk);
     pair *late = X + panels_of(P) * CHUNK, Y[CHUNK];
-    if (f->starts) memcpy((char *)f->starts + (task * chunks_of(s) + chunk) * bytes, H, bytes);
+    if (f->starts && !empty) memcpy((char *)f->starts + (task * chunks_of(s) + chunk) * bytes, H, bytes);
     decays(k, f->log_a, f->delta, n, h, t, q, of);
     pack(X, from(f->x, n, t, h), f->x.step, f->delta.at ? k->delta : NULL, q, P);
-    pack(late, from(f->x, n, t, h), f->x.step, k->late, q, P);
+    if (!over) pack(late, from(f->x, n, t, h), f->x.step, k->late, q, P);
     for (int64_t j = 0; j * WIDE < P; j++) {
         float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
         const int valid = smaller(P - j * WIDE, WIDE);
         pair skip = {{{0}}};
         if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
-        product(Y, FRESH, matrix(of.c_rows, padded(s), 1, N), H + j * N, 0, q, 0);
-        add_product(Y, k->f, matrix(k->M[0], CHUNK, 1, q), X + j * q, q, 1);
+        if (empty)
+            product(Y, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
+        else {
+            product(Y, FRESH, matrix(of.c_rows, padded(s), 1, N), H + j * N, 0, q, 0);
+            add_product(Y, k->f, matrix(k->M[0], CHUNK, 1, q), X + j * q, q, 1);
+        }
         for (int r = 0; r < q; r++) {
             if (f->D) {
                 pair in = {{{0}}};
@@ -171,7 +176,7 @@ static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *
             }
             copy(to + r * row, &Y[r], valid);
         }
-        product(H + j * N, k->f[q - 1], matrix(of.b_rows, 1, padded(s), q), late + j * q, 0, N, 0);
+        if (!over) product(H + j * N, k->f[q - 1], matrix(of.b_rows, 1, padded(s), q), late + j * q, 0, N, 0);
     }
 }
 
@@ -186,12 +191,13 @@ static void forward_band(const forward_terms *f, chunk_work *k, pair *work, int6
     const shape *s = f->s;
     const int64_t matrix = s->width * s->states, size = state_size(s);
     pair *X = work + (last - first) * size;
-    for (int64_t task = first; task < last; task++)
+    if (!f->initial) memset(work, 0, (last - first) * size * sizeof(pair));
+    for (int64_t task = first; f->initial && task < last; task++)
         load_state(work + (task - first) * size, f->initial + task * matrix, s->width, s->states);
     for (int64_t chunk = 0; chunk < chunks_of(s); chunk++)
         for (int64_t task = first; task < last; task++)
             forward_chunk(f, k, work + (task - first) * size, X, task, chunk);
-    for (int64_t task = first; task < last; task++)
+    for (int64_t task = first; f->final && task < last; task++)
         store_state(f->final + task * matrix, work + (task - first) * size, s->width, s->states);
 }
 
@@ -200,7 +206,8 @@ static void *work_of(int64_t pairs) { return allocate(sizeof(chunk_work) + 64 + 
 
 static pair *pairs_of(chunk_work *k) { return (pair *)(((uintptr_t)(k + 1) + 63) & ~(uintptr_t)63); }
 
-/* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory. */
+/* y (batch, length, heads, width) and final (batch, heads, width, states), contiguous; 1 when there is no memory.
+ * Without `initial`, which is then 0, nothing is kept of the state before the first chunk. */
 int ssm_heads(const shape *s, view log_a, view delta, view b, view c, view x, const float *D, const float *initial,
               float *y, float *final, float *starts) {
     const int64_t heads = s->batch * s->heads, wide = band_of(s);
@@ -240,6 +247,7 @@ typedef struct {
     float *xbar, *deltabar, *log_abar, *initialbar, *Dbar; /* Dbar (batch, heads, width) */
     float *bcbars; /* bbar and cbar of each slab, (slab, 2, length, states) */
     pair *shared;
+    int64_t xbar_row;
 } backward_terms;
 
 static int64_t slabs_of(const shape *s) { return (s->heads / s->groups + SLAB - 1) / SLAB; }
@@ -254,14 +262,19 @@ typedef struct {
 
 /* Of each step r the sum over t >= r > s of W[t, s], over t >= r of u_t and over s < r of w_s, and all of `whole`. */
 static void log_decay_gradient(float *out, square W, const float *u, const float *w, float whole, int q) {
-    float rows[CHUNK] = {0}, later = 0, before[CHUNK + 1] = {0};
+    lanes rows[CHUNK / LANES] = {{0}};
+    float later = 0, before[CHUNK + 1] = {0};
+    ints count = {0};
+    for (int i = 0; i < LANES; i++) count[i] = i;
     for (int r = 0; r < q; r++) before[r + 1] = before[r] + w[r];
     for (int r = q - 1; r >= 0; r--) {
-        float sum = 0;
-        for (int s = 0; s < q; s++) rows[s] += W[r][s];
-        for (int s = 0; s < r; s++) sum += rows[s];
+        lanes sum = {0};
+        for (int i = 0; i * LANES <= r; i++) {
+            rows[i] += vector(W[r] + i * LANES);
+            sum += (lanes)((ints)rows[i] & (count + i * LANES < r));
+        }
         later += u[r];
-        out[r] = sum + later + before[r] + whole;
+        out[r] = sum_of_lanes(sum) + later + before[r] + whole;
     }
 }
 
@@ -293,12 +306,15 @@ static void add_scaled(pair *to, const pair *Z, const pair *of, const float *fac
     }
 }
 
-static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w, shared of, const pair *H, pair *adjoint) {
+/* H is NULL where the state at the chunk's start is 0 and nobody asks for its gradient; `fresh` says that the adjoint
+ * of the state at its end is 0. */
+static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w, shared of, const pair *H, pair *adjoint,
+                           int fresh) {
     const shape *s = f->s;
-    const int64_t N = s->states, P = s->width, row = s->heads * P, n = k->n, t = k->t, h = k->h;
+    const int64_t N = s->states, P = s->width, row = f->xbar_row, n = k->n, t = k->t, h = k->h;
     const int q = k->q;
     const float *x = from(f->x, n, t, h), *ybar = from(f->ybar, n, t, h), *factor = f->delta.at ? k->delta : NULL;
-    float u[CHUNK], v[CHUNK], whole = 0;
+    float u[CHUNK] = {0}, v[CHUNK] = {0}, whole = 0;
     square W;
     pack(w->Y, ybar, f->ybar.step, NULL, q, P);
     pack_transposed(w->Yt, ybar, f->ybar.step, NULL, q, P);
@@ -315,40 +331,52 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
         }
         for (int r = 0; r < j * WIDE; r++) memset(&W[r][j * WIDE], 0, sizeof(pair));
     }
-    against_state(w->Z, H, w->Yt, s, q);
-    add_scaled(w->c, w->Z, of.c, k->f, u, N, q);
-    against_state(w->Z, adjoint, w->Xt, s, q);
-    add_scaled(w->b, w->Z, of.b, k->e, v, N, q);
-    lanes both = {0};
-    for (int64_t i = 0; i < state_size(s); i++) both += H[i].of[0] * adjoint[i].of[0] + H[i].of[1] * adjoint[i].of[1];
-    whole = sum_of_lanes(both) * k->f[q - 1];
+    if (H) {
+        against_state(w->Z, H, w->Yt, s, q);
+        add_scaled(w->c, w->Z, of.c, k->f, u, N, q);
+    }
+    if (!fresh) {
+        against_state(w->Z, adjoint, w->Xt, s, q);
+        add_scaled(w->b, w->Z, of.b, k->e, v, N, q);
+    }
+    if (H && !fresh) {
+        lanes both = {0};
+        for (int64_t i = 0; i < state_size(s); i++) both += H[i].of[0] * adjoint[i].of[0] + H[i].of[1] * adjoint[i].of[1];
+        whole = sum_of_lanes(both) * k->f[q - 1];
+    }
     float log_abar[CHUNK], *deltabar = f->deltabar + (n * s->length + t) * s->heads + h;
     log_decay_gradient(log_abar, W, u, v, whole, q);
     float dots[CHUNK] = {0};
     for (int64_t j = 0; j * WIDE < P; j++) {
-        product(w->Xbar, FRESH, matrix(of.b_rows, padded(s), 1, N), adjoint + j * N, 0, q, 0);
-        add_product(w->Xbar, k->e, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, q, -1);
+        if (fresh)
+            product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
+        else {
+            product(w->Xbar, FRESH, matrix(of.b_rows, padded(s), 1, N), adjoint + j * N, 0, q, 0);
+            add_product(w->Xbar, k->e, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, q, -1);
+        }
         const int valid = smaller(P - j * WIDE, WIDE);
-        pair skip = {{{0}}}, skipped = {{{0}}};
+        pair skip = {{{0}}}, out;
+        lanes skipped[2] = {{0}};
         if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
         for (int r = 0; r < q; r++) {
-            pair in = {{{0}}}, out;
-            copy(&in, x + r * f->x.step + j * WIDE, valid);
+            const float *of_x = x + r * f->x.step + j * WIDE;
+            pair in = {{{0}}};
+            if (valid < WIDE) copy(&in, of_x, valid), of_x = (const float *)&in;
             lanes both = {0};
             for (int i = 0; i < 2; i++) {
                 out.of[i] = w->Xbar[r].of[i] * k->delta[r] + skip.of[i] * w->Y[j * q + r].of[i];
-                both += w->Xbar[r].of[i] * in.of[i];
-                skipped.of[i] += w->Y[j * q + r].of[i] * in.of[i];
+                both += w->Xbar[r].of[i] * vector(of_x + i * LANES);
+                skipped[i] += w->Y[j * q + r].of[i] * vector(of_x + i * LANES);
             }
             copy(f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, &out, valid);
             dots[r] += sum_of_lanes(both);
         }
         if (f->D) {
             float *to = f->Dbar + (n * s->heads + h) * P + j * WIDE;
-            for (int i = 0; i < valid; i++) to[i] += ((float *)&skipped)[i];
+            for (int i = 0; i < valid; i++) to[i] += skipped[i / LANES][i % LANES];
         }
     }
-    for (int64_t j = 0; j * WIDE < P; j++) {
+    for (int64_t j = 0; H && j * WIDE < P; j++) {
         for (int r = 0; r < q; r++)
             for (int i = 0; i < 2; i++) w->Y[j * q + r].of[i] *= k->f[r];
         product(adjoint + j * N, k->f[q - 1], matrix(of.c_rows, 1, padded(s), q), w->Y + j * q, 0, N, 0);
@@ -393,7 +421,10 @@ static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, in
     w.Xbar = at += CHUNK, w.Y = at += CHUNK, w.Xt = at += panels_of(P) * CHUNK, w.Yt = at += PANELS * P;
     for (int64_t i = 0; i < heads; i++) {
         int64_t head = n * s->heads + group * per_group + first + i;
-        load_state(adjoint + i * size, f->finalbar + head * P * s->states, P, s->states);
+        if (f->finalbar)
+            load_state(adjoint + i * size, f->finalbar + head * P * s->states, P, s->states);
+        else
+            memset(adjoint + i * size, 0, size * sizeof(pair));
     }
     for (int64_t chunk = chunks_of(s) - 1; chunk >= 0; chunk--) {
         const int q = smaller(s->length - chunk * CHUNK, CHUNK);
@@ -405,29 +436,32 @@ static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, in
             int64_t h = group * per_group + first + i, start = ((n * s->heads + h) * chunks_of(s) + chunk) * size;
             decays(k, f->log_a, f->delta, n, h, chunk * CHUNK, q, of);
             memset(k->f + q, 0, (CHUNK - q) * sizeof(float));
-            backward_chunk(f, k, &w, of, (const pair *)f->starts + start, adjoint + i * size);
+            const pair *H = chunk || f->initialbar ? (const pair *)f->starts + start : NULL;
+            backward_chunk(f, k, &w, of, H, adjoint + i * size, !f->finalbar && chunk == chunks_of(s) - 1);
         }
         store_slab(f, &w, task, n, group, chunk * CHUNK, q);
     }
-    for (int64_t i = 0; i < heads; i++) {
+    for (int64_t i = 0; f->initialbar && i < heads; i++) {
         int64_t head = n * s->heads + group * per_group + first + i;
         store_state(f->initialbar + head * P * s->states, adjoint + i * size, P, s->states);
     }
 }
 
 /* The gradients of log a, delta (batch, length, heads), b, c (batch, length, groups, states), x (batch, length, heads,
- * width), initial (batch, heads, width, states) and of each sequence D (batch, heads, width; zeros before), all contiguous, from those of y and of the final state
- * (contiguous). `starts` is aligned as `ssm_heads` filled it. Gives 0, or 1 when there is no memory for the work. */
+ * width), initial (batch, heads, width, states) and of each sequence D (batch, heads, width; zeros before), all
+ * contiguous but for the steps of x's and of b's and c's, `xbar_row` and `bcbar_row` numbers apart, from those of y and
+ * of the final state (contiguous). Without `finalbar` the final state's is 0, without `initialbar` the initial state was.
+ * `starts` is aligned as `ssm_heads` filled it. Gives 0, or 1 when there is no memory for the work. */
 int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, view x, const float *D,
                        const float *starts, view ybar, const float *finalbar, float *log_abar, float *deltabar, float *bbar,
-                       float *cbar, float *xbar, float *initialbar, float *Dbar) {
+                       float *cbar, float *xbar, float *initialbar, float *Dbar, int64_t xbar_row, int64_t bcbar_row) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * s->groups * slabs, L = s->length, N = s->states;
     const int64_t own = SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
                         2 * CHUNK + panels_of(s->width) * CHUNK;
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
     const backward_terms f = {s,        log_a, delta,    b,        c,          x,    ybar,   D,    starts,
-                              finalbar, xbar,  deltabar, log_abar, initialbar, Dbar, bcbars, space};
+                              finalbar, xbar,  deltabar, log_abar, initialbar, Dbar, bcbars, space, xbar_row};
     const int ready = space && bcbars;
     int failed = !ready;
 #pragma omp parallel num_threads(s->threads) if (s->threads > 1 && ready)
@@ -447,10 +481,12 @@ int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, v
 #pragma omp for
             for (int64_t row = 0; row < s->batch * L * s->groups; row++) { /* the slabs' sums, added in their order */
                 int64_t n = row / s->groups / L, t = row / s->groups % L, group = row % s->groups;
-                for (int64_t i = 0; i < N; i++) bbar[row * N + i] = cbar[row * N + i] = 0;
+                float *to_b = bbar + row / s->groups * bcbar_row + group * N;
+                float *to_c = cbar + row / s->groups * bcbar_row + group * N;
+                for (int64_t i = 0; i < N; i++) to_b[i] = to_c[i] = 0;
                 for (int64_t slab = 0; slab < slabs; slab++) {
                     const float *at = bcbars + (2 * ((n * s->groups + group) * slabs + slab) * L + t) * N;
-                    for (int64_t i = 0; i < N; i++) bbar[row * N + i] += at[i], cbar[row * N + i] += at[i + L * N];
+                    for (int64_t i = 0; i < N; i++) to_b[i] += at[i], to_c[i] += at[i + L * N];
                 }
             }
         }

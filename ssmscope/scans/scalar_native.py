@@ -65,16 +65,39 @@ def _side_by_side(*terms: Tensor) -> list[Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in terms]
 
 
-def _forward(log_a, b, c, x, initial, delta, D, *, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y, the final state, and the states at the chunks' starts or None."""
+def _forward(log_a, b, c, x, initial, delta, D, *, keep: bool, final: bool = True):
+    """y, the final state (None without `final`), and the states at the chunks' starts or None; `initial` None is 0."""
     library, shape = kernels.loaded(), _shape(x, b)
     b, c, x = _side_by_side(b, c, x)
-    initial, D = initial.contiguous(), None if D is None else D.contiguous()
-    y, final = x.new_empty(x.shape), initial.new_empty(initial.shape)
+    initial, D = (None if t is None else t.contiguous() for t in (initial, D))
+    y, last = x.new_empty(x.shape), x.new_empty(len(x), *x.shape[2:], b.shape[3]) if final else None
     starts = x.new_empty(library.ssm_heads_starts(shape)) if keep else None
-    if library.ssm_heads(shape, *map(_view, (log_a, delta, b, c, x)), *map(address, (D, initial, y, final, starts))):
+    if library.ssm_heads(shape, *map(_view, (log_a, delta, b, c, x)), *map(address, (D, initial, y, last, starts))):
         raise MemoryError("no memory left for the scan")
-    return y, final, starts
+    return y, last, starts
+
+
+def _backward(log_a, b, c, x, delta, D, starts, grad_y, grad_final, grad_x, grad_b, grad_c):
+    """The gradients of log_a, delta, initial and D, the last (heads, width); without `grad_final` nothing came of the
+    final state, and the initial one is 0 and has none. Those of x, b and c are put into `grad_x`, `grad_b` and
+    `grad_c`, which may stand side by side: only their steps may be further apart than what a step holds."""
+    b, c, x, grad_y = _side_by_side(b, c, x, grad_y)
+    grad_final, D = (None if t is None else t.contiguous() for t in (grad_final, D))
+    grad_log_a, grad_delta, grad_initial = (
+        None if t is None else t.new_empty(t.shape) for t in (log_a, delta, grad_final)
+    )
+    grad_D = None if D is None else D.new_zeros(len(x), *D.shape)
+    failed = kernels.loaded().ssm_heads_backward(
+        _shape(x, b),
+        *map(_view, (log_a, delta, b, c, x)),
+        *map(address, (D, starts)),
+        _view(grad_y),
+        *map(address, (grad_final, grad_log_a, grad_delta, grad_b, grad_c, grad_x, grad_initial, grad_D)),
+        *(grad_x.stride(1), grad_b.stride(1)),
+    )
+    if failed:
+        raise MemoryError("no memory left for the gradient of the scan")
+    return grad_log_a, grad_delta, grad_initial, None if grad_D is None else grad_D.sum(0)
 
 
 class _Scan(torch.autograd.Function):
@@ -88,22 +111,9 @@ class _Scan(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y, grad_final):
         log_a, b, c, x, delta, D, starts = ctx.saved_tensors
-        b, c, x, grad_y = _side_by_side(b, c, x, grad_y)
-        grad_final = grad_final.contiguous()
-        grad_log_a, grad_b, grad_c, grad_x, grad_initial = (t.new_empty(t.shape) for t in (log_a, b, c, x, grad_final))
-        grad_delta = None if delta is None else delta.new_empty(delta.shape)
-        D = None if D is None else D.contiguous()
-        grad_D = None if D is None else D.new_zeros(len(x), *D.shape)
-        failed = kernels.loaded().ssm_heads_backward(
-            _shape(x, b),
-            *map(_view, (log_a, delta, b, c, x)),
-            *map(address, (D, starts)),
-            _view(grad_y),
-            *map(address, (grad_final, grad_log_a, grad_delta, grad_b, grad_c, grad_x, grad_initial, grad_D)),
-        )
-        if failed:
-            raise MemoryError("no memory left for the gradient of the scan")
-        grad_D = None if grad_D is None else grad_D.sum(0)
+        grad_x, grad_b, grad_c = (t.new_empty(t.shape) for t in (x, b, c))
+        terms = (log_a, b, c, x, delta, D, starts, grad_y, grad_final, grad_x, grad_b, grad_c)
+        grad_log_a, grad_delta, grad_initial, grad_D = _backward(*terms)
         return grad_log_a, grad_b, grad_c, grad_x, grad_initial, grad_delta, grad_D
 
 
@@ -111,7 +121,14 @@ def _declare(library: ctypes.CDLL) -> None:
     shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
     library.ssm_heads_starts.argtypes, library.ssm_heads_starts.restype = [shape], ctypes.c_int64
     library.ssm_heads.argtypes = [shape, *[_View] * 5, *[numbers] * 5]
-    library.ssm_heads_backward.argtypes = [shape, *[_View] * 5, *[numbers] * 2, _View, *[numbers] * 8]
+    library.ssm_heads_backward.argtypes = [
+        shape,
+        *[_View] * 5,
+        *[numbers] * 2,
+        _View,
+        *[numbers] * 8,
+        *[ctypes.c_int64] * 2,
+    ]
 
 
 kernels = building.Library(SOURCE, "scan-of-heads", "the C scan", _declare)

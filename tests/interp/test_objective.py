@@ -20,7 +20,7 @@ from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.objective import last_logits, objective
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
-from ssmscope.scans import mamba_native
+from ssmscope.scans import mamba2_native, mamba_native
 
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 
@@ -192,7 +192,7 @@ def test_gradients_flow_through_the_fast_scan(model):
         return lambda *args, **kwargs: (called.append(1), run(*args, **kwargs))[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((ssmscope.ssm, "scan"), (mamba_native, "between")):
+        for module, name in ((ssmscope.ssm, "scan"), (mamba_native, "between"), (mamba2_native, "between")):
             patch.setattr(module, name, counted(getattr(module, name)))
         assert found.gradient(found.embeddings(), [0]).abs().sum() > 0
     assert len(called) == model.num_layers
