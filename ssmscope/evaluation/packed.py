@@ -25,6 +25,8 @@ from ssmscope.trace import LayerState
 
 TRIED = 5, 9, 12
 """How long the rows are with which it is tried whether a model can be run so; all but one in two pieces."""
+KINDS = 13
+"""How many tokens are tried: each stands at several places."""
 BAND = 8
 """To start a band's operations takes a CPU as long as so many tokens."""
 PADDING = 64
@@ -114,19 +116,30 @@ class NotPacked(Exception):
 class _Run:
     """What the layers of one run share."""
 
-    def __init__(self, run: list[Band], tree: Tree) -> None:
+    def __init__(self, run: list[Band], tree: Tree, ids: Int[np.ndarray, " tokens"], read: Tensor) -> None:
         self.bands, self.tree = run, tree
+        chosen, alike = np.unique(ids, return_index=True, return_inverse=True)[1:]
+        self.chosen = torch.from_numpy(chosen)  # one token of each kind
+        self.alike = torch.from_numpy(alike)  # the kind of each token
+        self.read = read  # tokens after which logits are read
         self.entering: Tensor | None = None  # of a band, while it runs
         self.leaving: list[Tensor] = []
 
-    def enter(self, part: Any, below: Any, u: Tensor) -> Tensor:
-        """In place of a mixer's first product."""
-        return run_linear(part, below, u) if self.entering is None else self.entering
+    def enter(self, first: bool, part: Any, below: Any, u: Tensor) -> Tensor:
+        """In place of a mixer's first product; that of the first one knows nothing but which token it is."""
+        if self.entering is not None:
+            return self.entering
+        if not first:
+            return run_linear(part, below, u)
+        return run_linear(part, below, u.index_select(1, self.chosen)).index_select(1, self.alike)
 
-    def leave(self, part: Any, below: Any, y: Tensor) -> Tensor:
-        """In place of its last."""
-        if self.entering is None:
+    def leave(self, last: bool, part: Any, below: Any, y: Tensor) -> Tensor:
+        """In place of its last; that of the last one is 0 where it is not read."""
+        if self.entering is None and not last:
             return run_linear(part, below, y)
+        if self.entering is None:
+            found = run_linear(part, below, y.index_select(1, self.read))
+            return found.new_zeros(1, y.shape[1], found.shape[-1]).index_copy_(1, self.read, found)
         self.leaving.append(y)
         return y
 
@@ -174,18 +187,19 @@ def tree_of(pieces: Pieces, order: Sequence[Int[np.ndarray, " chosen"]]) -> Tree
 def run_packed(model: Model, rows: Rows, pieces: Pieces, read: Read) -> None:
     """Run every piece once, all in one run of the model, and read the logits where a row ends; see `Read`."""
     found, tokens = zip(*bands(rows, pieces))
-    run, backbone = _Run(list(found), tree_of(pieces, [band.pieces for band in found])), model.module.base_model
-    ids = torch.from_numpy(np.concatenate(tokens)).unsqueeze(0)
+    backbone, mixers, numbers = model.module.base_model, model.mixers, np.concatenate(tokens)
+    ids = torch.from_numpy(numbers).unsqueeze(0)
     ends_of = [pieces.ends[band.pieces] for band in found]
     lengths = [(pieces.stop - pieces.start)[band.pieces] for band in found]
     chosen = np.flatnonzero(np.concatenate(ends_of))
     last = torch.from_numpy((np.concatenate(lengths).cumsum() - 1)[chosen])
     row = pieces.row[np.concatenate([band.pieces for band in found])[chosen]]
-    instead = {id(mixer): run.mixed for mixer in model.mixers}
+    run = _Run(list(found), tree_of(pieces, [band.pieces for band in found]), numbers, last)
+    instead = {id(mixer): run.mixed for mixer in mixers}
     products: list[tuple[Any, Handler]] = []
-    for mixer in model.mixers:
-        products.append((mixer.in_proj, partial(run.enter, mixer.in_proj)))
-        products.append((mixer.out_proj, partial(run.leave, mixer.out_proj)))
+    for mixer in mixers:
+        products.append((mixer.in_proj, partial(run.enter, mixer is mixers[0], mixer.in_proj)))
+        products.append((mixer.out_proj, partial(run.leave, mixer is mixers[-1], mixer.out_proj)))
     with torch.no_grad(), model.running(), computed_by(instead, {}, {}), taken_over(products):
         hidden = backbone(input_ids=ids, use_cache=False).last_hidden_state[0]
     hidden = hidden.index_select(0, last).unsqueeze(1)
@@ -253,7 +267,8 @@ def packs(model: Model) -> bool:
     back: tried with a few rows."""
     if not plain(model):
         return False
-    ids = [[(5 * place + place // 7 + 11 * length) % model.vocabulary for place in range(length)] for length in TRIED]
+    kinds = min(model.vocabulary, KINDS)
+    ids = [[(5 * place + place // 7 + 11 * length) % kinds for place in range(length)] for length in TRIED]
     tried = Rows.of(sorted(as_bytes([*ids, *(each[: len(each) // 2] for each in ids[1:])])))
     everything = np.arange(len(tried))
     expected = run_batch(model, *tried.padded(everything, np.zeros_like(everything), tried.lengths)).logits.double()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from evaluation.slow import ONE, TEXTS, language_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssmscope.edits import Edit, edited
 from ssmscope.evaluation import Evaluator, packed
@@ -44,9 +44,14 @@ def logits_of(run, rows: Rows) -> Tensor:
 @pytest.mark.parametrize("padding", [0, 64])
 def test_what_it_gives_is_what_whole_rows_give(monkeypatch, name, dtype, apart, padding):
     monkeypatch.setattr(packed, "PADDING", padding)
-    trees = []
+    trees: list[Tensor | None] = []
     over_tree = mamba.over_tree
-    monkeypatch.setattr(mamba, "over_tree", lambda *given: trees.append(over_tree(*given)) or trees[-1])
+
+    def noted(*given):
+        trees.append(over_tree(*given))
+        return trees[-1]
+
+    monkeypatch.setattr(mamba, "over_tree", noted)
     model, rows = language_model(name, dtype), random_rows()
     every = np.arange(len(rows))
     expected = run_batch(model, *rows.padded(every, np.zeros_like(every), rows.lengths)).logits
@@ -97,6 +102,25 @@ def test_forks_are_worth_their_bands(monkeypatch):
 def test_which_models_run_packed():
     assert all(packs(language_model(name)) for name in PACKED)
     assert not any(packs(language_model(name)) for name in ("rwkv", "groupmamba", "bamba", "diff-mamba"))
+
+
+class Placed(nn.Embedding):
+    """Embeddings that depend on where a token stands."""
+
+    by = 0.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + self.by * torch.arange(ids.shape[1]).view(1, -1, 1)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_a_model_that_knows_places_does_not(name):
+    model = language_model(name)
+    weight = model.module.base_model.embeddings.weight
+    placed = model.module.base_model.embeddings = Placed(*weight.shape, _weight=weight)
+    assert packs(model)
+    placed.by = 0.3
+    assert plain(model) and not packs(model)
 
 
 def test_what_others_have_put_on_a_model_is_run():
