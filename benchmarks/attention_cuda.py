@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from timing import in_a_row
 
 from ssmscope import ssm
 from ssmscope.matrices import fused
@@ -38,22 +39,6 @@ def milliseconds(run: Callable[[], object], repeats: int) -> float:
         if k >= 2:
             taken.append(start.elapsed_time(end))
     return sorted(taken)[len(taken) // 2]
-
-
-def in_a_row(run: Callable[[], object], least: float = 40.0) -> float:
-    """Milliseconds of one of many calls one after the other, median of five such rows of at least so many."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def row(calls: int) -> float:
-        start.record()
-        for _ in range(calls):
-            run()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / calls
-
-    calls = max(1, round(least / row(3)))
-    return sorted(row(calls) for _ in range(5))[2]
 
 
 def terms(length: int, kind: str) -> tuple[torch.Tensor, ...]:

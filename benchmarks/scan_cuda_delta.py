@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from scan_cuda_mamba2 import CHUNK, PRODUCTS, error, milliseconds, plain, weights_like
+from scan_cuda_mamba2 import CHUNK, PRODUCTS, error, plain, weights_like
+from timing import in_a_row
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm, survival
@@ -89,7 +90,7 @@ def table(shape: str, peer: Callable | None, bandwidth: float, rate: float) -> N
             wrong = error(work(), exact)  # noqa: B023
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
-            taken = milliseconds(work)
+            taken = in_a_row(work)
             held = (torch.cuda.max_memory_allocated() - base) / 2**30
             end = "" if least is None else f"{least:>9.3f}"
             print(f"{shape:<21} {what:<19} {how:<21} {taken:>9.3f} {wrong:>9.1e} {held:>7.2f} {end}", flush=True)  # noqa: B023

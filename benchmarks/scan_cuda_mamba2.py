@@ -21,6 +21,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
+from timing import in_a_row
 
 import ssmscope.models  # noqa: F401  (makes the mixers readable)
 from ssmscope import ssm
@@ -50,23 +51,6 @@ def recurrence(shape: str, device: str) -> ssm.Recurrence:
         delta=torch.nn.functional.softplus(normal(batch, length, heads) - 4),
         A=-(1 + 15 * torch.rand(heads, 1, generator=g, device=device)),  # decays from 0.5 to 0.999
     )
-
-
-def milliseconds(run: Callable[[], object], least: float = 100.0) -> float:
-    """Of one of many calls in a row, median of three such rows of at least so many milliseconds."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def row(calls: int) -> float:
-        start.record()
-        for _ in range(calls):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / calls
-
-    row(1)
-    calls = max(3, round(least / max(row(1), 1e-3)))
-    return sorted(row(calls) for _ in range(3))[1]
 
 
 def limits(r: ssm.Recurrence, backward: bool, products: int, bandwidth: float, rate: float) -> float:
@@ -139,7 +123,7 @@ def table(shape: str, peer: Callable | None, bandwidth: float, rate: float) -> N
             wrong = error(work(), exact)  # noqa: B023
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
-            taken = milliseconds(work)
+            taken = in_a_row(work)
             held = (torch.cuda.max_memory_allocated() - base) / 2**30
             least = "" if limit is None else f"{limit:>9.3f}"
             what = "forward + backward" if backward else "forward"  # noqa: B023

@@ -133,3 +133,20 @@ def machine() -> str:
         f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, transformers {transformers.__version__}, float32"
     )
+
+
+def in_a_row(run: Callable[[], object], least: float = 100.0) -> float:
+    """Milliseconds on a GPU of one of many calls in a row, median of three such rows of at least so many."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def row(calls: int) -> float:
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / calls
+
+    row(1)
+    calls = max(3, round(least / max(row(1), 1e-3)))
+    return sorted(row(calls) for _ in range(3))[1]

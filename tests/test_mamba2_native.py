@@ -6,10 +6,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from at_once import answers, counted
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
-from ssmscope.mixers import fast_scan, mixers, weights_constant
+from ssmscope.mixers import fast_scan, mixers
 from ssmscope.models import mamba2
 from ssmscope.scans import mamba2_native, passes_native, scalar_native
 
@@ -20,11 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the kernels ran."""
-    made = []
-    inner = mamba2_native.between
-    monkeypatch.setattr(mamba2_native, "between", lambda *terms: made.append(1) or inner(*terms))
-    return made
+    return counted(monkeypatch, mamba2_native)
 
 
 def model_of(name: str) -> nn.Module:
@@ -37,22 +34,6 @@ def wide() -> nn.Module:
     torch.manual_seed(0)
     sizes = dict(vocab_size=11, hidden_size=140, state_size=19, num_hidden_layers=1, chunk_size=8, use_conv_bias=False)
     return Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=7, head_dim=40, n_groups=1)).eval()
-
-
-def answers(model: nn.Module, length: int, constant: bool = False, sensitive: bool = True) -> list[torch.Tensor]:
-    """The logits and, where `sensitive`, the gradients of the embeddings and of all weights that are asked for."""
-    g = torch.Generator().manual_seed(length)
-    dtype = next(model.parameters()).dtype
-    embeds = torch.randn(2, length, model.config.hidden_size, generator=g).to(dtype).requires_grad_(sensitive)
-    asked = [] if constant else [p for n, p in model.named_parameters() if "embeddings" not in n]
-    with torch.set_grad_enabled(sensitive), fast_scan(model):
-        if constant:
-            with weights_constant(model):
-                logits = model(inputs_embeds=embeds).logits
-        else:
-            logits = model(inputs_embeds=embeds).logits
-        weights = torch.randn(logits.shape, generator=g).to(dtype)
-        return [logits, *(torch.autograd.grad((logits * weights).sum(), [embeds, *asked]) if sensitive else ())]
 
 
 def separately(model: nn.Module, *args, **kwargs) -> list[torch.Tensor]:

@@ -7,9 +7,10 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from at_once import answers, counted
 from torch import nn
 
-from ssmscope.mixers import fast_scan, mixers, weights_constant
+from ssmscope.mixers import fast_scan, mixers
 from ssmscope.models import mamba
 from ssmscope.scans import mamba_native, native, passes_native
 from ssmscope.scans.native import Tree
@@ -21,32 +22,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the kernels ran."""
-    made = []
-    inner = mamba_native.between
-    monkeypatch.setattr(mamba_native, "between", lambda *terms: made.append(1) or inner(*terms))
-    return made
+    return counted(monkeypatch, mamba_native)
 
 
 def model_of(name: str) -> nn.Module:
     torch.manual_seed(3)
     return mamba.examples()[name].eval()
-
-
-def answers(model: nn.Module, length: int, constant: bool, sensitive: bool = True) -> list[torch.Tensor]:
-    """The logits and, where `sensitive`, the gradients of the embeddings and of all weights that are asked for."""
-    g = torch.Generator().manual_seed(length)
-    dtype = next(model.parameters()).dtype
-    embeds = torch.randn(2, length, model.config.hidden_size, generator=g).to(dtype).requires_grad_(sensitive)
-    asked = [] if constant else [p for n, p in model.named_parameters() if "embeddings" not in n]
-    with torch.set_grad_enabled(sensitive), fast_scan(model):
-        if constant:
-            with weights_constant(model):
-                logits = model(inputs_embeds=embeds).logits
-        else:
-            logits = model(inputs_embeds=embeds).logits
-        weights = torch.randn(logits.shape, generator=g).to(dtype)
-        return [logits, *(torch.autograd.grad((logits * weights).sum(), [embeds, *asked]) if sensitive else ())]
 
 
 @pytest.mark.parametrize("constant", [False, True])
