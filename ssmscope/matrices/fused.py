@@ -320,8 +320,6 @@ FLOATS = ("since", "rest", "until", "written", "wrote", "read", "most", "decays"
 TABLES = (*FLOATS, "packed", "found", "counts", "cuts", "totals", "before", "table")
 PLACES = {name: place for place, name in enumerate((*TERMS, *TABLES))}
 """Where each tensor stands among those that the kernels take."""
-BEFORE, ASIDE, AFTER = range(3)
-"""Launches on the stream of the call, those beside it, and those that wait for both."""
 
 
 class _Launch(NamedTuple):
@@ -331,6 +329,15 @@ class _Launch(NamedTuple):
     grid: tuple[int, ...]
     of: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
     numbers: tuple[float, ...]
+
+
+class _Launches(NamedTuple):
+    """In order: those whose tables all others read, those beside the ones that come then, and what waits for both."""
+
+    first: list[_Launch]
+    aside: list[_Launch]
+    then: list[_Launch]
+    last: list[_Launch]
 
 
 def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tensor, left, right) -> None:
@@ -346,50 +353,47 @@ def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tens
         floats = (*floats[:3], delta, *floats[4:])
     tensors = (out, *given, *floats, *indices, *doubles, table)
     around = left is not None, right is not None, not as_it_is
-    before, aside, after = _launches(plan, delta.device, around, tuple([t.stride() for t in given]))
-    for launch in before[:FIRST]:
-        launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+    launches = _launches(plan, delta.device, around, tuple([t.stride() for t in given]))
+    _launch(launches.first, tensors)
     with _beside(delta, BESIDE and plan.below > 0) as join:
-        for launch in aside:
-            launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
-    for launch in before[FIRST:]:
-        launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+        _launch(launches.aside, tensors)
+    _launch(launches.then, tensors)
     join()
-    for launch in after:
-        launch.kernel(launch.grid, *launch.of(tensors), *launch.numbers)
+    _launch(launches.last, tensors)
 
 
-FIRST = 2
-"""Launches whose tables those beside read."""
+def _launch(launches: Sequence[_Launch], tensors: tuple[Tensor, ...]) -> None:
+    for kernel, grid, of, numbers in launches:
+        kernel(grid, *of(tensors), *numbers)
 
 
 @functools.lru_cache(maxsize=256)
 def _launches(
     plan: _Plan, device: torch.device, around: tuple[bool, bool, bool], strides: tuple[tuple[int, ...], ...]
-) -> tuple[list[_Launch], list[_Launch], list[_Launch]]:
-    """What `_make` launches for tensors of such strides: on the stream of the call, beside it, and after both.
-    `around` says whether there is something on the left, on the right, and whether what is written has to be."""
+) -> _Launches:
+    """What `_make` launches for tensors of such strides. `around` says whether there is something on the left, on the
+    right, and whether what is written has to be."""
     kernel = kernels.loaded()
     heads, groups, tile, state = plan.heads, plan.groups, plan.tile, plan.state
     left, right, writing = around
     of_b, of_c, of_delta, of_A, of_factor, of_gate = strides
     cut = (groups, heads // groups, heads // plan.bc_groups, plan.segment)
-    found: tuple[list[_Launch], list[_Launch], list[_Launch]] = [], [], []
+    found = _Launches([], [], [], [])
 
-    def add(which: int, kernel: Bound, grid: tuple[int, ...], names: str, *numbers: float) -> None:
+    def add(where: list[_Launch], kernel: Bound, grid: tuple[int, ...], names: str, *numbers: float) -> None:
         chosen = operator.itemgetter(*(PLACES[name] for name in names.split()))
-        found[which].append(_Launch(kernel, grid, chosen, numbers))
+        where.append(_Launch(kernel, grid, chosen, numbers))
 
     blocks = {name: -(-heads // LAUNCH[name]["CHANNELS"]) for name in ("sums", "starts")}
     add(
-        BEFORE,
+        found.first,
         bound(kernel.sums, BLOCK=tile, RIGHT=right, WRITTEN=writing, **LAUNCH["sums"]),
         (plan.tiles, blocks["sums"], plan.batch),
         "delta factor since rest until written totals",
         *(plan.length, heads, *of_delta, *of_factor),
     )
     add(
-        BEFORE,
+        found.first,
         bound(kernel.prepare, N=state, ROWS=64, num_warps=2),
         (-(-max(plan.rows, heads) // 64), plan.batch * plan.bc_groups),
         "b c A read wrote most decays slowest",
@@ -401,7 +405,7 @@ def _launches(
     shares = (*plan.strip_steps, plan.length, heads, *cut, count, plan.strip_splits, plan.rows, groups / heads)
     sizes: dict[str, Any] = {"TILE": tile, "BD": channels, "NEAR": plan.near}
     add(
-        ASIDE,
+        found.aside,
         bound(kernel.near, ROWS=TRIANGLES, **common, **sizes, **LAUNCH["near"]),
         (-(-plan.length // (TRIANGLES * plan.near)) * plan.strip_splits, plan.matrices),
         "delta written decays wrote read gate strip",
@@ -410,7 +414,7 @@ def _launches(
     if plan.inner:
         sizes |= {"UNROLLED": math.gcd(state, UNROLLED), "TERMS": plan.terms}
         add(
-            ASIDE,
+            found.aside,
             bound(kernel.levels, **common, **sizes, **LAUNCH["levels"]),
             (plan.tiles * plan.strip_splits, plan.inner, plan.matrices),
             "since rest written decays wrote read slowest most gate strip",
@@ -419,7 +423,7 @@ def _launches(
 
     if plan.below:
         starts = bound(kernel.starts, STEP=TOGETHER, **LAUNCH["starts"])
-        add(BEFORE, starts, (blocks["starts"], plan.batch), "totals before", plan.tiles, heads)
+        add(found.then, starts, (blocks["starts"], plan.batch), "totals before", plan.tiles, heads)
         channels, size = plan.cut(plan.most)[0], min(ROWS, tile)
         common |= {"STATES": min(16, 1 << (state - 1).bit_length()), "BD": channels, "FLOOR": FLOOR}
         bounds = bound(kernel.bounds, ROWS=4, WIDE=256, **common)
@@ -430,21 +434,21 @@ def _launches(
         for chunks in plan.passes:
             which = (plan.length, heads, *cut, chunks.start)
             add(
-                BEFORE,
+                found.then,
                 bounds,
                 (plan.below + -(-plan.length // 4) + plan.levels * plan.tiles, plan.matrices),
                 "since until written before decays slowest most gate units shifts found counts",
                 *(*which, len(chunks), plan.tiles, plan.rows, *of_gate),
             )
             add(
-                BEFORE,
+                found.then,
                 factors,
                 (plan.rows // size, len(chunks), plan.levels * plan.matrices),
                 "since until written before decays wrote read gate units shifts table",
                 *(*which, plan.tiles, plan.rows, plan.factors // plan.terms, *of_gate),
             )
             add(
-                BEFORE,
+                found.then,
                 bound(kernel.products, AGAIN=chunks.start > 0, **common),
                 (plan.works[HIGH[plan.terms]] * plan.splits, plan.matrices),
                 f"table found counts units shifts cuts {'packed' if plan.splits > 1 else 'out'}",
@@ -452,7 +456,7 @@ def _launches(
                 *(plan.wanted, groups / heads, plan.factors // plan.terms),
             )
     add(
-        AFTER,
+        found.last,
         bound(kernel.gather, TILE=tile, ROWS=8),
         (plan.tiles**2 * (tile // 8), plan.matrices),
         "packed strip cuts out",
