@@ -3,9 +3,11 @@
     python benchmarks/scan_cuda.py                                    # about two minutes on an H200
     python benchmarks/scan_cuda.py --bandwidth 3.0 --clock 1.98       # limits of an H100
 
-First the scan itself, all of it in one run: milliseconds as called one after the other, ours and theirs in turn;
-`kernels` those of the kernels alone, recorded as a CUDA graph; the largest error of outputs or gradients relative to
-float64 (by torch); the most memory that was held. mamba_ssm takes channels before steps and gives no final state, ours
+First the scan itself, all of it in one run: milliseconds as called one after the other, ours and theirs in turn; `here`
+the same where torch computes gradients in the calling thread (`torch.autograd.set_multithreading_enabled(False)`), as
+the machine may take longer to wake its other one than short kernels take; `kernels` those of the kernels alone,
+recorded as a CUDA graph; the largest error of outputs or gradients relative to float64 (by torch); the most memory that
+was held. mamba_ssm takes channels before steps and gives no final state, ours
 is given what a convolution leaves, steps before channels. The limit is the larger of two times: to read and write each
 input, output and gradient once, and to take each decay's exponential once a pass. Then one Mamba layer, whose
 projections have width 1, against transformers without the kernels of mamba_ssm.
@@ -143,13 +145,15 @@ def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) 
             candidates["ours with retention"] = ours(r, gradients, retention=True)
         present = {name: run for name, run in candidates.items() if run is not None}
         taken = milliseconds([*present.values()], repeats)
+        with torch.autograd.set_multithreading_enabled(False):
+            here = milliseconds([*present.values()], repeats) if gradients else taken
         alone = milliseconds([recorded(run) for run in present.values()], repeats)
-        for (name, run), called, kernels in zip(present.items(), taken, alone):
+        for (name, run), *times in zip(present.items(), taken, here, alone):
             torch.cuda.reset_peak_memory_stats()
             found = run() if name.startswith("ours") else alike(run())
             held = torch.cuda.max_memory_allocated() / 2**30
             error = max(relative(a.reshape(b.shape), b) for a, b in zip(found, exact, strict=True))
-            numbers = f"{called:>9.3f} {kernels:>9.3f} {error:>11.1e} {held:>7.1f}"
+            numbers = f"{' '.join(f'{time:>9.3f}' for time in times)} {error:>11.1e} {held:>7.1f}"
             print(f"{label:<24} {what:<20} {name:<20} {numbers}", flush=True)
         by_bytes, by_exponentials = limit(shape, gradients, bandwidth, clock)
         print(f"{label:<24} {what:<20} {'limit':<20} {max(by_bytes, by_exponentials):>9.3f}", end=" ")
@@ -194,7 +198,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU; benchmarks/scan.py measures on a CPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, kernels: {fused.why_not() or 'in use'}")
-    print(f"\n{'ssm.scan':<66} {'ms':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
+    print(f"\n{'ssm.scan':<66} {'ms':>9} {'here':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
     for shape in SHAPES:
         scans(shape, options.repeats, options.bandwidth, options.clock)
         torch.cuda.empty_cache()

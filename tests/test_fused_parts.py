@@ -1,4 +1,4 @@
-"""The Triton kernels of the causal convolution with SiLU and of the gated norm against torch in float64."""
+"""The Triton kernels of the causal convolution with SiLU, of the gate and of norms against torch in float64."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch.nn.functional import silu
 from ssmscope.models.parts import causal_convolution, evenly_projected
 from ssmscope.scans import fused_parts, scalar_fused
 from ssmscope.scans.compiling import compiled_pieces
+
+ROUNDING = 2**-7
+"""Of bfloat16, which Triton's interpreter cuts off."""
 
 
 def library():
@@ -52,6 +55,54 @@ def test_the_convolution_and_its_gradients(channels: int, taps: int, length: int
 
 
 @needs_kernels
+@pytest.mark.parametrize("ways", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_convolution_of_16_bits_and_its_copy_in_float32(ways: tuple[bool, bool], biased: bool) -> None:
+    x = draw(2, 37, 79).bfloat16()[:, :, 3:73].requires_grad_()
+    weight, bias = (draw(*shape, seed=1).bfloat16().requires_grad_() for shape in ((70, 4), (70,)))
+    given = [draw(2, 37, 70, seed=seed) for seed, way in zip((2, 3), ways) if way]
+    inputs = (x, weight, bias) if biased else (x, weight)
+
+    def run(x, weight, bias=None):
+        if all(ways):
+            return fused_parts.silu_convolution_and_wide(x, weight, bias)
+        return (fused_parts.silu_convolution(x, weight, bias, wide=ways[1]),)
+
+    found = run(*inputs)
+    assert [y.dtype for y in found] == [kind for kind, way in zip((x.dtype, torch.float32), ways) if way]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    exact = silu(causal_convolution(wide[0], wide[1].unsqueeze(1), wide[2] if biased else None))
+    expected = torch.autograd.grad((exact * sum(given)).sum(), wide, retain_graph=True)
+    mine = torch.autograd.grad(sum((y * w).sum() for y, w in zip(found, given)), inputs)
+    for ours, its in zip((*found, *mine), (*(exact for _ in found), *expected), strict=True):
+        assert ours.shape == its.shape and (ours - its).abs().max() <= ROUNDING * its.abs().max()
+    again = run(x, *(t.detach() for t in inputs[1:]))  # of weights that are constant
+    (constant,) = torch.autograd.grad(sum((y * w).sum() for y, w in zip(again, given)), x)
+    assert torch.equal(constant, mine[0])
+    for y, w in zip(run(*inputs), given):  # the other one is not read
+        ours, its = (
+            torch.autograd.grad(of, by, w.to(of), retain_graph=True)[0] for of, by in ((y, x), (exact, wide[0]))
+        )
+        assert (ours - its).abs().max() <= ROUNDING * its.abs().max()
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "length"), [(70, 37), (1100, 5), (1, 1)])
+def test_the_gate_and_its_gradients(kind: torch.dtype, channels: int, length: int) -> None:
+    y = draw(2, length, channels + 3)[:, :, 1 : 1 + channels].requires_grad_()
+    z = draw(2, length, 2 * channels, seed=1).to(kind)[:, :, channels:].requires_grad_()
+    given = draw(2, length, channels, seed=2).to(kind)
+    found, wide = fused_parts.gated(y, z), (y.detach().double().requires_grad_(), z.detach().double().requires_grad_())
+    assert found.dtype == kind
+    exact = wide[0] * silu(wide[1])
+    expected = torch.autograd.grad(exact, wide, given.double())
+    for ours, its in zip((found, *torch.autograd.grad(found, (y, z), given)), (exact, *expected), strict=True):
+        allowed = 5e-6 if ours.dtype == torch.float32 else ROUNDING
+        assert ours.shape == its.shape and (ours - its).abs().max() <= allowed * its.abs().max()
+
+
+@needs_kernels
 @pytest.mark.parametrize(("channels", "length"), [(70, 37), (300, 37), (3, 1)])
 def test_the_gated_norm_and_its_gradients(channels: int, length: int) -> None:
     y, weight = draw(2, length, channels).requires_grad_(), draw(channels, seed=1).requires_grad_()
@@ -87,6 +138,8 @@ def test_only_plain_tensors_on_a_gpu_are_taken() -> None:
     if DEVICE == "cuda" and scalar_fused.why_not() is None:
         assert fused_parts.applicable(draw(2, 3, 4))
         assert not fused_parts.applicable(draw(2, 3, 4).double()) and not fused_parts.applicable(draw(2, 3, 4).mT)
+        narrow = draw(2, 3, 4).bfloat16()
+        assert not fused_parts.applicable(narrow) and fused_parts.applicable(narrow, None, dtypes=(narrow.dtype,))
 
 
 @needs_kernels

@@ -121,15 +121,25 @@ def activated_convolution(
     is_silu = (act is silu or type(act).__name__ in SILU) and weight.shape[0] == x.shape[2]
     few = weight.shape[-1] <= passes_native.TAPS
     if is_silu and few and passes_native.applicable(x, weight, bias, tail):
-        weight, bias = as_constant(weight), None if bias is None else as_constant(bias)
-        return passes_native.silu_convolution(x, weight[:, 0], bias, tail)
-    if tail is None and is_silu and passes.applicable(x, weight, bias):
-        return passes.silu_convolution(x, weight[:, 0], bias)
+        return passes_native.silu_convolution(x, *_constants(weight, bias), tail)
+    if tail is None and is_silu and (kernels := _convolving(x, weight, bias)):
+        return kernels.silu_convolution(x, *_constants(weight, bias))
     if compiling() and tail is None and bias is not None and is_silu:
-        if fused_parts.applicable(x, weight, bias):
-            return fused_parts.silu_convolution(x, weight[:, 0], bias)
         return _fused_silu_convolution(x, weight[:, 0].to(x.dtype), bias.to(x.dtype))
     return act(causal_convolution(x, weight, bias, tail))
+
+
+def _convolving(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    """The kernels of a GPU for SiLU(causal convolution), without gradients or with them; None where there are none."""
+    if passes.applicable(x, weight, bias):
+        return passes
+    taken = torch.is_grad_enabled() and fused_parts.applicable(x, weight, bias, dtypes=passes.DTYPES)
+    return fused_parts if taken else None
+
+
+def _constants(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A convolution's weight (channels, taps) and bias, `as_constant`."""
+    return as_constant(weight)[:, 0], None if bias is None else as_constant(bias)
 
 
 def convolved_and_wide(
@@ -142,8 +152,8 @@ def convolved_and_wide(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`activated_convolution` with zeros at padding, and the same in at least float32; both in one pass on a GPU."""
-    if _in_one_pass(x, weight, bias, act, tail, taps, mask):
-        return passes.silu_convolution_and_wide(x, weight[:, 0], bias)
+    if kernels := _in_one_pass(x, weight, bias, act, tail, taps, mask):
+        return kernels.silu_convolution_and_wide(x, *_constants(weight, bias))
     found = hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask)
     return found, at_least_float32(found)
 
@@ -173,6 +183,8 @@ def gated(act: Callable[[Tensor], Tensor], y: Tensor, z: Tensor) -> Tensor:
             return passes_native.gated(y, z)
         if passes.applicable(y, z):
             return passes.gated(y, z)
+        if torch.is_grad_enabled() and fused_parts.applicable(z, y, dtypes=passes.DTYPES):
+            return fused_parts.gated(y, z)
     return y.to(z.dtype) * act(z)
 
 
@@ -220,10 +232,12 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         padded, weight = ctx.saved_tensors
         taps, length = weight.shape[1], grad.shape[1]
         grad_padded = _sum_of_shifts(pad(grad, (0, 0, taps - 1, taps - 1)), weight.flip(1))
+        if not ctx.needs_input_grad[1]:
+            return grad_padded, None
         grad_weight = [(grad * padded[:, j : j + length]).sum((0, 1)) for j in range(taps)]
         return grad_padded, torch.stack(grad_weight, dim=1)
 
@@ -282,15 +296,16 @@ def convolved_wide(
     mask: Tensor | None = None,
 ) -> Tensor:
     """`activated_convolution` with zeros at padding in at least float32, in one pass on a GPU."""
-    if _in_one_pass(x, weight, bias, act, tail, taps, mask):
-        return passes.silu_convolution(x, weight[:, 0], bias, wide=True)
+    if kernels := _in_one_pass(x, weight, bias, act, tail, taps, mask):
+        return kernels.silu_convolution(x, *_constants(weight, bias), wide=True)
     return at_least_float32(hide_padding(activated_convolution(x, weight, bias, act, tail, taps), mask))
 
 
-def _in_one_pass(x: Tensor, weight: Tensor, bias: Tensor | None, act: Any, *absent: Tensor | None) -> bool:
-    """Whether a kernel gives the convolution of numbers of 16 bits in float32."""
+def _in_one_pass(x: Tensor, weight: Tensor, bias: Tensor | None, act: Any, *absent: Tensor | None) -> Any:
+    """The kernels that give the convolution of numbers of 16 bits in float32, None where there are none."""
     narrow = x.dtype in (torch.float16, torch.bfloat16) and type(act).__name__ in SILU
-    return narrow and all(t is None for t in absent) and passes.applicable(x, weight, bias)
+    whole = narrow and weight.shape[0] == x.shape[2] and all(t is None for t in absent)
+    return _convolving(x, weight, bias) if whole else None
 
 
 def projected_step(mixer: nn.Module, step: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What stands around a Mamba-2's scan, by Triton kernels (`fused_parts_kernels`), for float32 on a GPU; optional.
+"""What stands around a scan, with gradients, by Triton kernels (`fused_parts_kernels`) on a GPU; optional.
 
-The causal convolution with SiLU, the gated norm and the norms between layers are bound by memory: each kernel (some are
-of `passes`) reads its inputs once, and the backward pass computes anew what the forward pass could have kept. Without
-triton torch compiles or runs them.
+The causal convolution with SiLU, the gate, the gated norm and the norms between layers are bound by memory: each kernel
+(some are of `passes`) reads its inputs once, and the backward pass computes anew what the forward pass could have kept.
+The convolution and the gate are of any floating type, the others of float32. Without triton torch does what they do.
 """
 
 from __future__ import annotations
@@ -24,20 +24,29 @@ MOST = 1024  # channels of a norm: with more, a program's rows no longer fit
 ANSWERS = 2**15  # of a cross-entropy, at most
 
 
-def applicable(*tensors: Tensor) -> bool:
-    """Whether the kernels take these: float32, on one GPU, channels side by side."""
-    first = tensors[0]
-    return (
-        first.device.type == "cuda"
-        and first.numel() > 0
-        and all(t.device == first.device and native.is_plain(t, "cuda") and t.stride(-1) == 1 for t in tensors)
-        and scalar_fused.available(first.device)
-    )
+def applicable(*tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Whether the kernels take these: of these types, on one GPU, channels side by side."""
+    first, *others = given = [t for t in tensors if t is not None]
+    if first.device.type != "cuda" or not first.numel() or torch.compiler.is_compiling():
+        return False
+    alike = all(t.device == first.device for t in others)
+    plain = alike and all(native.is_plain(t, "cuda", dtypes) and t.stride(-1) == 1 for t in given)
+    return plain and scalar_fused.available(first.device)
 
 
-def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """SiLU(causal convolution) of `x` (batch, length, channels) by `weight` (channels, taps) and `bias` (channels,)."""
-    return _SiluConvolution.apply(x, weight.contiguous(), bias)
+def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """As `passes.silu_convolution`."""
+    return _SiluConvolution.apply(x, weight.contiguous(), bias, not wide, wide)
+
+
+def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `passes.silu_convolution_and_wide`."""
+    return _SiluConvolution.apply(x, weight.contiguous(), bias, True, True)
+
+
+def gated(y: Tensor, z: Tensor) -> Tensor:
+    """As `passes.gated`."""
+    return _Gate.apply(y, z)
 
 
 def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,27 +66,60 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 class _SiluConvolution(torch.autograd.Function):
+    """In x's `own` type, in a `wide` one, or both."""
+
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, own: bool, wide: bool) -> Any:
         ctx.save_for_backward(x, weight, bias)
-        return passes.silu_convolution(x, weight, bias)
+        ctx.set_materialize_grads(False)
+        if own and wide:
+            return passes.silu_convolution_and_wide(x, weight, bias)
+        return passes.silu_convolution(x, weight, bias, wide=wide)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        given = [_side_by_side(grad) for grad in grads if grad is not None]
+        if not given:
+            return (None,) * 5
         batch, length, channels = x.shape
         (grid, sizes), taps = passes.cut(x, weight), weight.shape[1]
-        grad_total, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
-        sums = x.new_empty(batch, grid[1], taps + 1, channels)
+        grad_total, grad_x = x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)
+        summed = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        sums = grad_total.new_empty(batch, grid[1], taps + 1, channels) if summed else grad_total
+        terms = (x, weight, x.new_zeros(channels) if bias is None else bias, given[0], given[-1], grad_total, sums)
+        strides = (stride for t in (x, given[0], given[-1]) for stride in t.stride()[:2])
         with on(x):
-            bound(_kernels().convolve_back_activation, **sizes)(
-                grid, x, weight, bias, grad, grad_total, sums, length, *x.stride()[:2], *grad.stride()[:2]
+            bound(_kernels().convolve_back_activation, **sizes, BOTH=len(given) == 2, SUMMED=summed)(
+                grid, *terms, length, *strides
             )
             bound(_kernels().convolve_back_input, **sizes)(grid, grad_total, weight, grad_x, length)
-        by_taps = sums.sum((0, 1))
-        return grad_x, by_taps[:taps].mT, by_taps[taps]
+        if not summed:
+            return grad_x, None, None, None, None
+        by_taps = sums.sum((0, 1)).to(weight.dtype)
+        return grad_x, by_taps[:taps].mT, None if bias is None else by_taps[taps], None, None
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y: Tensor, z: Tensor) -> Tensor:
+        ctx.save_for_backward(y, z)
+        return passes.gated(y, z)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        y, z = ctx.saved_tensors
+        grad = _side_by_side(grad)
+        (batch, length, channels), width = z.shape, min(scalar_fused._power(z.shape[2], 16), 1024)
+        grad_y, grad_z = y.new_empty(y.shape), z.new_empty(z.shape)
+        strides = (stride for t in (y, z, grad) for stride in t.stride()[:2])
+        with on(z):
+            bound(_kernels().gate_back, CHANNELS=channels, WIDTH=width, num_warps=4)(
+                (batch, length, -(-channels // width)), y, z, grad, grad_y, grad_z, length, *strides
+            )
+        return grad_y, grad_z
 
 
 class _GatedNorm(torch.autograd.Function):
@@ -99,7 +141,7 @@ class _GatedNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, z, weight = ctx.saved_tensors
-        flat_y, flat_z, given = _rows(y), _rows(z), _rows(grad if grad.stride(-1) == 1 else grad.contiguous())
+        flat_y, flat_z, given = _rows(y), _rows(z), _rows(_side_by_side(grad))
         sizes, programs = _back_sizes(flat_y)
         grad_y, grad_z, sums = y.new_empty(y.shape), y.new_empty(y.shape), y.new_empty(programs, y.shape[-1])
         strides = (flat_y.stride(0), flat_z.stride(0), given.stride(0))
@@ -121,7 +163,7 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        flat, given = _rows(x), _rows(grad if grad.stride(-1) == 1 else grad.contiguous())
+        flat, given = _rows(x), _rows(_side_by_side(grad))
         sizes, programs = _back_sizes(flat)
         grad_x, sums = x.new_empty(x.shape), x.new_empty(programs, x.shape[-1])
         with on(x):
@@ -162,6 +204,10 @@ class _CrossEntropy(torch.autograd.Function):
 def _loss_sizes(logits: Tensor) -> dict[str, Any]:
     width = scalar_fused._power(logits.shape[1], 16)
     return {"WIDTH": width, "num_warps": min(16, max(4, width // 512))}
+
+
+def _side_by_side(grad: Tensor) -> Tensor:
+    return grad if grad.stride(-1) == 1 else grad.contiguous()
 
 
 def _rows(t: Tensor) -> Tensor:

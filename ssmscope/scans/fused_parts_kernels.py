@@ -1,8 +1,8 @@
-"""Triton kernels of what stands around a Mamba-2's scan: the gradient of the causal convolution with SiLU, and the
-gated norm.
+"""Triton kernels of what stands around a scan: the gradients of the causal convolution with SiLU and of the gate, and
+the gated norm.
 
-Imported by `ssmscope.scans.fused_parts` alone, where triton is installed. Inputs are float32, their channels lie side
-by side; strides are those of batch and step, or of rows.
+Imported by `ssmscope.scans.fused_parts` alone, where triton is installed. Channels lie side by side; strides are those
+of batch and step, or of rows. Arithmetic is in float32.
 """
 
 from __future__ import annotations
@@ -15,27 +15,35 @@ from ssmscope.scans.passes_kernels import pre_activation
 
 @triton.jit
 def convolve_back_activation(
-    x, weight, bias, grad_y, grad_total, sums, length, row_stride, step_stride, grad_row, grad_step,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
+    x, weight, bias, grad_y, grad_wide, grad_total, sums,
+    length, row_stride, step_stride, grad_row, grad_step, wide_row, wide_step,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
+    SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient by the convolution before SiLU (batch, length, channels), and each program's part of those by
-    weight and bias, `sums` (batch, programs, TAPS + 1, channels)."""
+    """The gradient by the convolution before SiLU (batch, length, channels), from that of y, with BOTH from that of its
+    copy too; with SUMMED also each program's part of those by weight and bias, `sums` (batch, programs, TAPS + 1,
+    channels)."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = part * STEPS + tl.arange(0, STEPS)
     c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     real = (t < length)[:, None] & (c < CHANNELS)[None, :]
     total = pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CHANNELS, TAPS)
     gate = tl.sigmoid(total)
-    grad = tl.load(grad_y + row * grad_row + t[:, None] * grad_step + c[None, :], mask=real, other=0.0)
+    at = row * grad_row + t.to(tl.int64)[:, None] * grad_step + c[None, :]
+    grad = tl.load(grad_y + at, mask=real, other=0.0).to(tl.float32)
+    if BOTH:
+        at = row * wide_row + t.to(tl.int64)[:, None] * wide_step + c[None, :]
+        grad += tl.load(grad_wide + at, mask=real, other=0.0).to(tl.float32)
     grad = grad * gate * (1.0 + total * (1.0 - gate))
     tl.store(grad_total + (row * length + t[:, None]) * CHANNELS + c[None, :], grad, mask=real)
-    place = sums + ((row * tl.num_programs(1) + part) * (TAPS + 1)) * CHANNELS + c
-    for j in tl.static_range(TAPS):
-        s = t - (TAPS - 1) + j
-        at = row * row_stride + s[:, None] * step_stride + c[None, :]
-        found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0)
-        tl.store(place + j * CHANNELS, tl.sum(grad * found, axis=0), mask=c < CHANNELS)
-    tl.store(place + TAPS * CHANNELS, tl.sum(grad, axis=0), mask=c < CHANNELS)
+    if SUMMED:
+        place = sums + ((row * tl.num_programs(1) + part) * (TAPS + 1)) * CHANNELS + c
+        for j in tl.static_range(TAPS):
+            s = t - (TAPS - 1) + j
+            at = row * row_stride + s.to(tl.int64)[:, None] * step_stride + c[None, :]
+            found = tl.load(x + at, mask=real & (s >= 0)[:, None], other=0.0).to(tl.float32)
+            tl.store(place + j * CHANNELS, tl.sum(grad * found, axis=0), mask=c < CHANNELS)
+        tl.store(place + TAPS * CHANNELS, tl.sum(grad, axis=0), mask=c < CHANNELS)
 
 
 @triton.jit
@@ -56,8 +64,28 @@ def convolve_back_input(
             mask=(s < length)[:, None] & (c < CHANNELS)[None, :],
             other=0.0,
         )
-        total += found * tl.load(weight + c * TAPS + j, mask=c < CHANNELS, other=0.0)[None, :]
-    tl.store(grad_x + (row * length + t[:, None]) * CHANNELS + c[None, :], total, mask=real)
+        total += found * tl.load(weight + c * TAPS + j, mask=c < CHANNELS, other=0.0).to(tl.float32)[None, :]
+    at = (row * length + t[:, None]) * CHANNELS + c[None, :]
+    tl.store(grad_x + at, total.to(grad_x.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def gate_back(
+    y, z, grad, grad_y, grad_z, length, y_row, y_step, z_row, z_step, grad_row, grad_step,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The gradients of y ⊙ SiLU(z) by y and z, (batch, length, channels); a program has one step."""
+    row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    real = c < CHANNELS
+    opened = tl.load(z + row * z_row + t * z_step + c, mask=real, other=0.0).to(tl.float32)
+    value = tl.load(y + row * y_row + t * y_step + c, mask=real, other=0.0).to(tl.float32)
+    given = tl.load(grad + row * grad_row + t * grad_step + c, mask=real, other=0.0).to(tl.float32)
+    gate = tl.sigmoid(opened)
+    at = (row * length + t) * CHANNELS + c
+    tl.store(grad_y + at, (given * opened * gate).to(grad_y.dtype.element_ty), mask=real)
+    found = given * value * gate * (1.0 + opened * (1.0 - gate))
+    tl.store(grad_z + at, found.to(grad_z.dtype.element_ty), mask=real)
 
 
 @triton.jit
