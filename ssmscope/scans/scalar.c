@@ -145,6 +145,23 @@ typedef struct {
     pair *shared;
 } forward_terms;
 
+/* A panel's rows of y, of `count` columns, and with D what is skipped to them, D x. */
+static void leave(float *to, int64_t row, const pair *Y, const float *x, int64_t step, const float *D, int64_t rows,
+                  int count) {
+    if (count == WIDE) {
+        const lanes zero = {0}, first = D ? vector(D) : zero, second = D ? vector(D + LANES) : zero;
+        for (int64_t r = 0; r < rows; r++, to += row, x += step) {
+            lanes v = Y[r].of[0], w = Y[r].of[1];
+            if (D) v += first * vector(x), w += second * vector(x + LANES);
+            memcpy(to, &v, sizeof(v));
+            memcpy(to + LANES, &w, sizeof(w));
+        }
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++, to += row, x += step)
+        for (int i = 0; i < count; i++) to[i] = ((const float *)&Y[r])[i] + (D ? D[i] * x[i] : 0);
+}
+
 static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *X, int64_t task, int64_t chunk) {
     const shape *s = f->s;
     const int64_t N = s->states, P = s->width, n = task / s->heads, h = task % s->heads, row = s->heads * P;
@@ -158,24 +175,14 @@ static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *
     pack(X, from(f->x, n, t, h), f->x.step, f->delta.at ? k->delta : NULL, q, P);
     if (!over) pack(late, from(f->x, n, t, h), f->x.step, k->late, q, P);
     for (int64_t j = 0; j * WIDE < P; j++) {
-        float *to = f->y + (n * s->length + t) * row + h * P + j * WIDE;
-        const int valid = smaller(P - j * WIDE, WIDE);
-        pair skip = {{{0}}};
-        if (f->D) copy(&skip, f->D + h * P + j * WIDE, valid);
         if (empty)
             product(Y, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
         else {
             product(Y, FRESH, matrix(of.c_rows, padded(s), 1, N), H + j * N, 0, q, 0);
             add_product(Y, k->f, matrix(k->M[0], CHUNK, 1, q), X + j * q, q, 1);
         }
-        for (int r = 0; r < q; r++) {
-            if (f->D) {
-                pair in = {{{0}}};
-                copy(&in, from(f->x, n, t + r, h) + j * WIDE, valid);
-                for (int w = 0; w < 2; w++) Y[r].of[w] += skip.of[w] * in.of[w];
-            }
-            copy(to + r * row, &Y[r], valid);
-        }
+        leave(f->y + (n * s->length + t) * row + h * P + j * WIDE, row, Y, from(f->x, n, t, h) + j * WIDE, f->x.step,
+              f->D ? f->D + h * P + j * WIDE : NULL, q, smaller(P - j * WIDE, WIDE));
         if (!over) product(H + j * N, k->f[q - 1], matrix(of.b_rows, 1, padded(s), q), late + j * q, 0, N, 0);
     }
 }
