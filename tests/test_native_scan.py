@@ -285,3 +285,13 @@ def test_a_relative_cache_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert building.cache_directory() == tmp_path / "home" / ".cache" / "ssmscope"
     assert not Path("relative").exists()
+
+
+def test_the_switch_is_read_whatever_the_environment_keeps(monkeypatch):
+    for kept in (building._SETTINGS, None):
+        monkeypatch.setattr(building, "_SETTINGS", kept)
+        for value, off in (("0", True), ("1", False), ("", False)):
+            monkeypatch.setenv(building.SWITCH, value)
+            assert building.switched_off() is off
+        monkeypatch.delenv(building.SWITCH)
+        assert not building.switched_off()

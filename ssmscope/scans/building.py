@@ -38,6 +38,16 @@ BROUGHT = Path(__file__).with_name("brought")
 """Where a wheel's kernels are."""
 
 
+_SETTINGS, _KEY = getattr(os.environ, "_data", None), os.environ.encodekey(SWITCH)
+
+
+def switched_off() -> bool:
+    """Whether SSMSCOPE_NATIVE=0. Every scan asks, and os.environ takes almost as long for what is not set as torch to
+    make a tensor: so what it reads from is asked, where that is known."""
+    found = os.environ.get(SWITCH) if _SETTINGS is None else _SETTINGS.get(_KEY)
+    return found in ("0", b"0")
+
+
 class Unavailable(Exception):
     """The kernels cannot be had; the message says why."""
 
@@ -62,7 +72,7 @@ class Library:
 
     def why_not(self) -> str | None:
         """Why the kernels are not in use, in one line, or None when they are."""
-        if os.environ.get(SWITCH) == "0":
+        if switched_off():
             return f"{SWITCH}=0"
         found = self.found()
         return found if isinstance(found, str) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.building import SWITCH
+from ssmscope.scans.building import switched_off
 from ssmscope.scans.nvrtc import MARKS, ROOM, Launch, Launches, Program
 
 TILE = 16  # steps between states that are kept, as in fused_terms.cu
@@ -41,7 +40,7 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor | None, delta: T
         return False
     terms = (x, b, c, delta, A) if initial is None else (x, b, c, delta, A, initial)
     device = x.device
-    return native.are_plain(terms, device) and os.environ.get(SWITCH) != "0" and _takes(state, device)
+    return native.are_plain(terms, device) and not switched_off() and _takes(state, device)
 
 
 def adds_skip(D: Tensor, x: Tensor, *terms: Tensor | None) -> bool:

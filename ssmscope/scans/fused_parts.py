@@ -26,11 +26,11 @@ ANSWERS = 2**15  # of a cross-entropy, at most
 
 def applicable(*tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Whether the kernels take these: of these types, on one GPU, channels side by side."""
-    first, *others = given = [t for t in tensors if t is not None]
+    given = [t for t in tensors if t is not None]
+    first = given[0]
     if first.device.type != "cuda" or not first.numel() or torch.compiler.is_compiling():
         return False
-    alike = all(t.device == first.device for t in others)
-    plain = alike and all(native.is_plain(t, "cuda", dtypes) and t.stride(-1) == 1 for t in given)
+    plain = native.are_plain(given, first.device, dtypes) and all(t.stride(-1) == 1 for t in given)
     return plain and scalar_fused.available(first.device)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import operator
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Hashable
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssmscope.scans.building import SWITCH
+from ssmscope.scans.building import SWITCH, switched_off
 
 DIRECT = ("3.4", "3.5", "3.6", "3.7", "3.8", "3.9")
 """Versions of triton whose compiled kernels are launched as `Bound` does."""
@@ -48,7 +47,7 @@ class Kernels:
 
     def why_not(self, device: torch.device | str = "cuda") -> str | None:
         """Why the kernels are not in use on this device, in one line, or None when they are."""
-        if os.environ.get(SWITCH) == "0":
+        if switched_off():
             return f"{SWITCH}=0"
         device = torch.device(device)
         if device.type != "cuda" or not torch.cuda.is_available():

@@ -6,6 +6,7 @@ Without the kernel (`building`) `diagonal.scan` stays with torch.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from ssmscope.scans.building import SWITCH, address
 __all__ = ["SWITCH", "applicable", "available", "is_plain", "scan", "why_not"]
 SOURCE = Path(__file__).with_name("native.c")
 PLAIN = (Tensor, torch.nn.Parameter)
-_STRIDED, _wrapped = torch.strided, torch._C._functorch.is_functorch_wrapped_tensor  # asked of every term of every scan
+_STRIDED, _level = torch.strided, torch._C._functorch.maybe_current_level  # asked of every term of every scan
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 SMALL = 2**15  # decays; fewer are not worth waking threads for
 
 
@@ -29,7 +31,8 @@ def applicable(x: Tensor, b: Tensor, c: Tensor, initial: Tensor, delta: Tensor, 
     if x.shape[3] != 1 or b.shape[2] != 1 or A.shape[-1] != b.shape[3]:
         return False
     terms = (x, b, c, initial, delta, A)
-    return all(is_plain(t, "cpu") for t in terms) and not torch.compiler.is_compiling() and available()
+    plain = x.device.type == "cpu" and are_plain(terms, x.device)
+    return plain and not torch.compiler.is_compiling() and available()
 
 
 def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
@@ -39,13 +42,15 @@ def is_plain(t: Tensor, device: str, dtypes: tuple[torch.dtype, ...] = (torch.fl
 
 
 def are_plain(
-    terms: tuple[Tensor, ...], device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    terms: Sequence[Tensor], device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 ) -> bool:
     """Whether all terms are on this device, and `is_plain` there."""
+    if _level() is not None and any(map(_wrapped, terms)):
+        return False
     for t in terms:
         if type(t) not in PLAIN or t.device != device or t.dtype not in dtypes:
             return False
-        if t.layout is not _STRIDED or _wrapped(t) or t.is_neg():
+        if t.layout is not _STRIDED or t.is_neg():
             return False
     return forward_ad._current_level < 0 or all(forward_ad.unpack_dual(t).tangent is None for t in terms)
 

@@ -10,9 +10,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
+from ssmscope.scans import native
 from ssmscope.scans.launching import Kernels, bound, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,15 +37,8 @@ def applicable(*tensors: Tensor | None) -> bool:
     first = given[0]
     if first.device.type != "cuda" or torch.is_grad_enabled() or not first.numel() or torch.compiler.is_compiling():
         return False
-    return all(t.device == first.device and _plain(t) and t.stride(-1) == 1 for t in given) and available(first.device)
-
-
-def _plain(t: Tensor) -> bool:
-    """Whether a tensor is what its memory says; see `native.is_plain`."""
-    plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and t.dtype in DTYPES
-    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return False
-    return not t.is_neg() and forward_ad.unpack_dual(t).tangent is None
+    plain = native.are_plain(given, first.device, DTYPES) and all(t.stride(-1) == 1 for t in given)
+    return plain and available(first.device)
 
 
 def silu_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
