@@ -7,12 +7,15 @@ import torch
 from scan_checks import DEVICE, triton_only
 from torch.nn.functional import silu
 
+from ssmscope.models import parts
 from ssmscope.models.parts import causal_convolution, evenly_projected
-from ssmscope.scans import fused_parts, scalar_fused
+from ssmscope.scans import fused_parts, passes, passes_native, scalar_fused
 from ssmscope.scans.compiling import compiled_pieces
 
 ROUNDING = 2**-7
 """Of bfloat16, which Triton's interpreter cuts off."""
+ALLOWED = {torch.float32: 5e-6, torch.bfloat16: 4 * ROUNDING}
+"""Between the kernels, which round once, and torch, which rounds every product."""
 
 
 def library():
@@ -131,6 +134,43 @@ def test_the_norm_and_its_gradients(channels: int, length: int) -> None:
         return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
 
     compare(ours, exact, (x, weight), draw(2, length, channels, seed=2))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_mixers_with_gradients_go_through_the_kernels(kind: torch.dtype, monkeypatch) -> None:
+    """As on a GPU, also where kernels are interpreted on a CPU: with the kernels what comes without them."""
+    x, z = (draw(2, 37, 70, seed=seed).to(kind).requires_grad_() for seed in (0, 1))
+    weight, bias = draw(70, 1, 4, seed=2).to(kind), draw(70, seed=3).to(kind)
+    act, taken = torch.nn.SiLU(), list[str]()
+    monkeypatch.setattr(passes, "applicable", lambda *_: False)
+    monkeypatch.setattr(passes_native, "applicable", lambda *_: False)
+
+    def noted(name: str, run):
+        def noting(*args, **how):
+            taken.append(name)
+            return run(*args, **how)
+
+        return noting
+
+    for name in ("silu_convolution", "silu_convolution_and_wide", "gated"):
+        monkeypatch.setattr(fused_parts, name, noted(name, getattr(fused_parts, name)))
+
+    def gradients(with_kernels: bool) -> list[torch.Tensor]:
+        monkeypatch.setattr(fused_parts, "applicable", lambda *_, **how: with_kernels)
+        own, wide = parts.convolved_and_wide(x, weight, bias, act)
+        alone = [make(x, weight, bias, act) for make in (parts.convolved_wide, parts.activated_convolution)]
+        outputs = [own * wide, *alone, parts.gated(act, x.float(), z)]
+        return [t for y in outputs for t in (y, *torch.autograd.grad(y.float().sum(), (x, z), allow_unused=True))]
+
+    plain = gradients(False)
+    assert not taken
+    for ours, its in zip(gradients(True), plain, strict=True):
+        assert (ours is None) == (its is None)
+        if ours is not None:
+            assert ours.dtype == its.dtype and (ours - its).abs().max() <= ALLOWED[kind] * its.abs().max()
+    wanted = ["silu_convolution_and_wide"] if kind == torch.bfloat16 else ["silu_convolution"]
+    assert taken == [*wanted, "silu_convolution", "silu_convolution", "gated"]
 
 
 def test_only_plain_tensors_on_a_gpu_are_taken() -> None:
