@@ -5,12 +5,13 @@
 
 First the scan itself, all of it in one run: milliseconds as called one after the other, ours and theirs in turn; `here`
 the same where torch computes gradients in the calling thread (`torch.autograd.set_multithreading_enabled(False)`), as
-the machine may take longer to wake its other one than short kernels take; `kernels` those of the kernels alone,
-recorded as a CUDA graph; the largest error of outputs or gradients relative to float64 (by torch); the most memory that
-was held. mamba_ssm takes channels before steps and gives no final state, ours
-is given what a convolution leaves, steps before channels. The limit is the larger of two times: to read and write each
-input, output and gradient once, and to take each decay's exponential once a pass. Then one Mamba layer, whose
-projections have width 1, against transformers without the kernels of mamba_ssm.
+the machine may take longer to wake its other one than short kernels take; `of 24` those of one scan of 24 whose
+gradients are asked for at once, as a model's are, which wakes that thread once for all; `kernels` those of the kernels
+alone, recorded as a CUDA graph; the largest error of outputs or gradients relative to float64 (by torch); the most
+memory that was held. mamba_ssm takes channels before steps and gives no final state, ours is given what a convolution
+leaves, steps before channels. The limit is the larger of two times: to read and write each input, output and gradient
+once, and to take each decay's exponential once a pass. Then one Mamba layer, whose projections have width 1, against
+transformers without the kernels of mamba_ssm.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 from timing import mamba_130m, relative, seconds
@@ -32,6 +34,7 @@ from ssmscope.scans import fused
 SHAPES = [(8, 2048, 5120, 16), (1, 8192, 5120, 16), (1, 1024, 1536, 16), (64, 256, 1536, 16), (1, 65536, 1536, 16)]
 LAYERS = [(256, 1025, 64, 64), (8, 1024, 1536, 16)]
 """Batch, length, channels, states."""
+STACK = 24
 TERMS = ("x", "b", "c", "delta", "A")
 Tensors = list[torch.Tensor]
 
@@ -60,32 +63,37 @@ def recurrence(batch: int, length: int, channels: int, states: int, device: str)
     )
 
 
-def ours(r: ssm.Recurrence, gradients: bool, retention: bool = False) -> Callable[[], Tensors]:
-    """y, or the gradients of its weighted sum by every term, (batch, length, …) first."""
-    leaves = {name: getattr(r, name).detach().requires_grad_(gradients) for name in TERMS}
-    scan, weights = replace(r, **leaves), _weights(r).unsqueeze(-1)
+def ours(r: ssm.Recurrence, gradients: bool, retention: bool = False, scans: int = 1) -> Callable[[], Tensors]:
+    """y of the last of so many scans of the same terms, or the gradients of the weighted sum of all of them by every
+    term of each, (batch, length, …) first."""
+    leaves = [{name: getattr(r, name).detach().requires_grad_(gradients) for name in TERMS} for _ in range(scans)]
+    terms, weights = [replace(r, **own) for own in leaves], _weights(r).unsqueeze(-1)
 
     def run() -> Tensors:
-        out = ssm.scan(scan, retention=retention)
-        return [*torch.autograd.grad(out.y, [*leaves.values()], weights)] if gradients else [out.y]
+        found = [ssm.scan(scan, retention=retention).y for scan in terms]
+        return _pulled(found, [t for own in leaves for t in own.values()], weights) if gradients else found[-1:]
 
     return run
 
 
-def mamba_ssm(r: ssm.Recurrence, gradients: bool) -> Callable[[], Tensors] | None:
+def _pulled(found: Tensors, leaves: Tensors, weights: torch.Tensor) -> Tensors:
+    return [*torch.autograd.grad(found, leaves, [weights] * len(found))]
+
+
+def mamba_ssm(r: ssm.Recurrence, gradients: bool, scans: int = 1) -> Callable[[], Tensors] | None:
     """The same by mamba_ssm, its terms (batch, …, length); None where it is not installed."""
     try:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
     except ImportError:
         return None
     turned = [r.x.squeeze(-1), r.b.squeeze(2), r.c.squeeze(2), r.delta]
-    x, b, c, delta = (t.detach().transpose(1, 2).contiguous().requires_grad_(gradients) for t in turned)
-    A = r.A.detach().requires_grad_(gradients)
+    made = [*(t.detach().transpose(1, 2).contiguous() for t in turned), r.A]
+    leaves = [[t.detach().requires_grad_(gradients) for t in made] for _ in range(scans)]
     weights = _weights(r).transpose(1, 2).contiguous()
 
     def run() -> Tensors:
-        y = selective_scan_fn(x, delta, A, b, c)
-        return [*torch.autograd.grad(y, [x, b, c, delta, A], weights)] if gradients else [y]
+        found = [selective_scan_fn(x, delta, A, b, c) for x, b, c, delta, A in leaves]
+        return _pulled(found, [t for own in leaves for t in own], weights) if gradients else found[-1:]
 
     return run
 
@@ -140,15 +148,19 @@ def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) 
     for gradients, what in ((False, "forward"), (True, "forward + backward")):
         exact = [t.flatten(2) if t.ndim > 3 else t for t in ours(r.to(torch.float64), gradients)()]
         torch.cuda.empty_cache()
-        candidates = {"ours": ours(r, gradients), "mamba_ssm": mamba_ssm(r, gradients)}
+        makers: dict[str, Callable] = {
+            "ours": partial(ours, r, gradients),
+            "mamba_ssm": partial(mamba_ssm, r, gradients),
+        }
         if not gradients:
-            candidates["ours with retention"] = ours(r, gradients, retention=True)
-        present = {name: run for name, run in candidates.items() if run is not None}
+            makers["ours with retention"] = partial(ours, r, gradients, retention=True)
+        present = {name: run for name, make in makers.items() if (run := make()) is not None}
         taken = milliseconds([*present.values()], repeats)
         with torch.autograd.set_multithreading_enabled(False):
             here = milliseconds([*present.values()], repeats) if gradients else taken
+        stacked = [time / STACK for time in milliseconds([makers[name](scans=STACK) for name in present], 3)]
         alone = milliseconds([recorded(run) for run in present.values()], repeats)
-        for (name, run), *times in zip(present.items(), taken, here, alone):
+        for (name, run), *times in zip(present.items(), taken, here, stacked, alone):
             torch.cuda.reset_peak_memory_stats()
             found = run() if name.startswith("ours") else alike(run())
             held = torch.cuda.max_memory_allocated() / 2**30
@@ -198,7 +210,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU; benchmarks/scan.py measures on a CPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, kernels: {fused.why_not() or 'in use'}")
-    print(f"\n{'ssm.scan':<66} {'ms':>9} {'here':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
+    print(f"\n{'ssm.scan':<66} {'ms':>9} {'here':>9} {'of 24':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
     for shape in SHAPES:
         scans(shape, options.repeats, options.bandwidth, options.clock)
         torch.cuda.empty_cache()
