@@ -209,6 +209,7 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
         ("CHANNELS", 32),
         ("WIDE", 32),
         ("NEAR", 16),
+        ("NEAR", 2),
         ("ROOM", 1),
         ("ROOM", 200_000),
     ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,3 +140,23 @@ def test_on_a_gpu_the_code_is_the_right_one():
     y.mul_(2)
     graph.replay()
     assert torch.equal(recorded, passes.gated(y, z)) and not torch.equal(recorded, expected)
+
+
+OF_TEXTS = {"batch", "length", "chunks", "span", "segments", "blocks", "tiles", "depth", "splits", "first_chunk"}
+"""What kernels call numbers that change from text to text, or from batch to batch."""
+ALIGNED = {("products", "length"), ("gather", "length")}
+"""Those by which rows of a matrix start at a multiple of 16 bytes or not, which is worth machine code of its own."""
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(launching.__file__).parents[1].rglob("*_kernels.py")), ids=lambda path: path.stem
+)
+def test_no_kernel_is_compiled_for_one_text(path):
+    """Triton would compile anew for a number that is 1, or that 16 divides, unless it is told not to."""
+    for kernel in ast.parse(path.read_text()).body:
+        is_function = isinstance(kernel, ast.FunctionDef) and not kernel.name.startswith("_")
+        if not is_function or any(isinstance(one, ast.Return) for one in ast.walk(kernel)):
+            continue  # those that give something, or have such a name, are parts of kernels
+        numbers = {a.arg for a in kernel.args.args if a.annotation is None}
+        told = {one.value for one in ast.walk(kernel.decorator_list[0]) if isinstance(one, ast.Constant)}
+        assert {(kernel.name, name) for name in numbers & OF_TEXTS - told} <= ALIGNED, kernel.name

@@ -219,7 +219,9 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
         if batch == [99]:
             raise InputError("row 99 is damaged")
         logits = model.logits(model.encode([TEXTS[row] for row in batch])).numpy()
-        return {"logits": logits, "process": np.array(os.getpid()), "gpu": np.array(workers.gpu_given())}
+        seen = "CUDA_VISIBLE_DEVICES" not in os.environ
+        process, gpu = os.getpid(), workers.gpu_given()
+        return {"logits": logits, "process": np.array(process), "gpu": np.array(gpu), "sees_all": np.array(seen)}
 
     batches = [[row] for row in range(len(TEXTS))]
     with on_engine(engine="ray", workers=2, gpus_per_worker=1):
@@ -229,7 +231,7 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
     assert died.exists() and not ray.is_initialized()
     assert [batch for batch, _ in found] == batches
     assert os.getpid() not in {int(part["process"]) for _, part in found}
-    assert {int(part["gpu"]) for _, part in found} <= {0, 1}
+    assert {int(part["gpu"]) for _, part in found} <= {0, 1} and all(part["sees_all"] for _, part in found)
     monkeypatch.setattr(workers, "gpu_given", lambda: -1)
     for (batch, part), expected in zip(found, parts.over(model, batches, measure)):
         assert np.array_equal(part["logits"], expected[1]["logits"]), batch
@@ -238,13 +240,16 @@ def test_ray_loses_nothing_with_a_worker(model, tmp_path, monkeypatch) -> None:
 
 def test_workers_import_while_ray_starts(monkeypatch) -> None:
     ray = pytest.importorskip("ray")
-    seen: list[str | None] = []
-    monkeypatch.setattr(ray, "init", lambda **how: seen.append(os.environ.get("RAY_preload_python_modules")))
+    seen: list[list[str | None]] = []
+    monkeypatch.setattr(ray, "init", lambda **how: seen.append([os.environ.get(name) for name in cluster.PREPARED]))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     for prepared in (True, False):
         with cluster.connected(None, 1, prepared=prepared):
-            assert "RAY_preload_python_modules" not in os.environ
-    assert seen == [",".join(cluster.STARTED_WITH), None]
+            assert not set(cluster.PREPARED) & set(os.environ)
+    monkeypatch.setenv("RAY_preload_python_modules", "mine")
+    with cluster.connected(None, 1, prepared=True):
+        assert os.environ["RAY_preload_python_modules"] == "mine" and cluster.OWN_GPU not in os.environ
+    assert seen == [[",".join(cluster.STARTED_WITH), "1"], [None, None], ["mine", "1"]]
     assert all(importlib.util.find_spec(name) is not None for name in cluster.STARTED_WITH)
 
 

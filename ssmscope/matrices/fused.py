@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -306,7 +306,8 @@ class _Plan:
     def indices(self) -> tuple[list[int], int]:
         """As `floats` in int32: what `bounds` lists, how many for a tile, and the tile's shares."""
         listed = self.matrices * self.below * len(self.passes[0]) * self.state
-        sizes = [-(-listed // 64) * 64, self.matrices * self.below, self.matrices * self.below]
+        tiles = self.matrices * self.below
+        sizes = [-(-size // 64) * 64 for size in (listed, tiles, tiles)]
         return sizes, sum(sizes)
 
 
@@ -427,9 +428,9 @@ def _launches(
         channels, size = plan.cut(plan.most)[0], min(ROWS, tile)
         common |= {"STATES": min(16, 1 << (state - 1).bit_length()), "BD": channels, "FLOOR": FLOOR}
         bounds = bound(kernel.bounds, ROWS=4, WIDE=256, **common)
-        common |= {"LEVELS": plan.levels, "TERMS": plan.terms, "TILE": tile, "HIGH": tile * HIGH[plan.terms]}
+        common |= {"TERMS": plan.terms, "TILE": tile, "HIGH": tile * HIGH[plan.terms]}
         factors = bound(kernel.factors, ROWS=size, **common, **LAUNCH["factors"])
-        common = {name: common[name] for name in ("BD", "LEVELS", "TERMS", "TILE", "HIGH")}
+        common = {name: common[name] for name in ("BD", "TERMS", "TILE", "HIGH")}
         common |= {"PACKED": plan.splits > 1, **_product_launch(device.index, plan.terms)}
         for chunks in plan.passes:
             which = (plan.length, heads, *cut, chunks.start)
@@ -445,14 +446,14 @@ def _launches(
                 factors,
                 (plan.rows // size, len(chunks), plan.levels * plan.matrices),
                 "since until written before decays wrote read gate units shifts table",
-                *(*which, plan.tiles, plan.rows, plan.factors // plan.terms, *of_gate),
+                *(*which, plan.tiles, plan.levels, plan.rows, plan.factors // plan.terms, *of_gate),
             )
             add(
                 found.then,
                 bound(kernel.products, AGAIN=chunks.start > 0, **common),
                 (plan.works[HIGH[plan.terms]] * plan.splits, plan.matrices),
                 f"table found counts units shifts cuts {'packed' if plan.splits > 1 else 'out'}",
-                *(*plan.steps, plan.length, plan.tiles, plan.rows, len(chunks) * state, plan.splits),
+                *(*plan.steps, plan.length, plan.tiles, plan.levels, plan.rows, len(chunks) * state, plan.splits),
                 *(plan.wanted, groups / heads, plan.factors // plan.terms),
             )
     add(
@@ -493,9 +494,12 @@ def _product_launch(index: int | None, terms: int) -> dict[str, Any]:
     return how | {"num_stages": min(how["num_stages"], most)}
 
 
-def _attempt(one: Tensor) -> Tensor:
+def _attempt(one: Tensor) -> None:
+    """All kernels, with triangles of two rows: those of `NEAR` take triton some ten seconds."""
     one = one.new_ones(1, 2 * TILE, 1, 1)
-    return mean(one, one, one[..., 0], one[0, :1, 0])
+    plan = replace(_plan(1, 2 * TILE, 1, 1, 1, 1, PRECISIONS["highest"], *_sizes()), near=2)
+    with torch.no_grad(), on(one):
+        _make(one.new_empty(1, 1, 2 * TILE, 2 * TILE), plan, one, one, one[..., 0], one[0, :1, 0], None, None)
 
 
 kernels = Kernels("ssmscope.matrices.fused_kernels", "the fused attention", _attempt)

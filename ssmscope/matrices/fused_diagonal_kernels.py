@@ -13,7 +13,7 @@ LEAST_SHARE: tl.constexpr = tl.constexpr(2.0**-80)
 """As `fused_first_kernels.LEAST`."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks", "splits"])
 def levels(
     since,
     rest,
@@ -124,7 +124,7 @@ def levels(
     tl.store(target + t.to(tl.int64)[:, None] * TILE + (s % TILE)[None, :], acc * scale, mask=same)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks", "splits"])
 def near(
     delta,
     written,

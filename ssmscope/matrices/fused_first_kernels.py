@@ -24,7 +24,7 @@ def channels_of(chunk, group, width, bc_width, segment, BD: tl.constexpr):
     return first + tl.arange(0, BD), within + tl.arange(0, BD) < segment, first // bc_width
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def prepare(
     b,
     c,
@@ -82,7 +82,7 @@ def prepare(
         tl.store(slowest + own, slow, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def sums(
     delta,
     right,
@@ -129,7 +129,7 @@ def sums(
         tl.store(written + place, step, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def starts(totals, before, blocks, heads, STEP: tl.constexpr, CHANNELS: tl.constexpr):
     """`before` (batch, blocks + 1, heads): the sums of `totals` (batch, blocks, heads) before each block, float64."""
     row = tl.program_id(1).to(tl.int64)
@@ -190,7 +190,7 @@ def _exponent(most, share):
     return tl.minimum(tl.maximum(tl.ceil(tl.log2(most) + tl.maximum(share, LEAST)) - 14.0, -110.0), 110.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "first_chunk", "chunks", "tiles"])
 def bounds(
     since,
     until,

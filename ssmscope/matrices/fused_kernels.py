@@ -50,7 +50,7 @@ def _level(i, j):
     return ((i ^ j).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "first_chunk", "tiles", "depth"])
 def factors(
     since,
     until,
@@ -71,6 +71,7 @@ def factors(
     segment,
     first_chunk,
     tiles,
+    depth,
     rows,
     table_part,
     left_row,
@@ -82,15 +83,14 @@ def factors(
     HIGH: tl.constexpr,
     ROWS: tl.constexpr,
     BD: tl.constexpr,
-    LEVELS: tl.constexpr,
     UNROLLED: tl.constexpr,
     LEFT: tl.constexpr,
     TERMS: tl.constexpr,
     FLOOR: tl.constexpr,
 ):
-    """`table` (TERMS, matrices, LEVELS, chunks, N, rows, BD): the factors of all steps at all levels, but
-    for those of states that have decayed below 2^FLOOR in all of a chunk's channels between the tile and its pivot."""
-    matrix, level = (tl.program_id(2) // LEVELS).to(tl.int64), tl.program_id(2) % LEVELS
+    """`table` (TERMS, matrices, depth, chunks, N, rows, BD): the factors of all steps at all `depth` levels, but for
+    those of states that have decayed below 2^FLOOR in all of a chunk's channels between the tile and its pivot."""
+    matrix, level = (tl.program_id(2) // depth).to(tl.int64), tl.program_id(2) % depth
     row, group = matrix // groups, (matrix % groups).to(tl.int32)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -121,9 +121,9 @@ def factors(
         S += gap[None, :]
         unit = tl.load(units + (matrix * 2 + tl.where(is_row, 0, 1)) * rows + t, mask=t_in, other=0.0)
         over = tl.exp2(-unit)
-        shift = tl.load(shifts + (matrix * LEVELS + level) * tiles + i)
+        shift = tl.load(shifts + (matrix * depth + level) * tiles + i)
         less = tl.where(real, shift, HIDDEN)[None, :]
-        table += ((matrix * LEVELS + level) * chunks + chunk) * N * rows * BD
+        table += ((matrix * depth + level) * chunks + chunk) * N * rows * BD
         own = table + t.to(tl.int64)[:, None] * BD + tl.arange(0, BD)[None, :]
         for states in range(0, N, STATES):
             lives = living(over_gap, A, d, real, states, heads, N, STATES, FLOOR)
@@ -193,7 +193,7 @@ def _multiply(table, found, units, shifts, target, i, j, begin, end, length, til
     tl.store(place, acc, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "depth", "most", "splits", "wanted"])
 def products(
     table,
     found,
@@ -206,6 +206,7 @@ def products(
     matrix_step,
     length,
     tiles,
+    depth,
     rows,
     most,
     splits,
@@ -215,7 +216,6 @@ def products(
     TILE: tl.constexpr,
     HIGH: tl.constexpr,
     BD: tl.constexpr,
-    LEVELS: tl.constexpr,
     PACKED: tl.constexpr,
     AGAIN: tl.constexpr,
     TERMS: tl.constexpr,
@@ -257,10 +257,10 @@ def products(
                 tl.store(cuts + matrix * pairs + _number(i + 1, j, tiles), shares)
     if split < shares:
         level = _level(i, j)
-        table += (matrix * LEVELS + level) * most * rows * BD
+        table += (matrix * depth + level) * most * rows * BD
         found += (matrix * pairs + pair) * most
         units += matrix * 2 * rows
-        shifts += (matrix * LEVELS + level) * tiles
+        shifts += (matrix * depth + level) * tiles
         target += split.to(tl.int64) * split_step + matrix * matrix_step
         begin, end = count * split // shares, count * (split + 1) // shares
         if HIGH > TILE:
@@ -275,7 +275,7 @@ def products(
                       table_part, TILE, TILE, BD, PACKED, AGAIN, TERMS)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["packed_splits", "strip_splits"])
 def gather(
     packed,
     strip,

@@ -89,7 +89,7 @@ def keys_of(
     return k, k_t, pair(k_t), strength, from_start, to_end, total, s
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks"])
 def solve(
     log_a, beta, k, x, W, E, units, U, D, length, heads, groups, chunks, k_row, k_step, k_group, x_row, x_step, x_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
@@ -122,7 +122,7 @@ def solve(
         store_tile(U + at * P + p0, q, p, heads * P, real, wide, u, EVEN, WHOLE_P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks"])
 def solve_back(
     log_a, beta, k, c, ybar, W, E, F, units, U, D, length, heads, groups, chunks, k_row, k_step, k_group, c_row, c_step,
     c_group, ybar_row, ybar_step, ybar_head,
@@ -165,7 +165,7 @@ def solve_back(
             store_tile(U + at * P + p0, q, p, heads * P, real, wide, u, EVEN, WHOLE_P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "length", "chunks"])
 def carry(
     W, E, F, units, U, D, ybar, first, states, last, batch, length, heads, chunks, ybar_row, ybar_step, ybar_head,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
@@ -209,7 +209,7 @@ def carry(
     tl.store(last + matrix, H, mask=real_n[:, None] & wide[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks"])
 def read(
     log_a, beta, k, c, U, states, y, length, heads, groups, chunks, k_row, k_step, k_group, c_row, c_step, c_group,
     P: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr,
@@ -240,7 +240,7 @@ def read(
         store_tile(y + at * P + p0, q, p, heads * P, real, wide, out, EVEN, WHOLE_P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks"])
 def back(
     log_a, beta, k, c, ybar, U, Ubar, states, adjoints, abar, betabar, kbar, cbar, length, heads, groups, chunks,
     k_row, k_step, k_group, c_row, c_step, c_group, ybar_row, ybar_step, ybar_head,

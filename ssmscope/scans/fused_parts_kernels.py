@@ -13,7 +13,7 @@ import triton.language as tl
 from ssmscope.scans.passes_kernels import pre_activation
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def convolve_back_activation(
     x, weight, bias, grad_y, grad_wide, grad_total, sums,
     length, row_stride, step_stride, grad_row, grad_step, wide_row, wide_step,
@@ -46,7 +46,7 @@ def convolve_back_activation(
         tl.store(place + TAPS * CHANNELS, tl.sum(grad, axis=0), mask=c < CHANNELS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def convolve_back_input(
     grad_total, weight, grad_x, length,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
@@ -69,7 +69,7 @@ def convolve_back_input(
     tl.store(grad_x + at, total.to(grad_x.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def gate_back(
     y, z, grad, grad_y, grad_z, length, y_row, y_step, z_row, z_step, grad_row, grad_step,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
@@ -88,7 +88,7 @@ def gate_back(
     tl.store(grad_z + at, found.to(grad_z.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def norm(
     y, z, weight, out, rows, eps, y_stride, z_stride, CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
@@ -103,7 +103,7 @@ def norm(
     tl.store(out + r[:, None] * CHANNELS + c[None, :], opened * factor[:, None] * scale[None, :], mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def norm_back(
     y, z, weight, grad, grad_y, grad_z, sums, rows, eps, y_stride, z_stride, grad_stride,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TIMES: tl.constexpr,
@@ -130,7 +130,7 @@ def norm_back(
     tl.store(sums + tl.program_id(0) * CHANNELS + c, tl.sum(total, axis=0), mask=c < CHANNELS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rms_norm_back(
     x, weight, grad, grad_x, sums, rows, eps, x_stride, grad_stride,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TIMES: tl.constexpr,

@@ -25,7 +25,7 @@ def pre_activation(x, weight, bias, row, t, c, real, row_stride, step_stride, CH
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def convolve(
     x, weight, bias, y, wide, length, row_stride, step_stride,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
@@ -44,7 +44,7 @@ def convolve(
         tl.store(wide + at, found.to(tl.float32), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def gate(
     y, z, out, length, y_row, y_step, z_row, z_step,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
@@ -59,7 +59,7 @@ def gate(
     tl.store(out + (row * length + t) * CHANNELS + c, found.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def norm(
     y, z, weight, out, length, eps, y_row, y_step, z_row, z_step,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
@@ -77,7 +77,7 @@ def norm(
     tl.store(out + (row * length + t) * CHANNELS + c, found.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def widen(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
     """out = x in float32, (batch, length, channels); a program has one step."""
     row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -86,7 +86,7 @@ def widen(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.const
     tl.store(out + (row * length + t) * CHANNELS + c, value, mask=c < CHANNELS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def softplus(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
     """out = log(1 + eˣ) in float32, (batch, length, channels); a program has one step."""
     row, t = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -96,7 +96,7 @@ def softplus(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.co
     tl.store(out + (row * length + t) * CHANNELS + c, softplus_of(value), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def project_and_softplus(
     x, weight, bias, out, rows, x_row,
     CHANNELS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
@@ -132,7 +132,7 @@ def softplus_of(value):
     return tl.maximum(value, 0.0) + 2.0 * s * series
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rms_norm(
     x, weight, out, rows, eps, x_row,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -149,7 +149,7 @@ def rms_norm(
     tl.store(out + r[:, None] * CHANNELS + c[None, :], value.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_and_norm(
     x, added, weight, total, out, rows, eps, x_row, added_row,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -170,7 +170,7 @@ def add_and_norm(
     tl.store(out + at, value.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "length"])
 def lengths(
     x, out, rows, heads, length, x_row, x_step, x_head, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr
 ):
@@ -183,7 +183,7 @@ def lengths(
     tl.store(out + r, tl.sqrt(tl.sum(value * value, axis=1)), mask=r < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def left(
     x, delta, rates, b, after, out, length, channels, groups,
     x_row, x_step, x_channel, delta_row, delta_step, delta_channel, b_row, b_step, b_group, b_state,
@@ -234,7 +234,7 @@ def left(
         carried += tl.sum(step, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def later_sums(totals, after, chunks, channels, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """after = what stands behind each chunk in `totals` (batch, chunks, channels), summed in float64."""
     row = tl.program_id(0).to(tl.int64)
@@ -246,7 +246,7 @@ def later_sums(totals, after, chunks, channels, CHUNKS: tl.constexpr, BLOCK: tl.
     tl.store(after + at, found.to(tl.float32), mask=(k < chunks)[:, None] & (d < channels)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def left_of_heads(
     x, delta, rates, keys, after, out, length, heads, groups,
     x_row, x_step, x_head, delta_row, delta_step, delta_head,

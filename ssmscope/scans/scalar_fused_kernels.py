@@ -39,7 +39,7 @@ LEAST: tl.constexpr = tl.constexpr(-1e4)
 """Log-decays are at least this, so that the second part of a sum of them is small."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks"])
 def sums(
     log_a, delta, S, length, heads, chunks, a_row, a_step, a_head, d_row, d_step, d_head,
     Q: tl.constexpr, HEADS: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -68,7 +68,7 @@ def sums(
         tl.store(at + 2 * Q, d.to(tl.float32), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunks"])
 def parts(
     b, c, b_parts, c_parts, units, inner, length, groups, chunks, b_row, b_step, b_group, c_row, c_step, c_group,
     N: tl.constexpr, STATES: tl.constexpr, Q: tl.constexpr, SCALED: tl.constexpr, TERMS: tl.constexpr,
@@ -101,7 +101,7 @@ def parts(
         tl.store(inner + program * Q * Q + q[:, None] * Q + q[None, :], bc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "length", "chunks", "span", "segments"])
 def carry(
     S, left, right, units, c, inner, D, first, finals, ends, out, state_units, left_units,
     before_units, met, last, batch, length, heads, groups, chunks, span, segments, left_row, left_step, left_head,
@@ -245,7 +245,7 @@ def carry(
             store_tile(last + whole, p, n, N, wide, real_n, H, WHOLE_P, WHOLE_N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "length", "chunks", "blocks"])
 def back_states(
     S, left, right, units, states, state_units, left_units, was_read, gained,
     batch, length, heads, groups, chunks, blocks, left_row, left_step, left_head,
@@ -317,7 +317,7 @@ def _later(K, until, TERMS: tl.constexpr):
     return tl.dot(bf16(K), until, R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "length", "chunks", "blocks"])
 def back(
     S, x, b, c, ybar, units, adjoints, adjoint_units, x_units, ybar_units, was_read, met, D,
     abar, deltabar, xbar, bbars, cbars, Dbars, batch, length, heads, groups, chunks, blocks, x_row, x_step, x_head,

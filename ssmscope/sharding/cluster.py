@@ -20,6 +20,8 @@ OWN_GPU = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 other later, and Ray may give the next task of the same process another."""
 STARTED_WITH = ("ssmscope.models.load", "ssmscope.interp.objective")
 """What the workers of a Ray that is started here import while it starts: what takes long."""
+PREPARED = {"RAY_preload_python_modules": ",".join(STARTED_WITH), OWN_GPU: "1"}
+"""The variables of a Ray that is started here for analyses."""
 PASSED_ON = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
 """How the variables of the environment begin that workers get."""
 
@@ -90,12 +92,19 @@ def gpu_given() -> int | None:
     return seen.split(",").index(given[0]) if seen else int(given[0])
 
 
+def is_to_start(address: str | None) -> bool:
+    """Whether `connected` would start a Ray: it is not connected, and no address is given."""
+    import ray
+
+    return address is None and not ray.is_initialized()
+
+
 @contextmanager
 def connected(address: str | None, workers: int | None, *, prepared: bool = False) -> Iterator[Any]:
     """Ray, connected or started; what was not connected before is not afterwards.
 
     Args:
-        prepared: the workers of a Ray that is started import `STARTED_WITH` at once.
+        prepared: the workers of a Ray that is started import `STARTED_WITH` at once, and have `OWN_GPU`.
     """
     import ray
 
@@ -104,7 +113,7 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        with _environment("RAY_preload_python_modules", ",".join(STARTED_WITH) if prepared else None):
+        with _environment(PREPARED if prepared else {}):
             ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
     else:
         try:
@@ -119,13 +128,12 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
 
 
 @contextmanager
-def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Within the context a variable has a value, unless that is None or it has one already."""
-    if value is None or name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within the context these variables have values, but for those that have one already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in added:
+            del os.environ[name]

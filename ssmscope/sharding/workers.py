@@ -17,6 +17,7 @@ from ssmscope.sharding.cluster import (
     check_installed,
     connected,
     gpu_given,
+    is_to_start,
     lacking,
 )
 from ssmscope.signature import Metavar, Range
@@ -57,15 +58,16 @@ def on_engine(
     from ssmscope.sharding import parts
 
     with ExitStack() as stack:
-        ray = None
+        ray, started = None, False
 
         def run(model: Model, measure: Measure, batches: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Columns]]:
-            nonlocal ray
+            nonlocal ray, started
             payload = packed(model, measure)
             gpus = float(model.device.type == "cuda") if gpus_per_worker is None else gpus_per_worker
             if ray is None:
-                ray = stack.enter_context(connected(address, workers, prepared=not gpus))
-            yield from _through(ray, payload, batches, gpus)
+                started = is_to_start(address)
+                ray = stack.enter_context(connected(address, workers, prepared=True))
+            yield from _through(ray, payload, batches, gpus, started)
 
         token = parts.engine.set(run)
         try:
@@ -75,7 +77,7 @@ def on_engine(
 
 
 def _through(
-    ray: Any, payload: bytes, batches: Sequence[tuple[int, Any]], gpus: float
+    ray: Any, payload: bytes, batches: Sequence[tuple[int, Any]], gpus: float, started: bool
 ) -> Iterator[tuple[int, Columns]]:
     lacks = lacking(ray.nodes(), 1, gpus)
     if lacks is not None:
@@ -83,7 +85,7 @@ def _through(
     total = ray.cluster_resources()
     places = int(min(total["CPU"], total.get("GPU", 0) / gpus if gpus else total["CPU"]))
     needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
-    if gpus:
+    if gpus and not started:  # workers that have it from the start import while Ray starts
         needs["runtime_env"] = {"env_vars": {OWN_GPU: "1"}}
     task = ray.remote(_measured).options(**needs)
     what = [ray.put(payload)]  # within a list a worker fetches it when it does not have it yet
