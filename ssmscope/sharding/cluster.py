@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ssmscope.errors import InputError, extra
 
+PATIENCE = 10.0
+"""Seconds in which the address of a cluster must answer."""
 RETRIES = 3
 """How often a task starts again whose worker or node died."""
 OBJECTS = 256 * 2**20
@@ -117,14 +120,39 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
             ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
     else:
         try:
+            _check_listens(address)
             ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Refuse an address HOST:PORT where nothing listens, which Ray itself would ask for minutes.
+
+    Raises:
+        OSError: there is no such host, or nothing listens.
+        OverflowError: there is no such port.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # such as auto
+        return
+    import ray
+
+    hosts = [host.strip("[]")]
+    if hosts[0] in ("localhost", "127.0.0.1", "::1"):  # Ray takes this machine's own address then
+        hosts.append(ray.util.get_node_ip_address())
+    for one in hosts:
+        try:
+            socket.create_connection((one, int(port)), PATIENCE).close()
+            return
+        except OSError as error:
+            refused = error
+    raise refused
 
 
 @contextmanager

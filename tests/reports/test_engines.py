@@ -174,7 +174,8 @@ def test_by_batch_jobs_run_here_and_their_batches_elsewhere(models, tmp_path, mo
     assert [entry.state for entry in report.entries] == ["done"]
 
 
-def test_an_address_where_no_cluster_answers(models, tmp_path) -> None:
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:1", "ray://localhost:1", "[::1]:1", "127.0.0.1:99999"])
+def test_an_address_where_no_cluster_answers(models, tmp_path, address) -> None:
     pytest.importorskip("ray")
     with pytest.raises(InputError, match="no Ray cluster answers there"):
-        run(plan(models), tmp_path, engine=ray_engine("nowhere"))
+        run(plan(models), tmp_path, engine=ray_engine(address))
