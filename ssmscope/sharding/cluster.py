@@ -119,12 +119,12 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
         with _environment(PREPARED if prepared else {}):
             ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
     else:
+        _check_listens(address)
         try:
-            _check_listens(address)
             ray.init(address=address, **quiet)
-        except (OSError, OverflowError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            tokens = isinstance(error, ConnectionError) and ":" in address and "RAY_AUTH_MODE" not in os.environ
+            raise _unanswered(address, error, "; one that checks tokens wants RAY_AUTH_MODE=token" * tokens) from error
     try:
         yield ray
     finally:
@@ -132,12 +132,7 @@ def connected(address: str | None, workers: int | None, *, prepared: bool = Fals
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address HOST:PORT where nothing listens, which Ray itself would ask for minutes.
-
-    Raises:
-        OSError: there is no such host, or nothing listens.
-        OverflowError: there is no such port.
-    """
+    """Refuse, as an InputError, an address HOST:PORT where nothing listens, which Ray itself would ask for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():  # such as auto
         return
@@ -150,9 +145,14 @@ def _check_listens(address: str) -> None:
         try:
             socket.create_connection((one, int(port)), PATIENCE).close()
             return
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             refused = error
-    raise refused
+    raise _unanswered(address, refused) from refused
+
+
+def _unanswered(address: str, error: Exception, advice: str = "") -> InputError:
+    reason = " ".join(str(error).split())[:200]
+    return InputError(f"--address {address}: no Ray cluster answers there ({reason}){advice}")
 
 
 @contextmanager

@@ -61,8 +61,8 @@ class Cell:
 
 
 def written(found: Estimate) -> str:
-    """A number with its interval, with a true minus sign."""
-    return str(found).replace("-", "−")
+    """A number with its interval."""
+    return "not defined" if math.isnan(found.value) else number(found.value, 3) + brackets(found, 3)
 
 
 def in_percent(found: Estimate, *, interval: bool = True, sign: bool = True) -> str:

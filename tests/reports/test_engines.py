@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.reports import engines, running
 from ssmscope.reports.engines import batches_on_ray, ray_engine
 from ssmscope.sharding import parts
-from ssmscope.sharding.cluster import Setting, lacking
+from ssmscope.sharding.cluster import Setting, connected, lacking
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -179,3 +180,21 @@ def test_an_address_where_no_cluster_answers(models, tmp_path, address) -> None:
     pytest.importorskip("ray")
     with pytest.raises(InputError, match="no Ray cluster answers there"):
         run(plan(models), tmp_path, engine=ray_engine(address))
+
+
+def test_a_cluster_that_checks_tokens(monkeypatch) -> None:
+    """Ray itself says only that it failed to connect."""
+    ray = pytest.importorskip("ray")
+
+    def init(**how: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(InputError, match="wants RAY_AUTH_MODE=token$"), connected(address, None):
+            pass
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(InputError, match=r"\(Failed to connect to Ray cluster\)$"), connected(address, None):
+            pass

@@ -20,6 +20,7 @@ from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.reports import exports
 from ssmscope.reports.grouping import compared, groups
+from ssmscope.show import table
 from ssmscope.show.markup import LATEX, for_latex, to_latex, to_markdown
 from ssmscope.show.pictures import LARGEST, data_uri, drawn
 from ssmscope.show.table import LONGEST, Cell, Table, folded
@@ -255,3 +256,16 @@ class TestTables:
         for path in (directory / "tables").glob("*.csv"):
             rows = list(csv.reader(io.StringIO(path.read_text())))
             assert len({len(row) for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    "found, expected",
+    [
+        ((-0.0002, -0.002, 0.0014), "0.000 [−0.002, 0.001]"),
+        ((-1.25, -1.5, -0.0004), "−1.250 [−1.500, 0.000]"),
+        ((0.5, 0.5, 0.5), "0.500"),
+        ((math.nan, math.nan, math.nan), "not defined"),
+    ],
+)
+def test_a_number_with_its_interval_in_a_picture(found, expected):
+    assert table.written(Estimate(*found)) == expected
