@@ -13,7 +13,7 @@ import pytest
 import torch
 from scan_checks import DEVICE, NAMES, ScanChecks, definition, draw, gradients, leaves_of, near
 
-from ssmscope.scans import building, diagonal, fused, native, nvrtc
+from ssmscope.scans import building, diagonal, fused, making, native, nvrtc
 
 
 def run(terms, *, expected=False, retention=False):
@@ -307,3 +307,15 @@ def test_the_structure_of_the_terms_is_the_source_s():
     """29 addresses and strides, 12 more for gradients, 4 places in the scratch, and 8 sizes."""
     size = 45 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
     assert fused._BOTH.size + len(fused.NOTHING) + fused._SIZES.size == fused._BACK.size + fused._SIZES.size == size
+
+
+@pytest.mark.parametrize("sizes", [(), (3,), (2, 5, 1), (2, 0, 3), (4, 1, 6, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_kernels_write_is_made_as_torch_makes_it(sizes, dtype):
+    like = torch.ones(2, device=DEVICE)
+    made, usual = making.maker(like)(*making.contiguous(*sizes), dtype), torch.empty(sizes, dtype=dtype, device=DEVICE)
+    for what in ("shape", "dtype", "device", "layout", "requires_grad"):
+        assert getattr(made, what) == getattr(usual, what)
+    assert made.stride() == usual.stride() and type(made) is torch.Tensor
+    other = torch.ones(2, device="meta")  # where torch's shortcut does not lead
+    assert making.maker(other)(*making.contiguous(*sizes), dtype).device.type == "meta"

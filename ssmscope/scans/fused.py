@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ssmscope.scans import native
 from ssmscope.scans.building import switched_off
+from ssmscope.scans.making import Layout, contiguous, maker
 from ssmscope.scans.nvrtc import MARKS, ROOM, Launch, Launches, Program
 
 TILE = 16  # steps between states that are kept, as in fused_terms.cu
@@ -28,6 +29,7 @@ LEAST = 4  # tiles of a chunk
 SHORT = 16  # tiles of a chunk: with more, the GPU takes longer than the host
 # `Terms` of fused_terms.cu: addresses and strides of both passes, of the gradient, places in the scratch, and sizes
 _BOTH, _BACK, _SIZES = struct.Struct("=29q"), struct.Struct("=41q"), struct.Struct("=4q8i")
+FLOAT = torch.float32
 NOTHING = bytes(_BACK.size - _BOTH.size)
 FORWARD = tuple(f"run_forward<{what}>" for what in range(8))  # 1 to keep states, 2 to sum decays, 4 in one launch
 BACKWARD = ("run_backward<false>", "run_backward<true>")
@@ -150,7 +152,8 @@ def _takes(state: int, device: torch.device) -> bool:
 class _Pass(NamedTuple):
     """One pass over terms of some sizes: how it is cut, its kernels, whether they are one that counts on marks, whether
     they have anything to do, how many numbers its scratch has (what chunks add to states, how states decay in them, the
-    parts of Ā, b̄ and c̄), the end of `Terms`, and the pass that goes back over the states kept."""
+    parts of Ā, b̄ and c̄), the end of `Terms`, the pass that goes back over the states kept, and how what it writes lies
+    in memory: x or y, Δ, A, b or c, the state, the states kept, the sums of decays."""
 
     plan: _Plan
     launches: Launches
@@ -159,6 +162,13 @@ class _Pass(NamedTuple):
     scratch: int
     sizes: bytes
     back: _Pass | None
+    wide: Layout
+    steps: Layout
+    rates: Layout
+    narrow: Layout
+    state: Layout
+    starts: Layout
+    kept: Layout
 
 
 def _pass(x: Tensor, b: Tensor, what: int | None, expected: bool) -> _Pass:
@@ -182,7 +192,10 @@ def _planned(shape: torch.Size, narrow: torch.Size, what: int | None, expected: 
     launches = Launches(*(_launch(plan, one, expected) for one in ([joined] if at_once else entries)))
     back = _planned(shape, narrow, None, expected, device) if what is not None and what % 2 else None
     runs = plan.programs > 0 < plan.length
-    return _Pass(plan, launches, at_once, runs, scratch, sizes if backward else NOTHING + sizes, back)
+    made = ((*shape,), shape[:3], (heads, state), (*narrow,), (batch, heads, 1, state))
+    kept = ((plan.all_tiles, batch, heads, plan.states), (plan.rows, batch, length))
+    sizes, layouts = sizes if backward else NOTHING + sizes, (contiguous(*one) for one in made + kept)
+    return _Pass(plan, launches, at_once, runs, scratch, sizes, back, *layouts)
 
 
 def _fits(plan: _Plan, backward: bool, processors: int) -> bool:
@@ -260,13 +273,12 @@ def _scratch(run: _Pass, x: Tensor) -> tuple[int, int, Tensor | None]:
 
 def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
-    plan = run.plan
     A = A.contiguous()
     initial, D = None if initial is None else initial.contiguous(), None if D is None else D.contiguous()
-    new = x.new_empty  # sizes one by one, as a torch.Size takes twice as long
-    y, final = new(*x.shape), new(plan.batch, plan.heads, 1, plan.state)
-    starts = new(plan.all_tiles, plan.batch, plan.heads, plan.states) if keep else None
-    kept = new(plan.rows, plan.batch, plan.length) if retention else None
+    new = maker(x)
+    y, final = new(*run.wide, FLOAT), new(*run.state, FLOAT)
+    starts = new(*run.starts, FLOAT) if keep else None
+    kept = new(*run.kept, FLOAT) if retention else None
     if run.runs:
         ends, marks, _held = _scratch(run, x)
         views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
@@ -304,17 +316,16 @@ _record = super(torch.autograd.Function, _Scan).apply
 
 def _backward(ctx, grad_y, grad_final):
     x, b, c, delta, A, starts = ctx.saved_tensors
-    run, plan = ctx.back, ctx.back.plan
-    new, A = x.new_empty, A.contiguous()
-    grad_x, grad_delta, grad_A = new(*x.shape), new(*delta.shape), new(*A.shape)
-    grad_b, grad_c = new(*b.shape), new(*c.shape)
+    run, new, A = ctx.back, maker(x), A.contiguous()
+    grad_x, grad_delta, grad_A = new(*run.wide, FLOAT), new(*run.steps, FLOAT), new(*run.rates, FLOAT)
+    grad_b, grad_c = new(*run.narrow, FLOAT), new(*run.narrow, FLOAT)
     asked = ctx.needs_input_grad[3]
     if not run.runs:
         zeros = (g.zero_() for g in (grad_x, grad_b, grad_c))
         return *zeros, grad_final if asked else None, grad_delta.zero_(), grad_A.zero_(), None, None
     grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
     grad_final = None if grad_final is None else grad_final.contiguous()
-    grad_initial = new(plan.batch, plan.heads, 1, plan.state) if asked else None
+    grad_initial = new(*run.state, FLOAT) if asked else None
     ends, marks, _held = _scratch(run, x)
     views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
     commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
