@@ -41,9 +41,9 @@ class Emulator:
         self.room = torch.full((MARKS + ROOM,), 0x7FC00000, dtype=torch.int32)  # NaN
         self.room[:MARKS] = 0
 
-    def __call__(self, work: Launches, terms: bytes, device: torch.device) -> None:
+    def __call__(self, work: Launches, terms: Sequence[int], device: torch.device) -> None:
         for launch in work.launches:
-            self.run(launch, terms)
+            self.run(launch, work.terms.pack(*terms) + work.sizes)
 
     def marks(self, device: torch.device) -> int:
         assert not self.room[:MARKS].any()

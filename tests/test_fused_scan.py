@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import emulation
 import pytest
@@ -301,6 +305,56 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
     assert program.compiled(Compiler(), ("N=1",), 0) == b"code 3"
     monkeypatch.setattr(building, "cache_directory", lambda: None)
     assert program.compiled(Compiler(), ("N=1",), 0) == b"code 4"
+
+
+DRIVER = """
+#include <unistd.h>
+static int calls, refused;
+static long seen[1000][4];
+extern "C" int cuLaunchKernelEx(const int *config, void *function, void **params, void **extra) {
+    if (extra || refused-- > 0) return extra ? 1 : 201;
+    usleep(100);
+    const long *terms = (const long *) params[0];
+    long *row = seen[__sync_fetch_and_add(&calls, 1)];
+    row[0] = config[0], row[1] = (long) function, row[2] = terms[0], row[3] = terms[1];
+    return 0;
+}
+extern "C" int cuCtxSetCurrent(void *context) { return context != (void *) 77; }
+extern "C" void refuse(int times) { refused = times; }
+extern "C" int found(long *rows) {
+    for (int i = 0; i < 4 * calls; i++) rows[i] = seen[0][i];
+    return calls;
+}
+"""
+
+
+@pytest.mark.skipif(not emulation.COMPILER, reason="no C++ compiler")
+def test_the_driver_is_handed_each_call_s_own_terms_also_of_threads(tmp_path, monkeypatch):
+    """By a driver that notes what it is handed, and only after a while; once it has lost the context."""
+    made = tmp_path / "driver.so"
+    compile_to = [str(emulation.COMPILER), "-w", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(made)]
+    subprocess.run(compile_to, input=DRIVER, text=True, check=True)
+    driver, program = ctypes.CDLL(str(made)), nvrtc.Program([Path("none.cu")], "nothing", lambda one: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5, raising=False)
+    monkeypatch.setattr(program, "loaded", lambda: (None, driver))
+    addresses = {"A": 2**40 + 1, "B": 2**40 + 2}
+    program._function = lambda defines, shared, index: (addresses[defines[0]], ctypes.c_void_p(77))
+    kernels = [nvrtc.Launch((name,), blocks, 32, 0) for name, blocks in (("A", 3), ("B", 4))]
+    work = nvrtc.Launches(kernels, struct.Struct("=q"), struct.pack("=q", 11))
+    terms = [2**50 + i for i in range(200)]
+    driver.refuse(1)
+    program.launch(work, [-1], torch.device("cuda", 0))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda term: program.launch(work, [term], torch.device("cuda", 0)), terms))
+    rows = (ctypes.c_long * 4000)()
+    count = driver.found(rows)
+    found = [tuple(rows[4 * i : 4 * i + 4]) for i in range(count)]
+    expected = [(launch.blocks, addresses[launch.defines[0]], term, 11) for launch in kernels for term in (-1, *terms)]
+    assert sorted(found) == sorted(expected)
+    driver.refuse(2)
+    with pytest.raises(RuntimeError, match="CUDA's driver gave error 201"):
+        program.launch(work, [0], torch.device("cuda", 0))
 
 
 def test_the_structure_of_the_terms_is_the_source_s():

@@ -152,7 +152,7 @@ def _takes(state: int, device: torch.device) -> bool:
 class _Pass(NamedTuple):
     """One pass over terms of some sizes: how it is cut, its kernels, whether they are one that counts on marks, whether
     they have anything to do, how many numbers its scratch has (what chunks add to states, how states decay in them, the
-    parts of Ā, b̄ and c̄), the end of `Terms`, the pass that goes back over the states kept, and how what it writes lies
+    parts of Ā, b̄ and c̄), the pass that goes back over the states kept, and how what it writes lies
     in memory: x or y, Δ, A, b or c, the state, the states kept, the sums of decays."""
 
     plan: _Plan
@@ -160,7 +160,6 @@ class _Pass(NamedTuple):
     joined: bool
     runs: bool
     scratch: int
-    sizes: bytes
     back: _Pass | None
     wide: Layout
     steps: Layout
@@ -189,13 +188,13 @@ def _planned(shape: torch.Size, narrow: torch.Size, what: int | None, expected: 
     *places, scratch = itertools.accumulate((between, between, of_A, of_b, of_b))
     sizes = _SIZES.pack(*places, *plan[:5], plan.blocks, plan.chunks, plan.tiles)
     at_once = len(entries) > 1 and scratch <= ROOM and _fits(plan, backward, _processors(device))
-    launches = Launches(*(_launch(plan, one, expected) for one in ([joined] if at_once else entries)))
+    each = [_launch(plan, one, expected) for one in ([joined] if at_once else entries)]
+    launches = Launches(each, _BACK, sizes) if backward else Launches(each, _BOTH, NOTHING + sizes)
     back = _planned(shape, narrow, None, expected, device) if what is not None and what % 2 else None
     runs = plan.programs > 0 < plan.length
     made = ((*shape,), shape[:3], (heads, state), (*narrow,), (batch, heads, 1, state))
     kept = ((plan.all_tiles, batch, heads, plan.states), (plan.rows, batch, length))
-    sizes, layouts = sizes if backward else NOTHING + sizes, (contiguous(*one) for one in made + kept)
-    return _Pass(plan, launches, at_once, runs, scratch, sizes, back, *layouts)
+    return _Pass(plan, launches, at_once, runs, scratch, back, *(contiguous(*one) for one in made + kept))
 
 
 def _fits(plan: _Plan, backward: bool, processors: int) -> bool:
@@ -284,7 +283,7 @@ def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: b
         views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
         commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
         written = y.data_ptr(), final.data_ptr(), _at(kept), _at(starts), ends, marks
-        terms = _BOTH.pack(*views, *commons, A.data_ptr(), _at(D), _at(initial), *written) + run.sizes
+        terms = *views, *commons, A.data_ptr(), _at(D), _at(initial), *written
         kernels.launch(run.launches, terms, x.device)
     elif initial is None:
         final.zero_()
@@ -333,7 +332,7 @@ def _backward(ctx, grad_y, grad_final):
     given = grad_y.data_ptr(), *grad_y.stride(), _at(grad_final)
     written = grad_x.data_ptr(), grad_delta.data_ptr(), _at(grad_initial)
     sums = grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr()
-    terms = _BACK.pack(*views, *commons, *both, *given, *written, *sums) + run.sizes
+    terms = *views, *commons, *both, *given, *written, *sums
     kernels.launch(run.launches, terms, x.device)
     return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
 

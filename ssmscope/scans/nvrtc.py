@@ -11,8 +11,9 @@ import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,6 @@ LOST = 201  # the driver's word for a thread that has no context yet
 SHARED = 8  # its attribute for the shared memory that a block may have
 PLENTY = 48 * 2**10  # bytes of it that need no leave
 MARKS, ROOM = 2**12, 2**21  # numbers for blocks of a launch to count with, and behind them for its scratch
-_One = ctypes.c_char_p * 1
 _SETTING = struct.Struct("=7I4x2QI4x")  # CUlaunchConfig: blocks, threads, shared memory, stream, no attributes
 
 
@@ -40,10 +40,25 @@ class Launch(NamedTuple):
 
 
 class Launches:
-    """Kernels that run one after the other, given the same structure."""
+    """Kernels that run one after the other, given the same structure: numbers of each call, laid out as `terms`, and
+    behind them `sizes`, which are those of all calls."""
 
-    def __init__(self, *launches: Launch) -> None:
-        self.launches = launches
+    def __init__(self, launches: Iterable[Launch], terms: struct.Struct, sizes: bytes) -> None:
+        self.launches, self.terms, self.sizes = tuple(launches), terms, sizes
+
+
+class _Ready(NamedTuple):
+    """What launches kernels from one thread: the driver's function, the context, what it takes of each, where the
+    structure lies, and what it takes of that."""
+
+    launch: Callable[..., int]
+    context: ctypes.c_void_p | None
+    kernels: list[tuple[Any, Any]]
+    laid: bytearray
+    given: Any
+
+
+_pointer = ctypes.c_void_p.from_param  # an argument, made once rather than in each call
 
 
 class Program(Kernels):
@@ -65,7 +80,7 @@ class Program(Kernels):
         """NVRTC and the driver, or why there is one of them only; `found` keeps the answer."""
         try:
             compiler, driver = _nvrtc(), ctypes.CDLL("libcuda.so.1")
-            driver.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+            driver.cuLaunchKernelEx  # noqa: B018
         except (OSError, AttributeError) as error:  # drivers before CUDA 11.8 have no such launch
             return " ".join(f"CUDA's compiler for kernels cannot be loaded: {error}".split())
         return compiler, driver
@@ -74,11 +89,11 @@ class Program(Kernels):
         """What goes wrong where a kernel cannot be compiled or launched."""
         return (RuntimeError, OSError, *others)
 
-    def launch(self, work: Launches, terms: bytes, device: torch.device) -> None:
+    def launch(self, work: Launches, terms: Sequence[int], device: torch.device) -> None:
         """Run the kernels on the device's current stream.
 
         Args:
-            terms: the structure.
+            terms: the structure's numbers of this call.
 
         Raises:
             RuntimeError: a kernel cannot be compiled, or not launched.
@@ -87,14 +102,15 @@ class Program(Kernels):
             with torch.cuda.device(device):
                 return self.launch(work, terms, device)
         stream = torch._C._cuda_getCurrentRawStream(device.index)  # as a Stream it would take longer than the launch
-        driver, context, kernels = self._ready(work, device.index, stream)
-        given = _One(terms)
-        for setting, function in kernels:
-            code = driver.cuLaunchKernelEx(setting, function, given, None)
+        ready = self._ready(work, device.index, stream, get_ident())
+        work.terms.pack_into(ready.laid, 0, *terms)
+        for setting, function in ready.kernels:
+            code = ready.launch(setting, function, ready.given, None)
             if code == LOST:
-                _driven(driver.cuCtxSetCurrent(context))
-                code = driver.cuLaunchKernelEx(setting, function, given, None)
-            _driven(code)
+                _driven(self.loaded()[1].cuCtxSetCurrent(ready.context))
+                code = ready.launch(setting, function, ready.given, None)
+            if code:
+                _driven(code)
 
     def marks(self, device: torch.device) -> int:
         """Where the device's current stream has MARKS zeros, which kernels leave 0, and behind them ROOM numbers of any
@@ -106,17 +122,17 @@ class Program(Kernels):
             return 0
         return _room(device.index, torch._C._cuda_getCurrentRawStream(device.index)).data_ptr()
 
-    def _prepare(
-        self, work: Launches, index: int, stream: int
-    ) -> tuple[ctypes.CDLL, ctypes.c_void_p | None, list[Any]]:
-        """The driver, the context, and what `cuLaunchKernelEx` takes first."""
+    def _prepare(self, work: Launches, index: int, stream: int, thread: int) -> _Ready:
+        """For one thread: another would write its terms between these and the launch, which reads them."""
         _, driver = self.loaded()
         kernels, context = [], None
         for launch in work.launches:
             function, context = self._function(launch.defines, launch.shared, index)
             setting = _SETTING.pack(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared, stream, 0, 0)
-            kernels.append((setting, ctypes.c_void_p(function)))
-        return driver, context, kernels
+            kernels.append((_pointer(setting), _pointer(function)))
+        laid = bytearray(work.terms.size) + work.sizes
+        first = (ctypes.c_void_p * 1)(ctypes.addressof(ctypes.c_char.from_buffer(laid)))
+        return _Ready(driver.cuLaunchKernelEx, context, kernels, laid, _pointer(first))
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
         """The kernel on a GPU, which must be the current one, and the context that it is in."""
