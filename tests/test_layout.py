@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
-    "sharding": CORE | FILES | {"signature"},
+    "sharding": CORE | FILES | {"imports", "signature"},
     "tasks": {"errors", *FILES},
     "scans": {"errors"},
     "matrices": {"errors", "scans"},
@@ -59,7 +59,8 @@ MAY_IMPORT = {
     "intercept": {"errors"},
     "fingerprint": {"errors", "scans"},
     "shipped": set(),
-    "models": CORE - {"models"} | {"reading", "shipped"},
+    "imports": set(),
+    "models": CORE - {"models"} | {"imports", "reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks", "sharding"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
@@ -80,7 +81,7 @@ MAY_IMPORT = {
     | FILES
     | ROOMS
     | DECLARED
-    | {"shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
+    | {"imports", "shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
 }
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""

@@ -20,6 +20,7 @@ from ssmscope.cli import command
 from ssmscope.cli.pages import report, serve
 from ssmscope.cli.training import models, train
 from ssmscope.cli.verbs import add_to, declared
+from ssmscope.imports import for_good
 from ssmscope.signature import options_of
 from ssmscope.training import train_model
 
@@ -73,4 +74,5 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    for_good()
     sys.exit(run(sys.argv[1:]))

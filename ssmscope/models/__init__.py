@@ -12,9 +12,12 @@ from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 
-import transformers
+from ssmscope.imports import without_collection
 
-from ssmscope import mixers
+with without_collection():
+    import transformers
+
+    from ssmscope import mixers
 
 LATER: dict[str, tuple[str, ...]] = {
     "bamba": ("bamba",),
@@ -75,4 +78,5 @@ def register() -> None:
             )
 
 
-register()
+with without_collection():
+    register()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ssmscope.errors import InputError, extra
+from ssmscope.imports import for_good
 
 PATIENCE = 10.0
 """Seconds in which the address of a cluster must answer."""
@@ -65,6 +66,7 @@ class Setting:
         self.environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
 
     def apply(self) -> None:
+        for_good()
         os.environ.update(self.environment)
         if os.path.isdir(self.directory):
             os.chdir(self.directory)
