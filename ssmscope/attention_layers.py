@@ -8,12 +8,11 @@ a query read those of its row that are not after it. Nothing that a state holds 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope.intercept import taken_over, twin, watched
-from ssmscope.mixers import looks_ahead, mixers
+from ssmscope.mixers import arguments, looks_ahead, mixers
 from ssmscope.states import alone
 from ssmscope.trace import LayerState
 
@@ -54,7 +53,7 @@ def look_back(module: nn.Module) -> dict[str, nn.Module]:
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Those of `look_back` that fill a cache of keys and values."""
-    return {name: part for name, part in look_back(module).items() if "past_key_values" in _arguments(part)}
+    return {name: part for name, part in look_back(module).items() if _name_of_cache(part) is not None}
 
 
 def attention_numbers(module: nn.Module) -> tuple[int, ...]:
@@ -71,15 +70,9 @@ def keeps_caches(module: Any) -> bool:
     return not found.keys() ^ look_back(module).keys() and (adds or not found)
 
 
-def _arguments(part: nn.Module) -> tuple[str, ...]:
-    """The names of the arguments of a part's own forward pass."""
-    kind: Any = type(part)
-    return _parameters(kind)
-
-
-@cache
-def _parameters(kind: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
+def _name_of_cache(part: nn.Module) -> str | None:
+    """What a part's forward pass calls its cache of keys and values; None where it takes none."""
+    return next((name for name in arguments(part) if name in ("past_key_values", "cache")), None)
 
 
 _changes: ContextVar[Mapping[int, Change]] = ContextVar("edges changed", default=MappingProxyType({}))
@@ -150,7 +143,7 @@ class _Run:
         return args, {**kwargs, "position_ids": self.states[0].places.amax(1, keepdim=True).to(steps.device) + steps}
 
     def attend(self, part: nn.Module, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        named = dict(zip(_arguments(part), args)) | kwargs
+        named = dict(zip(arguments(part), args)) | kwargs
         depths = [number for number, each in enumerate(self.layers) if each is part]
         time = self.called.get(id(part), 0)
         self.called[id(part)] = time + 1
@@ -171,7 +164,7 @@ class _Run:
             least = torch.finfo(hidden.dtype).min
             named["attention_mask"] = torch.zeros_like(reads, dtype=hidden.dtype).masked_fill(~reads, least)
         after = _Cache(state)
-        output = (below if self.see is None else _eager(part))(**{**named, "past_key_values": after})
+        output = (below if self.see is None else _eager(part))(**{**named, str(_name_of_cache(part)): after})
         if self.see is not None:
             self.see(number, output[1])
         if self.keep is not None:
@@ -184,7 +177,7 @@ def _eager(part: nn.Module) -> Callable[..., Any]:
     other = twin(part)
     vars(other)["config"] = copy.copy(part.config)
     other.config._attn_implementation = "eager"
-    if "output_attentions" not in _arguments(part):
+    if "output_attentions" not in arguments(part):
         return other.forward
     kinds: Any = type(part).__mro__  # a class for each implementation, that of the plain one below the others
     plain = kinds[1] if issubclass(kinds[1], nn.Module) and kinds[1] is not nn.Module else kinds[0]

@@ -235,12 +235,19 @@ def _passes(*tensors: Tensor) -> Any:
     return None
 
 
-CACHES = ("cache_params", "past_key_values", "state")
-"""What mixers call a cache that they continue from and fill."""
+CACHES = ("cache_params", "past_key_values", "cache", "state")
+"""What mixers and layers of attention call a cache that they continue from and fill; transformers says `cache` for all
+of it from 5.24 on."""
+
+
+def arguments(part: nn.Module) -> tuple[str, ...]:
+    """The names of the arguments of a part's own forward pass."""
+    kind: Any = type(part)
+    return _parameters(kind)
 
 
 @cache
-def _arguments(kind: Any) -> tuple[str, ...]:
+def _parameters(kind: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(kind.forward).parameters)[1:]
 
 
@@ -295,8 +302,7 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
 
 
 def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
-    kind: Any = type(mixer)
-    given = dict(zip(_arguments(kind), args)) | kwargs
+    given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _computed_by.get():
@@ -355,7 +361,7 @@ class _Residual:
 
     def block(self, block: Any, after: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
         """The output of a block, which another one comes after."""
-        known = len(args) == 1 and set(kwargs) <= {"cache_params", "cache_position", "attention_mask"}
+        known = len(args) == 1 and set(kwargs) <= {*CACHES, "cache_position", "attention_mask"}
         if not known or not is_own(block, below) or _passes(args[0]) is None:
             return below(*args, **kwargs)
         (x,), norm = args, block.norm

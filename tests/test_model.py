@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from examples import random_example
 from loud import loud
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
@@ -156,6 +157,17 @@ def test_fingerprint_follows_the_weights(model):
     with torch.no_grad():
         model.module.backbone.layers[0].mixer.D[0] -= 1
     assert model.fingerprint == before
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "jamba"])
+def test_text_is_generated_from_a_cache_within_a_run(name):
+    """Asked for one by the model's own code, the parts that are run here fill it, whatever transformers calls it."""
+    module = random_example(name).eval()
+    ids = torch.randint(3, module.config.vocab_size, (2, 7))
+    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+    slowly = module.generate(ids, use_cache=False, **options)
+    with ssmscope.load(module).running():
+        assert torch.equal(module.generate(ids, use_cache=True, **options), slowly)
 
 
 def test_a_model_without_state_space_layers_is_refused():

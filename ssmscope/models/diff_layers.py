@@ -87,8 +87,8 @@ class DiffMambaMixer(Subtraction):
         self.m1, self.m2 = mixer(half, layer_idx), mixer(half, layer_idx)
         self.m1.sizes = self.m2.sizes = half
 
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        _refuse(cache_params)
+    def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
+        _refuse(cache_params, cache)
         first, second = (m(hidden_states, attention_mask=attention_mask) for m in (self.m1, self.m2))
         return (1 - self.lambda_init) * self.difference(first, second, self.current_lambda())
 
@@ -147,9 +147,9 @@ class DiffS6Mixer(Subtraction):
         y = self.norm(self.difference(first, second, weight) * self.act(z)).to(z.dtype)
         return (1 - self.lambda_init) * self.out_proj(y)
 
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
+    def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
         """Step by step; see `fast_scan` for long sequences and for training."""
-        _refuse(cache_params)
+        _refuse(cache_params, cache)
         mask, length = as_mask(attention_mask), hidden_states.shape[1]
         z, mixed, step = self.in_proj(hide_padding(hidden_states, mask)).split(self.parts, dim=-1)
         convolved = self.act(self.conv1d(mixed.transpose(1, 2))[..., :length].transpose(1, 2))
@@ -210,6 +210,6 @@ def _of_expansion_one(config: Any) -> Any:
     return half
 
 
-def _refuse(cache: Any) -> None:
-    if cache is not None:
+def _refuse(*caches: Any) -> None:
+    if any(cache is not None for cache in caches):
         raise ValueError("differential layers run whole sequences and keep no cache: call with use_cache=False")

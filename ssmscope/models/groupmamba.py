@@ -437,13 +437,13 @@ class _Group:
 
 
 class _GroupBackbone(_Group):
-    def forward(self, *args, cache_params=None, use_cache=None, **kwargs):
+    def forward(self, *args, cache_params=None, cache=None, use_cache=None, **kwargs):
         """As the base model's, always without a cache.
 
         Raises:
             InputError: when given a cache.
         """
-        if cache_params is not None:
+        if cache_params is not None or cache is not None:
             raise InputError("GroupMamba has no cache: give the whole sequence")
         with self.memory.opened():  # type: ignore[attr-defined]
             return super().forward(*args, use_cache=False, **kwargs)  # type: ignore[misc]

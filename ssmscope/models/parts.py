@@ -37,8 +37,8 @@ BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
 class ReadMixer:
     """Mixed in before a library's mixer, its output is the one that its architecture reads: terms, scan, output."""
 
-    def forward(self, hidden_states, cache_params=None, *args, attention_mask=None, **kwargs):
-        if cache_params is not None:
+    def forward(self, hidden_states, cache_params=None, *args, cache=None, attention_mask=None, **kwargs):
+        if cache_params is not None or cache is not None:
             raise ValueError(
                 f"{type(self).__name__} fills no cache: call the model with use_cache=False, and continue a run with "
                 "ssmscope's Model.run"

@@ -38,6 +38,7 @@ from ssmscope.affine import norm_terms
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.intercept import taken_over
+from ssmscope.mixers import CACHES, arguments
 from ssmscope.models.parts import as_mask, at_least_float32, constant, hide_padding, projection, rms_factor
 from ssmscope.ssm import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
@@ -156,16 +157,13 @@ def reading(module: nn.Module) -> Iterator[None]:
         yield
 
 
-ARGUMENTS = ("input_ids", "inputs_embeds", "cache_params", "use_cache", "output_hidden_states")
-
-
 def _backbone(model: Any, below: Any, *args: Any, **kwargs: Any) -> Any:
-    given = dict(zip(ARGUMENTS, args)) | kwargs
+    given = dict(zip(arguments(model), args)) | kwargs
     embeds, wanted = given.get("inputs_embeds"), given.get("output_hidden_states")
     length = (given["input_ids"] if embeds is None else embeds).shape[1]
     wanted = model.config.output_hidden_states if wanted is None else wanted
     uncut = wanted or length <= model.config.max_inference_chunksize
-    if uncut or given.get("use_cache") or given.get("cache_params") is not None:
+    if uncut or given.get("use_cache") or any(given.get(name) is not None for name in CACHES):
         return below(**given)
     if torch.is_grad_enabled():
         raise InputError(

@@ -370,7 +370,10 @@ def test_a_cache_is_refused():
     mixer = mixers(language_model())[0]
     with pytest.raises(ValueError, match="keep no cache"):
         mixer(torch.randn(1, 3, 16), object())
-    assert language_model().backbone(IDS, use_cache=True).cache_params is None
+    with pytest.raises(ValueError, match="keep no cache"):
+        mixer(torch.randn(1, 3, 16), cache=object())
+    output = language_model().backbone(IDS, use_cache=True)
+    assert output.get("cache_params") is None and output.get("cache") is None
 
 
 @pytest.mark.parametrize("options", [{"differential_layers": "hybrid"}, {"scope": "s6"}])

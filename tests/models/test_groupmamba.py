@@ -345,6 +345,8 @@ def test_what_would_be_wrong_is_refused():
         model.backbone.layers[1](torch.randn(1, 4, 16).double())
     with pytest.raises(InputError, match="has no cache"):
         model.backbone(ids, cache_params=object())
+    with pytest.raises(InputError, match="has no cache"):
+        model.backbone(ids, cache=object())  # as transformers says from 5.24 on
     with pytest.raises(ValueError, match="support .* checkpointing"):
         model.gradient_checkpointing_enable()
 
