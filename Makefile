@@ -1,5 +1,6 @@
 # make demo: set up and show a heatmap. make test: set up and check. make test-transformers: what is
-# about transformers' own code, on both of its releases. make docs: run the notebooks, build the site. Python 3.10 or newer.
+# about transformers' own code, on both of its releases. make test-kernels: the kernels of GPUs, interpreted. make docs: run the
+# notebooks, build the site. Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -29,7 +30,12 @@ ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py blocks.py cli.py cli_interp.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 
-.PHONY: demo setup test lint types pytest fuzz test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
+# Kernels of Triton, compared with torch in triton's interpreter: on the release of triton that GPUs were measured with, whose
+# interpreter wants an older numpy.
+TRITON = triton==3.6.0 "numpy<2.4"
+KERNELS = $(addprefix tests/test_,passes.py fused_parts.py scalar_fused.py delta_fused.py fused_attention.py)
+
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -52,6 +58,9 @@ pytest: $(VENV)/.dev
 # Command lines of every verb that nobody would type, EXAMPLES of each in PARTS tests; with VERB=heatmap of that one.
 fuzz: $(VENV)/.dev
 	$(THREADS) SSMSCOPE_FUZZ=$(EXAMPLES) SSMSCOPE_FUZZ_PARTS=$(PARTS) $(VENV)/bin/pytest -q -rA -n $(WORKERS) --dist worksteal tests/fuzz $(if $(VERB),-k "$(VERB)")
+
+test-kernels: $(VENV)-triton/.dev
+	$(THREADS) TRITON_INTERPRET=1 $(VENV)-triton/bin/pytest -q -n $(WORKERS) --dist worksteal $(KERNELS)
 
 # What has to do with transformers' own code, on the release that .venv has, a 4, and once more all of it on the newest 5.
 test-transformers: test-transformers4 test-transformers5
@@ -86,6 +95,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)-transformers5/.dev: pyproject.toml constraints.txt | $(VENV)-transformers5/bin/python
 	grep -vE '$(NOT_ON_5)' constraints.txt > $(VENV)-transformers5/constraints.txt
 	$(PYTHON) tools/install.py $(VENV)-transformers5 --quiet --upgrade -c $(VENV)-transformers5/constraints.txt -e ".[dev,lm-eval]" "transformers>=5,<6"
+	touch $@
+
+$(VENV)-triton/.dev: pyproject.toml constraints.txt | $(VENV)-triton/bin/python
+	grep -vE '^numpy==' constraints.txt > $(VENV)-triton/constraints.txt
+	$(PYTHON) tools/install.py $(VENV)-triton --quiet -c $(VENV)-triton/constraints.txt -e ".[dev]" $(TRITON)
 	touch $@
 
 %/bin/python:

@@ -1,7 +1,7 @@
 """What the tests of scan kernels share: terms, the definition in float64, and checks of scans with a decay per state.
 
 Triton's kernels are tested as compiled on a machine with a GPU; elsewhere the same kernels in triton's interpreter,
-where triton is installed and TRITON_INTERPRET=1 is set.
+where triton is installed and TRITON_INTERPRET=1 is set (`make test-kernels`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from exhaustive import ALL
 from torch import Tensor
 
 from ssmscope import ssm
@@ -20,6 +21,10 @@ from ssmscope.ssm import Recurrence
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("x", "b", "c", "initial", "delta", "A")
 Terms = dict[str, Tensor]
+slow_interpreted = pytest.mark.skipif(
+    DEVICE == "cpu" and not ALL, reason="slow where it is interpreted: SSMSCOPE_EXHAUSTIVE=all runs it"
+)
+"""The mark of tests, or of one's values, that only a GPU and an exhaustive run try."""
 
 
 def triton_only(module: Any, smallest: Callable[[], object], library: Callable[[], Any] | None = None) -> Any:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import scan_checks
 import torch
-from scan_checks import DEVICE, gradients, leaves_of, triton_only
+from scan_checks import DEVICE, gradients, leaves_of, slow_interpreted, triton_only
 
 from ssmscope import ssm, survival
 from ssmscope.scans import delta, delta_exact, delta_fused, delta_plan
@@ -216,7 +216,7 @@ def test_what_is_left_is_that_of_the_definition(length, decays):
 
 
 @needs_kernels
-@pytest.mark.parametrize("decays", [1, 5])
+@pytest.mark.parametrize("decays", [1, pytest.param(5, marks=slow_interpreted)])
 def test_long_sequences_are_worked_in_segments(decays, monkeypatch):
     terms = draw(2, 150, 2, 1, 4, 5, decays=decays)
     whole, keys = run(terms), keys_of(terms)

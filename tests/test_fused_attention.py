@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scan_checks import DEVICE, says_that_triton_is_absent, triton_only
+from scan_checks import DEVICE, says_that_triton_is_absent, slow_interpreted, triton_only
 
 from ssmscope import matrices, ssm
 from ssmscope.errors import InputError
@@ -157,7 +157,9 @@ def test_precisions(precision):
 
 
 @needs_kernels
-@pytest.mark.parametrize("decay", [0.001, 0.1, 1.0])
+@pytest.mark.parametrize(
+    "decay", [pytest.param(0.001, marks=slow_interpreted), 0.1, pytest.param(1.0, marks=slow_interpreted)]
+)
 def test_the_largest_tiles(decay, monkeypatch):
     """As they are cut without the fixture above."""
     monkeypatch.undo()
@@ -218,6 +220,7 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
 
 
 @needs_kernels
+@slow_interpreted
 def test_two_runs_give_the_same_bits():
     terms = draw(2, 140, 50, 1, 2, decay=0.1)
     assert torch.equal(run(terms, precision="high"), run(terms, precision="high"))

@@ -11,6 +11,7 @@ import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import emulation
 import pytest
@@ -307,6 +308,29 @@ def test_what_is_compiled_is_kept_and_a_damaged_file_is_not_used(tmp_path, monke
     assert program.compiled(Compiler(), ("N=1",), 0) == b"code 4"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_kernels_of_a_pass_are_compiled_side_by_side_and_once(fails, monkeypatch):
+    program, meeting, made = nvrtc.Program([Path("none.cu")], "nothing", lambda one: None), Barrier(3, timeout=60), []
+
+    def compiled(compiler, defines, index):
+        meeting.wait()  # that goes on with the third only
+        made.append(defines)
+        if fails and defines == ("B",):
+            raise RuntimeError("no such instruction")
+        return defines[0].encode()
+
+    monkeypatch.setattr(program, "compiled", compiled)
+    wanted = [("A",), ("B",), ("C",), ("A",)]
+    if fails:
+        with pytest.raises(RuntimeError, match="no such instruction"):
+            program._compile_together(None, wanted, 0)
+        return
+    for _ in range(2):
+        program._compile_together(None, wanted, 0)
+    assert sorted(made) == [("A",), ("B",), ("C",)]
+    assert program._codes == {((name,), 0): name.encode() for name in "ABC"}
+
+
 DRIVER = """
 #include <unistd.h>
 static int calls, refused;
@@ -339,6 +363,7 @@ def test_the_driver_is_handed_each_call_s_own_terms_also_of_threads(tmp_path, mo
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5, raising=False)
     monkeypatch.setattr(program, "loaded", lambda: (None, driver))
     addresses = {"A": 2**40 + 1, "B": 2**40 + 2}
+    monkeypatch.setattr(program, "compiled", lambda compiler, defines, index: b"code")
     program._function = lambda defines, shared, index: (addresses[defines[0]], ctypes.c_void_p(77))
     kernels = [nvrtc.Launch((name,), blocks, 32, 0) for name, blocks in (("A", 3), ("B", 4))]
     work = nvrtc.Launches(kernels, struct.Struct("=q"), struct.pack("=q", 11))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scan_checks import DEVICE, triton_only
 from torch import Tensor
 from torch.nn.functional import conv1d, pad, silu
 
@@ -16,20 +17,9 @@ from ssmscope.fingerprint import hashes, versions
 from ssmscope.scans import passes, word_sums
 from ssmscope.ssm import Recurrence
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def why_skipped() -> str | None:
-    if DEVICE == "cuda":
-        return passes.why_not()
-    library = passes.kernels.found()
-    if isinstance(library, str):
-        return library
-    return None if library.INTERPRETED else "no GPU; with TRITON_INTERPRET=1 the kernels are interpreted"
-
-
-WHY = why_skipped()
-needs_kernels = pytest.mark.skipif(WHY is not None, reason=f"no Triton kernels here: {WHY}")
+needs_kernels = triton_only(
+    passes, lambda: passes.left(torch.ones(1, 1, 1, 1), *torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1), each=True)
+)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

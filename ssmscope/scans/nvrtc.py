@@ -1,5 +1,6 @@
-"""CUDA kernels of our own, compiled by NVRTC, which comes with torch's builds for CUDA: a second each on first use, and
-kept in the user's cache directory. Without it, or with SSMSCOPE_NATIVE=0, `Program.why_not` says so.
+"""CUDA kernels of our own, compiled by NVRTC, which comes with torch's builds for CUDA: a second each on first use,
+those of one pass side by side, and kept in the user's cache directory. Without it, or with SSMSCOPE_NATIVE=0,
+`Program.why_not` says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -62,7 +64,7 @@ _pointer = ctypes.c_void_p.from_param  # an argument, made once rather than in e
 
 
 class Program(Kernels):
-    """The kernels of CUDA C++ files, each compiled alone when it is first launched.
+    """The kernels of CUDA C++ files, each a program of its own, compiled when it is first launched.
 
     Args:
         sources: the files, one behind the other; in the last `kernel` takes one structure.
@@ -73,6 +75,7 @@ class Program(Kernels):
     def __init__(self, sources: Sequence[Path], name: str, attempt: Callable[[Tensor], Any]) -> None:
         super().__init__(str(sources[-1]), name, attempt)
         self.sources = sources
+        self._codes: dict[tuple[tuple[str, ...], int], bytes] = {}
         self._function = functools.cache(self._load)
         self._ready = functools.lru_cache(256)(self._prepare)
 
@@ -124,8 +127,9 @@ class Program(Kernels):
 
     def _prepare(self, work: Launches, index: int, stream: int, thread: int) -> _Ready:
         """For one thread: another would write its terms between these and the launch, which reads them."""
-        _, driver = self.loaded()
+        compiler, driver = self.loaded()
         kernels, context = [], None
+        self._compile_together(compiler, [launch.defines for launch in work.launches], index)
         for launch in work.launches:
             function, context = self._function(launch.defines, launch.shared, index)
             setting = _SETTING.pack(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared, stream, 0, 0)
@@ -136,15 +140,25 @@ class Program(Kernels):
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
         """The kernel on a GPU, which must be the current one, and the context that it is in."""
-        compiler, driver = self.loaded()
+        _, driver = self.loaded()
         module, function, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         torch.cuda.synchronize(index)  # makes torch's context, and has it current
         _driven(driver.cuCtxGetCurrent(ctypes.byref(context)))
-        _driven(driver.cuModuleLoadData(ctypes.byref(module), self.compiled(compiler, defines, index)))
+        _driven(driver.cuModuleLoadData(ctypes.byref(module), self._codes[defines, index]))
         _driven(driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel"))
         if shared > PLENTY:
             _driven(driver.cuFuncSetAttribute(function, SHARED, shared))
         return function.value, context
+
+    def _compile_together(self, compiler: ctypes.CDLL, wanted: Iterable[tuple[str, ...]], index: int) -> None:
+        """The code of kernels that there is none of yet, side by side: NVRTC leaves Python's lock to others."""
+        missing = [defines for defines in dict.fromkeys(wanted) if (defines, index) not in self._codes]
+        if not missing:
+            return
+        with ThreadPoolExecutor(len(missing)) as pool:
+            codes = pool.map(lambda defines: self.compiled(compiler, defines, index), missing)
+            for defines, code in zip(missing, codes, strict=True):
+                self._codes[defines, index] = code
 
     def compiled(self, compiler: ctypes.CDLL, defines: tuple[str, ...], index: int) -> bytes:
         """Machine code for the GPU of this number, from the user's cache where it is there."""
