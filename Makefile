@@ -33,7 +33,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 # Kernels of Triton, compared with torch in triton's interpreter: on the release of triton that GPUs were measured with, whose
 # interpreter wants an older numpy.
 TRITON = triton==3.6.0 "numpy<2.4"
-KERNELS = $(addprefix tests/test_,passes.py fused_parts.py scalar_fused.py delta_fused.py fused_attention.py)
+KERNELS = $(addprefix tests/test_,passes.py fused_parts.py scalar_fused.py delta_fused.py fused_attention.py launching.py)
 
 .PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
 

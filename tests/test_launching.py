@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import importlib.util
+import os
+import struct
+import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,111 +18,261 @@ from typing import Any
 import pytest
 import torch
 
-from ssmscope.scans import launching, passes
+from ssmscope.scans import driver, launching, passes
+from ssmscope.scans.driver import LOST, SETTING
 from ssmscope.scans.launching import Bound
 
 CONSTANTS = {"WIDTH": 64, "EVEN": True, "num_warps": 4}
+TAKEN = ("u64 .ptr .global .align 1", "u64 .ptr .global .align 16", "u64", "u32", "f32", "u64", "u64")
+"""What its code takes: its terms, and where triton would have two kinds of scratch."""
 
 
 class Kernel:
-    """A triton kernel of three tensors and two numbers: notes its own launches, and those of its code."""
+    """A triton kernel of three tensors and two numbers: notes what is compiled of it, and what triton launches."""
 
     arg_names = ("x", "y", "out", "length", "step", "EVEN", "WIDTH")
 
-    def __init__(self) -> None:
+    def __init__(self, taken: tuple[str, ...] = TAKEN, **metadata: Any) -> None:
         self.pre_run_hooks: list[Any] = []
         self.own: list[tuple[Any, ...]] = []
-        self.handed: list[tuple[Any, ...]] = []
+        self.asked: list[tuple[Any, ...]] = []
+        self.metadata = {"num_warps": 4, "num_ctas": 1, "shared": 512, "launch_pdl": False, **metadata}
+        parameters = ",\n".join(f".param .{kind} add_param_{n}" for n, kind in enumerate(taken))
+        self.ptx = (
+            f".version 8.7\n.visible .entry add(\n{parameters}\n)\n.reqntid 128 {{ ld.param.b64 %rd1, [add_param_0]; }}"
+        )
+        self.code: dict[Any, Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*terms: Any, **constants: Any) -> Any:
             assert constants == CONSTANTS
             self.own.append((grid, *terms))
-            return SimpleNamespace(run=lambda *a: self.handed.append(a), function=7, packed_metadata=(4, 1, 0))
 
         return launch
 
+    def warmup(self, *terms: Any, grid: tuple[int, ...], **constants: Any) -> Any:
+        """The code, of its own where the length is 1, as triton compiles it."""
+        assert constants == CONSTANTS
+        self.asked.append((grid, *terms))
+        kinds = ("*fp32", "*bf16", "*fp32", "constexpr" if terms[3] == 1 else "i32", "fp32", "constexpr", "constexpr")
+        signature = dict(zip(self.arg_names, kinds, strict=True))
+        ptx = self.ptx.replace(".param .u32 add_param_3,\n", "" if terms[3] == 1 else ".param .u32 add_param_3,\n")
+        code = SimpleNamespace(
+            name="add",
+            kernel=b"code",
+            asm={"ptx": ptx},
+            src=SimpleNamespace(signature=signature),
+            metadata=SimpleNamespace(**self.metadata),
+        )
+        return self.code.setdefault(terms[3] == 1, code)
+
+
+class Driver:
+    """CUDA's driver, which notes launches: blocks, threads and shared memory, stream, function, and what it takes."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.answers: list[int] = []
+        self.contexts: list[int | None] = []
+        word = ctypes.c_void_p
+        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, word, word, word, word)(self.launch)
+
+    def launch(self, setting: int, function: int, given: int, more: None) -> int:
+        time.sleep(1e-4)  # in which other threads go on
+        if self.answers and (answer := self.answers.pop(0)):
+            return answer
+        sizes = SETTING.unpack(ctypes.string_at(setting, SETTING.size))
+        assert sizes[-2:] == (0, 0) and more is None
+        formats = "=QQQf" if function == 2 else "=QQQif"  # the second code is for a length of 1
+        places = (ctypes.c_void_p * len(formats)).from_address(given)  # and one for triton's scratch
+        laid = b"".join(ctypes.string_at(place, struct.calcsize(f"={one}")) for place, one in zip(places, formats[1:]))
+        assert ctypes.string_at(places[len(formats) - 1], 8) == bytes(8)
+        self.seen.append((*sizes[:-2], function, *struct.unpack(formats, laid)))
+        return 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:  # noqa: N802
+        context._obj.value = 77
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:  # noqa: N802
+        self.contexts.append(context.value)
+        return 0
+
 
 @pytest.fixture
-def triton(monkeypatch):
-    """A stand-in for triton 3.6, its hooks, and a GPU."""
-    runtime = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=None)
-    fake = SimpleNamespace(__version__="3.6.0", JITFunction=Kernel, knobs=SimpleNamespace(runtime=runtime), gpu=0)
+def gpu(monkeypatch) -> Any:
+    """A stand-in for triton 3.6, its hooks, a GPU, and its driver."""
+    hooks = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=None)
+    loaded: list[tuple[Any, ...]] = []
+
+    def load_binary(*given: Any) -> tuple[int, ...]:
+        loaded.append(given)
+        return 0, len(loaded), 32, 0, 1024
+
+    active = SimpleNamespace(utils=SimpleNamespace(load_binary=load_binary))
+    fake = SimpleNamespace(
+        __version__="3.6.0",
+        JITFunction=Kernel,
+        knobs=SimpleNamespace(runtime=hooks),
+        runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
+        current=0,
+        loaded=loaded,
+        driver=Driver(),
+    )
     monkeypatch.setitem(sys.modules, "triton", fake)
+    monkeypatch.setattr(driver, "library", lambda: fake.driver)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.gpu)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: 100 + gpu, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
     return fake
 
 
-def test_the_same_kind_of_terms_takes_the_same_code(triton):
+def test_the_same_kind_of_terms_takes_the_same_code(gpu):
     kernel = Kernel()
     launch, (x, y) = Bound(kernel, CONSTANTS), (torch.ones(64), torch.ones(64, dtype=torch.bfloat16))
-    launch((5,), x, y, x, 64, 16)
-    assert len(kernel.own) == 1 and not kernel.handed
+    launch((5,), x, y, x, 64, 0.5)
     for other in (x, torch.ones(3)):
-        launch((2, 9), other, y, x, 64, 16)
-    assert len(kernel.own) == 1
-    rest = (y.data_ptr(), x.data_ptr(), 64, 16, True, 64)  # constants as the kernel names them
-    assert kernel.handed[0] == (2, 9, 1, 100, 7, (4, 1, 0), None, None, None, x.data_ptr(), *rest)
-    assert len(kernel.handed) == 2
+        launch((2, 9), other, y, x, 64, 0.5)
+        assert gpu.driver.seen[-1][7:] == (100, 1, other.data_ptr(), y.data_ptr(), x.data_ptr(), 64, 0.5)
+    launch((2, 9, 0), x, y, x, 64, 0.5)
+    assert len(kernel.asked) == 1 and not kernel.own
+    assert gpu.loaded == [("add", b"code", 512, 0)]
+    assert [seen[:7] for seen in gpu.driver.seen] == [(5, 1, 1, 128, 1, 1, 512)] + 2 * [(2, 9, 1, 128, 1, 1, 512)]
 
 
-def test_other_kinds_of_terms_do_not(triton):
+def test_other_kinds_of_terms_do_not(gpu):
     kernel = Kernel()
     launch, x = Bound(kernel, CONSTANTS), torch.ones(64)
     kinds = [
-        (x, x, x, 64, 16),
-        (x, x, x, 1, 16),
-        (x.bfloat16(), x, x, 64, 16),
-        (x, x[1:], x, 64, 16),  # starts at 4 bytes after a multiple of 16
-        (x[1:], x, x, 64, 16),
-        (x, x[1:], x.bfloat16(), 64, 16),
+        (x, x, x, 64, 16.0),
+        (x, x, x, 1, 16.0),
+        (x.bfloat16(), x, x, 64, 16.0),
+        (x, x[1:], x, 64, 16.0),  # starts at 4 bytes after a multiple of 16
+        (x[1:], x, x, 64, 16.0),
+        (x, x[1:], x.bfloat16(), 64, 16.0),
     ]
-    for terms in kinds:
-        launch((1,), *terms)
-    assert len(kernel.own) == len(kinds) and not kernel.handed
-    for terms in kinds:
-        launch((1,), *terms)
-    assert len(kernel.own) == len(kinds) == len(kernel.handed)
-    triton.gpu = 1
-    launch((1,), *kinds[0])
-    launch((1,), *kinds[0])
-    assert len(kernel.own) == len(kinds) + 1 and kernel.handed[-1][3] == 101
+    for number in (1, 2):
+        for terms in kinds:
+            launch((1,), *terms)
+            numbers = terms[4:] if terms[3] == 1 else terms[3:]  # the code for a length of 1 is not given it
+            assert gpu.driver.seen[-1][8:] == (1 + (terms[3] == 1), *[t.data_ptr() for t in terms[:3]], *numbers)
+        assert len(kernel.asked) == len(kinds) and len(gpu.driver.seen) == number * len(kinds)
+    gpu.current = 1
+    for _ in range(2):
+        launch((1,), *kinds[0])
+    assert len(kernel.asked) == len(kinds) + 1 and gpu.driver.seen[-1][7:9] == (101, 3)
+    assert [given[3] for given in gpu.loaded] == [0, 0, 1] and not kernel.own
 
 
 @pytest.mark.parametrize("why", ["version", "interpreted", "watched", "hooked", "hip"])
-def test_triton_launches_what_it_must_see(why, triton, monkeypatch):
+def test_triton_launches_what_it_must_see(why, gpu, monkeypatch):
     kernel = Kernel()
     if why == "version":
-        triton.__version__ = "4.0.0"
+        gpu.__version__ = "4.0.0"
     elif why == "interpreted":
-        triton.JITFunction = int
+        gpu.JITFunction = int
     elif why == "watched":
-        triton.knobs.runtime.launch_enter_hook.calls.append(print)
+        gpu.knobs.runtime.launch_enter_hook.calls.append(print)
     elif why == "hooked":
         kernel.pre_run_hooks.append(print)
     else:
         monkeypatch.setattr(torch.version, "hip", "7.0")
     launch, x = Bound(kernel, CONSTANTS), torch.ones(64)
     for _ in range(3):
-        launch((1,), x, x, x, 64, 16)
-    assert len(kernel.own) == 3 and not kernel.handed
+        launch((1,), x, x, x, 64, 0.5)
+    assert len(kernel.own) == 3 and not kernel.asked and not gpu.driver.seen
 
 
-def test_kinds_are_forgotten_before_they_fill_memory(triton, monkeypatch):
+@pytest.mark.parametrize(
+    ("taken", "metadata"),
+    [
+        ((*TAKEN[:3], "u64", *TAKEN[4:]), {}),
+        (TAKEN[:4], {}),
+        ((*TAKEN, "u32"), {}),
+        ((*TAKEN[:5], "align 64 .b8"), {}),
+        ((), {}),
+        (TAKEN, {"num_ctas": 2}),
+        (TAKEN, {"launch_pdl": True}),
+        (TAKEN, {"global_scratch_size": 128}),
+        (TAKEN, {"tensordesc_meta": [object()]}),
+    ],
+)
+def test_triton_launches_what_takes_more_than_its_terms(taken, metadata, gpu):
+    kernel, x = Kernel(taken, **metadata), torch.ones(64)
+    launch = Bound(kernel, CONSTANTS)
+    for _ in range(3):
+        launch((1,), x, x, x, 64, 0.5)
+    assert len(kernel.own) == 3 and len(kernel.asked) == 1 and not gpu.driver.seen
+
+
+def test_triton_launches_what_a_hook_keeps_it_from_compiling(gpu, monkeypatch):
+    kernel, x = Kernel(), torch.ones(64)
+    monkeypatch.setattr(kernel, "warmup", lambda *terms, **more: None)
+    Bound(kernel, CONSTANTS)((1,), x, x, x, 64, 0.5)
+    assert len(kernel.own) == 1 and not gpu.driver.seen
+
+
+def test_a_thread_without_a_context_is_given_the_codes(gpu):
+    launch, x = Bound(Kernel(), CONSTANTS), torch.ones(64)
+    gpu.driver.answers = [LOST]
+    launch((1,), x, x, x, 64, 0.5)
+    assert gpu.driver.contexts == [77] and len(gpu.driver.seen) == 1
+    gpu.driver.answers = [LOST, LOST]
+    with pytest.raises(RuntimeError, match="CUDA's driver gave error 201"):
+        launch((1,), x, x, x, 64, 0.5)
+    gpu.driver.answers = [1]
+    with pytest.raises(RuntimeError, match="CUDA's driver gave error 1$"):
+        launch((1,), x, x, x, 64, 0.5)
+
+
+def test_threads_do_not_write_into_each_others_launches(gpu):
+    launch, tensors = Bound(Kernel(), CONSTANTS), [torch.ones(64) for _ in range(200)]
+
+    def run(x: torch.Tensor) -> None:
+        launch((1,), x, x, x, 64, 0.5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, tensors))
+    assert sorted(seen[9:12] for seen in gpu.driver.seen) == sorted(3 * (x.data_ptr(),) for x in tensors)
+
+
+def test_kinds_are_forgotten_before_they_fill_memory(gpu, monkeypatch):
     monkeypatch.setattr(launching, "KINDS", 3)
     kernel = Kernel()
     launch, x = Bound(kernel, CONSTANTS), torch.ones(64)
-    for length in range(10):
-        launch((1,), x, x, x, length, 16)
-    assert len(launch.compiled) <= 3 and len(kernel.own) == 10
+    for length in range(2, 12):
+        launch((1,), x, x, x, length, 0.5)
+        assert gpu.driver.seen[-1][12] == length
+    assert len(launch.ready) <= 3 and len(kernel.asked) == 10 and len(gpu.loaded) == 1
 
 
-def test_tensors_come_before_numbers(triton):
+def test_tensors_come_before_numbers(gpu):
     x = torch.ones(64)
     with pytest.raises(TypeError, match="tensors come before numbers"):
         Bound(Kernel(), CONSTANTS)((1,), x, 64, x, x, 16)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: make test-kernels")
+def test_code_compiled_for_an_h100_is_handed_its_terms(tmp_path):
+    """Every kind of launch that there is, without a GPU; see the script."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    script = Path(__file__).with_name("compiled_offline.py")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    launched = dict(line.split() for line in run.stdout.splitlines())
+    kernels = {
+        "summed",
+        "gate",
+        "rms_norm",
+        "left",
+        "left_of_heads",
+        "norm_back",
+        "back",
+        "walk_back",
+        "near",
+        "products",
+    }
+    assert kernels <= launched.keys() and len(launched) >= 25
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or passes.why_not() is not None, reason="no Triton kernels here")

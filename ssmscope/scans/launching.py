@@ -2,29 +2,37 @@
 
 Triton comes with torch's builds for CUDA; it compiles the kernels on first use, in some seconds, and keeps them in its
 own cache. Without it, or with SSMSCOPE_NATIVE=0, `Kernels.why_not` says so and the work stays with torch. Its own
-launch takes the host longer than many a kernel takes the GPU: `bound` launches what is compiled.
+launch takes the host longer than many a kernel takes the GPU, and before version 3.7 a C compiler on first use: `bound`
+has CUDA's driver launch what is compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import operator
+import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Hashable
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssmscope.scans.building import SWITCH, switched_off
+from ssmscope.scans.driver import Ready, current_context
 
+SLOTS = {"*": "Q", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
+"""How what triton calls these is laid in memory."""
+SIZES = {"i": 32, "I": 32, "f": 32, "q": 64, "Q": 64}  # in bits
 DIRECT = ("3.4", "3.5", "3.6", "3.7", "3.8", "3.9")
 """Versions of triton whose compiled kernels are launched as `Bound` does."""
 KINDS = 1024  # of terms that a kernel is launched with: more are forgotten
-ONCE = {1: (1, 1), 2: (1,), 3: ()}  # programs along the axes that a grid does not name
 
 
 class Kernels:
@@ -98,15 +106,17 @@ def on(t: Tensor) -> contextlib.AbstractContextManager[Any]:
 class Bound:
     """A Triton kernel with its constants: `bound(grid, *terms)` does what `kernel[grid](*terms, **constants)` does.
 
-    Triton looks anew at each launch which machine code its arguments want. That depends on the current GPU, on tensors'
-    types and whether they start at a multiple of 16 bytes, and on numbers; so the first launch with each of these is
-    triton's own, and the next ones hand its compiled kernel the same kind of arguments. Where kernels are interpreted,
-    watched by hooks, or not those of a known triton on CUDA, all launches are triton's own.
+    Triton looks anew at each launch which machine code its arguments want, and before version 3.7 has a C compiler make
+    a launcher for each kind of them. The code depends on the current GPU, on tensors' types and whether they start at a
+    multiple of 16 bytes, and on numbers: with each of these triton is asked once, and its code launched by the driver.
+    Where kernels are interpreted, watched by hooks, not those of a known triton on CUDA, or take what they are given in
+    another way than is known here, all launches are triton's own.
     """
 
     def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
         self.kernel, self.constants = kernel, constants
-        self.compiled: dict[tuple[Hashable, ...], tuple[Any, ...]] = {}
+        self.ready: dict[tuple[Hashable, ...], tuple[Ready, struct.Struct] | tuple[()]] = {}
+        self.loaded: dict[tuple[int, int], tuple[Any, int, ctypes.c_void_p]] = {}
         self.direct = _is_direct(kernel)
         self.tensors = 0  # that it takes; not yet known
 
@@ -119,6 +129,7 @@ class Bound:
 
         Raises:
             TypeError: a tensor after a number.
+            RuntimeError: the driver refuses.
         """
         self.tensors = self.tensors or _leading(terms)
         if not self.direct or _watched():
@@ -126,24 +137,52 @@ class Bound:
             return
         device, tensors, numbers = torch.cuda.current_device(), terms[: self.tensors], terms[self.tensors :]
         places = [t.data_ptr() for t in tensors]
-        key = (device, numbers, *[t.dtype for t in tensors])
+        key = (device, get_ident(), numbers, *[t.dtype for t in tensors])
         if functools.reduce(operator.or_, places, 0) % 16:
             key = (*key, *[place % 16 == 0 for place in places])
-        found = self.compiled.get(key)
+        found = self.ready.get(key)
         if found is None:
-            compiled = self.kernel[grid](*terms, **self.constants)
-            if compiled is not None:  # a hook of triton's can keep it from compiling
-                self._keep(key, compiled, terms)
-            return
-        run, function, metadata, constants = found
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        run(*grid, *ONCE[len(grid)], stream, function, metadata, None, None, None, *places, *numbers, *constants)
+            found = self._prepared(grid, terms, device)
+            if len(self.ready) >= KINDS:
+                self.ready.clear()
+            self.ready[key] = found
+        if not found:
+            self.kernel[grid](*terms, **self.constants)
+        elif 0 not in grid:
+            ready, laid = found
+            laid.pack_into(ready.laid, 0, *places)
+            ready((*grid, 1, 1)[:3], torch._C._cuda_getCurrentRawStream(device))
 
-    def _keep(self, key: tuple[Hashable, ...], compiled: Any, terms: tuple[Any, ...]) -> None:
-        if len(self.compiled) >= KINDS:
-            self.compiled.clear()
-        constants = tuple(self.constants[name] for name in self.kernel.arg_names[len(terms) :])
-        self.compiled[key] = (compiled.run, compiled.function, compiled.packed_metadata, constants)
+    def _prepared(
+        self, grid: tuple[int, ...], terms: tuple[Any, ...], device: int
+    ) -> tuple[Ready, struct.Struct] | tuple[()]:
+        """What launches the code for these terms in this thread, and how the places of tensors are laid; nothing where
+        it takes something else than terms and constants, or triton has not compiled it when asked."""
+        compiled = self.kernel.warmup(*terms, grid=grid, **self.constants)
+        if not hasattr(compiled, "asm") or not _is_plain(compiled.metadata):
+            return ()
+        kinds = [compiled.src.signature[name] for name in self.kernel.arg_names[: len(terms)]]
+        given = [(kind[:1] if kind.startswith("*") else kind, term) for kind, term in zip(kinds, terms)]
+        laid = [(SLOTS.get(kind, ""), term) for kind, term in given if kind != "constexpr"]  # else in the code
+        taken, own = _taken(compiled.asm["ptx"]), len(laid)
+        if taken[:own] != [SIZES.get(slot) for slot, _ in laid] or any(bits != 64 for bits in taken[own:]):
+            return ()
+        slots = bytearray(8 * len(taken))  # those behind the terms are for triton's scratch, which is not needed: 0
+        for place, (slot, term) in enumerate(laid[self.tensors :], self.tensors):
+            struct.pack_into(f"={slot}", slots, 8 * place, term)
+        sizes = 32 * compiled.metadata.num_warps, compiled.metadata.shared
+        ready = Ready(*self._loaded(compiled, device), *sizes, slots, range(0, len(slots), 8))
+        return ready, struct.Struct(f"={self.tensors}Q")
+
+    def _loaded(self, compiled: Any, device: int) -> tuple[int, ctypes.c_void_p]:
+        """The driver's function of compiled code on a GPU, and its context there, which this thread has then. The code
+        is kept, as it is known by its place in memory."""
+        key = id(compiled), device
+        if key not in self.loaded:
+            load = sys.modules["triton"].runtime.driver.active.utils.load_binary
+            given = compiled.name, compiled.kernel, compiled.metadata.shared, device
+            self.loaded[key] = compiled, load(*given)[1], current_context()
+        return self.loaded[key][1:]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -158,6 +197,19 @@ def _leading(terms: tuple[Any, ...]) -> int:
     if not all(isinstance(t, Tensor) for t in terms[:count]):
         raise TypeError("tensors come before numbers in a kernel's terms")
     return count
+
+
+def _taken(ptx: str) -> list[int]:
+    """The bits of each argument of the kernel of this assembly; 0 of what is no number or pointer."""
+    entry = re.search(r"\.entry[^(]*\(([^)]*)\)", ptx)
+    found = [re.match(r"\s*\.param\s+\.[a-z](\d+)\s", each) for each in (entry[1] if entry else "").split(",")]
+    return [0 if each is None else int(each[1]) for each in found]
+
+
+def _is_plain(metadata: Any) -> bool:
+    """Whether code is launched with nothing but blocks, threads and shared memory."""
+    more = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size", "tensordesc_meta")
+    return metadata.num_ctas == 1 and not any(getattr(metadata, name, None) for name in more)
 
 
 def _is_direct(kernel: Any) -> bool:

@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ssmscope.scans import building
+from ssmscope.scans import building, driver
+from ssmscope.scans.driver import LOST, SETTING, addresses, check, pointer
 from ssmscope.scans.launching import Kernels
 
-LOST = 201  # the driver's word for a thread that has no context yet
 SHARED = 8  # its attribute for the shared memory that a block may have
 PLENTY = 48 * 2**10  # bytes of it that need no leave
 MARKS, ROOM = 2**12, 2**21  # numbers for blocks of a launch to count with, and behind them for its scratch
-_SETTING = struct.Struct("=7I4x2QI4x")  # CUlaunchConfig: blocks, threads, shared memory, stream, no attributes
 
 
 class Launch(NamedTuple):
@@ -60,9 +59,6 @@ class _Ready(NamedTuple):
     given: Any
 
 
-_pointer = ctypes.c_void_p.from_param  # an argument, made once rather than in each call
-
-
 class Program(Kernels):
     """The kernels of CUDA C++ files, each a program of its own, compiled when it is first launched.
 
@@ -82,11 +78,9 @@ class Program(Kernels):
     def look(self) -> Any:
         """NVRTC and the driver, or why there is one of them only; `found` keeps the answer."""
         try:
-            compiler, driver = _nvrtc(), ctypes.CDLL("libcuda.so.1")
-            driver.cuLaunchKernelEx  # noqa: B018
-        except (OSError, AttributeError) as error:  # drivers before CUDA 11.8 have no such launch
+            return _nvrtc(), driver.library()
+        except OSError as error:
             return " ".join(f"CUDA's compiler for kernels cannot be loaded: {error}".split())
-        return compiler, driver
 
     def faults(self, *others: type[Exception]) -> tuple[type[Exception], ...]:
         """What goes wrong where a kernel cannot be compiled or launched."""
@@ -110,10 +104,10 @@ class Program(Kernels):
         for setting, function in ready.kernels:
             code = ready.launch(setting, function, ready.given, None)
             if code == LOST:
-                _driven(self.loaded()[1].cuCtxSetCurrent(ready.context))
+                check(self.loaded()[1].cuCtxSetCurrent(ready.context))
                 code = ready.launch(setting, function, ready.given, None)
             if code:
-                _driven(code)
+                check(code)
 
     def marks(self, device: torch.device) -> int:
         """Where the device's current stream has MARKS zeros, which kernels leave 0, and behind them ROOM numbers of any
@@ -127,27 +121,26 @@ class Program(Kernels):
 
     def _prepare(self, work: Launches, index: int, stream: int, thread: int) -> _Ready:
         """For one thread: another would write its terms between these and the launch, which reads them."""
-        compiler, driver = self.loaded()
+        compiler, cuda = self.loaded()
         kernels, context = [], None
         self._compile_together(compiler, [launch.defines for launch in work.launches], index)
         for launch in work.launches:
             function, context = self._function(launch.defines, launch.shared, index)
-            setting = _SETTING.pack(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared, stream, 0, 0)
-            kernels.append((_pointer(setting), _pointer(function)))
+            setting = SETTING.pack(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared, stream, 0, 0)
+            kernels.append((pointer(setting), pointer(function)))
         laid = bytearray(work.terms.size) + work.sizes
-        first = (ctypes.c_void_p * 1)(ctypes.addressof(ctypes.c_char.from_buffer(laid)))
-        return _Ready(driver.cuLaunchKernelEx, context, kernels, laid, _pointer(first))
+        return _Ready(cuda.cuLaunchKernelEx, context, kernels, laid, pointer(addresses(laid, [0])))
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
         """The kernel on a GPU, which must be the current one, and the context that it is in."""
-        _, driver = self.loaded()
-        module, function, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        _, cuda = self.loaded()
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
         torch.cuda.synchronize(index)  # makes torch's context, and has it current
-        _driven(driver.cuCtxGetCurrent(ctypes.byref(context)))
-        _driven(driver.cuModuleLoadData(ctypes.byref(module), self._codes[defines, index]))
-        _driven(driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel"))
+        context = driver.current_context()
+        check(cuda.cuModuleLoadData(ctypes.byref(module), self._codes[defines, index]))
+        check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"kernel"))
         if shared > PLENTY:
-            _driven(driver.cuFuncSetAttribute(function, SHARED, shared))
+            check(cuda.cuFuncSetAttribute(function, SHARED, shared))
         return function.value, context
 
     def _compile_together(self, compiler: ctypes.CDLL, wanted: Iterable[tuple[str, ...]], index: int) -> None:
@@ -225,8 +218,3 @@ def _nvrtc() -> ctypes.CDLL:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)
     raise OSError(f"{file} not found")
-
-
-def _driven(code: int) -> None:
-    if code:
-        raise RuntimeError(f"CUDA's driver gave error {code}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ssmscope.scans.launching import Kernels, on
+from ssmscope.scans.launching import Kernels, bound, on
 
 EACH = 4  # rows of a program
 
@@ -29,17 +29,9 @@ def sums(words: Sequence[Tensor], rows: Tensor, columns: Tensor) -> Tensor:
     if not len(owners):
         return out
     with on(rows):
-        kernels.loaded().summed[(len(owners),)](
-            *(_sent(owners, rows), _sent(table, rows), rows, columns, out),
-            **{
-                "TENSORS": len(words),
-                "ROWS": len(rows),
-                "ROW": row,
-                "BLOCK": min(row, 1024),
-                "EACH": EACH,
-                "num_warps": 4,
-            },
-        )
+        constants = {"TENSORS": len(words), "ROWS": len(rows), "ROW": row, "BLOCK": min(row, 1024), "EACH": EACH}
+        launch = bound(kernels.loaded().summed, **constants, num_warps=4)
+        launch((len(owners),), _sent(owners, rows), _sent(table, rows), rows, columns, out)
     return out
 
 
