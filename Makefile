@@ -107,4 +107,4 @@ $(VENV)-triton/.dev: pyproject.toml constraints.txt | $(VENV)-triton/bin/python
 	$(PYTHON) -m venv $* || { rm -rf $*; echo "python's venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(VENV)-transformers5 demo-output build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-transformers5 $(VENV)-triton demo-output build dist .mypy_cache .pytest_cache .ruff_cache

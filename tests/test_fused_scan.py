@@ -362,6 +362,7 @@ def test_the_driver_is_handed_each_call_s_own_terms_also_of_threads(tmp_path, mo
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5, raising=False)
     monkeypatch.setattr(program, "loaded", lambda: (None, driver))
+    monkeypatch.setattr(nvrtc.driver, "library", lambda: driver)
     addresses = {"A": 2**40 + 1, "B": 2**40 + 2}
     monkeypatch.setattr(program, "compiled", lambda compiler, defines, index: b"code")
     program._function = lambda defines, shared, index: (addresses[defines[0]], ctypes.c_void_p(77))

@@ -46,6 +46,18 @@ def current_context() -> ctypes.c_void_p:
     return context
 
 
+def mend(code: int, context: ctypes.c_void_p, again: Callable[[], int]) -> None:
+    """After a launch that the driver refused with this code: in a thread without a context once more, in this one.
+
+    Raises:
+        RuntimeError: the driver refuses for another reason, or again.
+    """
+    if code == LOST:
+        check(library().cuCtxSetCurrent(context))
+        code = again()
+    check(code)
+
+
 def addresses(buffer: bytearray, places: Iterable[int]) -> Any:
     """Where in memory these places of a buffer are, as the driver takes what a kernel is given."""
     start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
@@ -83,7 +95,7 @@ class Ready:
             pointer(addresses(laid, places)),
             None,
         )
-        self._launch, self._enter, self._context = library().cuLaunchKernelEx, library().cuCtxSetCurrent, context
+        self._launch, self._context = library().cuLaunchKernelEx, context
 
     def __call__(self, blocks: tuple[int, ...], stream: int) -> None:
         """Launch so many blocks along three axes, of what is laid, on a stream.
@@ -94,9 +106,5 @@ class Ready:
         if self._set != (blocks, stream):
             SETTING.pack_into(self._setting, 0, *blocks, *self._rest, stream, 0, 0)
             self._set = blocks, stream
-        code = self._launch(*self._given)
-        if code == LOST:
-            check(self._enter(self._context))
-            code = self._launch(*self._given)
-        if code:
-            check(code)
+        if code := self._launch(*self._given):
+            mend(code, self._context, lambda: self._launch(*self._given))

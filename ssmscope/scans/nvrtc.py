@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import building, driver
-from ssmscope.scans.driver import LOST, SETTING, addresses, check, pointer
+from ssmscope.scans.driver import SETTING, addresses, check, pointer
 from ssmscope.scans.launching import Kernels
 
 SHARED = 8  # its attribute for the shared memory that a block may have
@@ -53,7 +53,7 @@ class _Ready(NamedTuple):
     structure lies, and what it takes of that."""
 
     launch: Callable[..., int]
-    context: ctypes.c_void_p | None
+    context: ctypes.c_void_p
     kernels: list[tuple[Any, Any]]
     laid: bytearray
     given: Any
@@ -102,12 +102,9 @@ class Program(Kernels):
         ready = self._ready(work, device.index, stream, get_ident())
         work.terms.pack_into(ready.laid, 0, *terms)
         for setting, function in ready.kernels:
-            code = ready.launch(setting, function, ready.given, None)
-            if code == LOST:
-                check(self.loaded()[1].cuCtxSetCurrent(ready.context))
-                code = ready.launch(setting, function, ready.given, None)
-            if code:
-                check(code)
+            if code := ready.launch(setting, function, ready.given, None):
+                given = setting, function, ready.given, None
+                driver.mend(code, ready.context, functools.partial(ready.launch, *given))
 
     def marks(self, device: torch.device) -> int:
         """Where the device's current stream has MARKS zeros, which kernels leave 0, and behind them ROOM numbers of any
@@ -122,7 +119,7 @@ class Program(Kernels):
     def _prepare(self, work: Launches, index: int, stream: int, thread: int) -> _Ready:
         """For one thread: another would write its terms between these and the launch, which reads them."""
         compiler, cuda = self.loaded()
-        kernels, context = [], None
+        kernels, context = [], ctypes.c_void_p()
         self._compile_together(compiler, [launch.defines for launch in work.launches], index)
         for launch in work.launches:
             function, context = self._function(launch.defines, launch.shared, index)
