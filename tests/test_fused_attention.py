@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from scan_checks import DEVICE, says_that_triton_is_absent, slow_interpreted, triton_only
@@ -217,6 +219,21 @@ def test_how_the_work_is_cut_changes_no_value(monkeypatch):
     ):
         monkeypatch.setattr(fused, name, value)
         torch.testing.assert_close(run(terms), whole, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+def test_a_map_made_before_is_made_again_of_other_tensors():
+    """On a GPU by what is known of the first, in each thread; of tensors that start elsewhere as if it were new."""
+    terms = [draw(2, 70, 2, state=1, decay=0.1, factors=True, seed=seed) for seed in range(2)]
+    exact = [definition(each) for each in terms]
+    for each, expected in zip(terms, exact):
+        near(run(each), expected)
+    elsewhere = {name: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for name, t in terms[1].items()}
+    near(run(elsewhere), exact[1])
+    if torch.device(DEVICE).type == "cuda":  # triton interprets one kernel at a time
+        with ThreadPoolExecutor(3) as threads:
+            for found, expected in zip(threads.map(run, 4 * terms), 4 * exact, strict=True):
+                near(found, expected)
 
 
 @needs_kernels

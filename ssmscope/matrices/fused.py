@@ -6,12 +6,13 @@ The sum over channels and states is a matrix product, of factors which are made 
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.matrices.terms import Around, diagonals
 from ssmscope.scans import native
-from ssmscope.scans.launching import Bound, Kernels, bound, on
+from ssmscope.scans.driver import Beside
+from ssmscope.scans.launching import Bound, Kernels, Known, are_aligned, bound, on, watched
 
 PRECISIONS = {"highest": 2, "high": 1}  # the parts of 11 bits of which the operands of the products are
 TILE = 128  # rows of the tiles; their sums fill half the registers of a GPU's processor
@@ -45,7 +47,8 @@ FILL = 132  # programs of the tiles that run at once
 SPREAD = 2  # of them that each processor runs, one after the other
 SHARES = 4  # the most matrices' worth of memory that sums of shares of the channels may take
 ROOM = 2**30  # bytes that the factors may take, if those of one chunk of channels and one sequence do not take more
-BESIDE = True  # the tiles on the diagonal, on a stream of their own
+EVEN = 256  # bytes of which each table begins at a multiple
+THREADS = 64  # whose launches are kept
 TOGETHER = 64  # tiles whose sums of steps are summed at a time
 FLOOR = -126.0  # float32 knows no 2^-127 but for subnormal numbers
 MOST = 256  # states of a channel
@@ -109,7 +112,7 @@ def mean(
         return out
     shape = (length, heads, b.shape[3], groups, b.shape[2], PRECISIONS[precision])
     together = _plan(1, *shape, *_sizes()).together
-    with torch.no_grad(), on(delta):
+    with on(delta):
         if together >= batch:
             _make(out, _plan(batch, *shape, *_sizes()), b, c, delta, A, left, right)
         else:
@@ -286,29 +289,29 @@ class _Plan:
         return self.batch * len(self.passes[0]) * self.bytes // 2
 
     @functools.cached_property
-    def floats(self) -> tuple[list[int], int]:
-        """Numbers of the tables in float32, of which each begins at a multiple of 64: those of `sums`, `prepare`,
-        `bounds` and the sums of shares; and of all."""
+    def tables(self) -> dict[str, tuple[torch.dtype, int]]:
+        """What kernels write for others: the type and the count of its numbers."""
         table, vectors = self.batch * self.length * self.heads, self.batch * self.bc_groups * self.rows
-        wanted = [table] * 4 + [vectors * self.state] * 2 + [vectors * 2, self.state * self.heads, self.heads]
-        wanted += [self.matrices * 2 * self.rows, self.matrices * self.levels * self.tiles]
-        wanted += [self.strip_splits * self.strip_steps[0], self.splits * self.steps[0]]
-        sizes = [-(-size // 64) * 64 for size in wanted]
-        return sizes, sum(sizes)
+        below = self.matrices * self.below
+        floats = dict.fromkeys(("since", "rest", "until", "written"), table)
+        floats |= {"wrote": vectors * self.state, "read": vectors * self.state, "most": vectors * 2}
+        floats |= {"decays": self.state * self.heads, "slowest": self.heads}
+        floats |= {"units": self.matrices * 2 * self.rows, "shifts": self.matrices * self.levels * self.tiles}
+        floats |= {"strip": self.strip_splits * self.strip_steps[0], "packed": self.splits * self.steps[0]}
+        indices = {"found": below * len(self.passes[0]) * self.state, "counts": below, "cuts": below}
+        doubles = {"totals": self.batch * (self.tiles + (self.tiles & 1)) * self.heads}
+        doubles |= {"before": self.batch * (self.tiles + 1) * self.heads}
+        of_type = {torch.float32: floats, torch.int32: indices, torch.float64: doubles}
+        of_type |= {torch.float16: {"table": self.factors}}
+        found = {name: (dtype, size) for dtype, sizes in of_type.items() for name, size in sizes.items()}
+        return {name: found[name] for name in TABLES}
 
     @functools.cached_property
-    def doubles(self) -> tuple[list[int], int]:
-        """As `floats` in float64: sums of Δ of tiles, and before them."""
-        sizes = [self.batch * (self.tiles + (self.tiles & 1)) * self.heads, self.batch * (self.tiles + 1) * self.heads]
-        return sizes, sum(sizes)
-
-    @functools.cached_property
-    def indices(self) -> tuple[list[int], int]:
-        """As `floats` in int32: what `bounds` lists, how many for a tile, and the tile's shares."""
-        listed = self.matrices * self.below * len(self.passes[0]) * self.state
-        tiles = self.matrices * self.below
-        sizes = [-(-size // 64) * 64 for size in (listed, tiles, tiles)]
-        return sizes, sum(sizes)
+    def places(self) -> tuple[list[int], int]:
+        """Where each of the `tables` begins in memory that they share, and the bytes of that."""
+        sizes = [-(-size * dtype.itemsize // EVEN) * EVEN for dtype, size in self.tables.values()]
+        ends = list(itertools.accumulate(sizes))
+        return [0, *ends[:-1]], ends[-1]
 
 
 @functools.lru_cache(maxsize=256)
@@ -321,6 +324,7 @@ FLOATS = ("since", "rest", "until", "written", "wrote", "read", "most", "decays"
 TABLES = (*FLOATS, "packed", "found", "counts", "cuts", "totals", "before", "table")
 PLACES = {name: place for place, name in enumerate((*TERMS, *TABLES))}
 """Where each tensor stands among those that the kernels take."""
+DELTA, WRITTEN = PLACES["delta"], PLACES["written"]
 
 
 class _Launch(NamedTuple):
@@ -328,44 +332,87 @@ class _Launch(NamedTuple):
 
     kernel: Bound
     grid: tuple[int, ...]
-    of: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+    of: Callable[[Sequence[Any]], tuple[Any, ...]]
     numbers: tuple[float, ...]
 
 
-class _Launches(NamedTuple):
+@dataclass(frozen=True)
+class _Launches:
     """In order: those whose tables all others read, those beside the ones that come then, and what waits for both."""
 
-    first: list[_Launch]
-    aside: list[_Launch]
-    then: list[_Launch]
-    last: list[_Launch]
+    first: list[_Launch] = field(default_factory=list)
+    aside: list[_Launch] = field(default_factory=list)
+    then: list[_Launch] = field(default_factory=list)
+    last: list[_Launch] = field(default_factory=list)
+    known: dict[int, _Known | None] = field(default_factory=dict)
+    """By thread, once it has launched them of tensors that start where most do; None where triton does."""
+
+
+class _Known(NamedTuple):
+    """`_Launches` in a thread that has made them before, of tensors known by their places in memory."""
+
+    parts: list[list[tuple[Known, Callable[[Sequence[Any]], tuple[Any, ...]]]]]
+    beside: Beside
+
+    def __call__(self, places: list[int], stream: int) -> None:
+        """All of them; those aside on a stream of their own."""
+        first, aside, then, last = self.parts
+        for launch, of in first:
+            launch(of(places), stream)
+        self.beside.begin(stream)
+        for launch, of in aside:
+            launch(of(places), self.beside.stream)
+        for launch, of in then:
+            launch(of(places), stream)
+        self.beside.end(stream)
+        for launch, of in last:
+            launch(of(places), stream)
 
 
 def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tensor, left, right) -> None:
     """`mean` into `out`."""
-    floats = delta.new_empty(plan.floats[1]).split(plan.floats[0])
-    indices = delta.new_empty(plan.indices[1], dtype=torch.int32).split(plan.indices[0])
-    doubles = delta.new_empty(plan.doubles[1], dtype=torch.float64).split(plan.doubles[0])
-    table = delta.new_empty(plan.factors, dtype=torch.float16)
-    factor, gate = delta if right is None else right, delta if left is None else left
-    given = b, c, delta, A, factor, gate
+    given = b, c, delta, A, delta if right is None else right, delta if left is None else left
     as_it_is = right is None and delta.is_contiguous()
-    if as_it_is:
-        floats = (*floats[:3], delta, *floats[4:])
-    tensors = (out, *given, *floats, *indices, *doubles, table)
     around = left is not None, right is not None, not as_it_is
     launches = _launches(plan, delta.device, around, tuple([t.stride() for t in given]))
-    _launch(launches.first, tensors)
-    with _beside(delta, BESIDE and plan.below > 0) as join:
-        _launch(launches.aside, tensors)
-    _launch(launches.then, tensors)
-    join()
-    _launch(launches.last, tensors)
+    offsets, size = plan.places
+    space = delta.new_empty(size, dtype=torch.uint8)
+    start, own, thread = space.data_ptr(), [t.data_ptr() for t in (out, *given)], get_ident()
+    usual = are_aligned((*own, start)) and not watched()
+    known = launches.known.get(thread) if usual else None
+    if known is not None:
+        places = own + [start + offset for offset in offsets]
+        if as_it_is:
+            places[WRITTEN] = places[DELTA]
+        known(places, torch._C._cuda_getCurrentRawStream(delta.device.index))
+        return
+    tables = [
+        space[at:][: dtype.itemsize * size].view(dtype) for at, (dtype, size) in zip(offsets, plan.tables.values())
+    ]
+    tensors = [out, *given, *tables]
+    if as_it_is:
+        tensors[WRITTEN] = delta
+    calls = [
+        [(launch, (*launch.of(tensors), *launch.numbers)) for launch in part]
+        for part in (launches.first, launches.aside, launches.then, launches.last)
+    ]
+    for launch, terms in itertools.chain(*calls):
+        launch.kernel(launch.grid, *terms)
+    if usual and thread not in launches.known:
+        if len(launches.known) >= THREADS:
+            launches.known.clear()
+        launches.known[thread] = _known(calls, delta.device.index)
 
 
-def _launch(launches: Sequence[_Launch], tensors: tuple[Tensor, ...]) -> None:
-    for kernel, grid, of, numbers in launches:
-        kernel(grid, *of(tensors), *numbers)
+def _known(calls: Sequence[Sequence[tuple[_Launch, tuple[Any, ...]]]], index: int | None) -> _Known | None:
+    """Calls that were made in this thread as it can make them again; None where triton makes one of them."""
+    parts = []
+    for part in calls:
+        found = [(launch.kernel.known(launch.grid, *terms), launch.of) for launch, terms in part]
+        parts.append([(each, of) for each, of in found if each is not None])
+        if len(parts[-1]) < len(part):
+            return None
+    return _Known(parts, Beside(_stream(index).cuda_stream))
 
 
 @functools.lru_cache(maxsize=256)
@@ -379,7 +426,7 @@ def _launches(
     left, right, writing = around
     of_b, of_c, of_delta, of_A, of_factor, of_gate = strides
     cut = (groups, heads // groups, heads // plan.bc_groups, plan.segment)
-    found = _Launches([], [], [], [])
+    found = _Launches()
 
     def add(where: list[_Launch], kernel: Bound, grid: tuple[int, ...], names: str, *numbers: float) -> None:
         chosen = operator.itemgetter(*(PLACES[name] for name in names.split()))
@@ -464,18 +511,6 @@ def _launches(
         *(*plan.steps, *plan.strip_steps, plan.length, plan.splits if plan.splits > 1 else 0, plan.strip_splits),
     )
     return found
-
-
-@contextlib.contextmanager
-def _beside(t: Tensor, wanted: bool) -> Iterator[Callable[[], None]]:
-    """Work on a stream beside the current one, from where that is; what is given makes the current one wait for it."""
-    if not wanted or t.device.type != "cuda":
-        yield lambda: None
-        return
-    current, stream = torch.cuda.current_stream(), _stream(t.device.index)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield lambda: current.wait_stream(stream)
 
 
 @functools.cache

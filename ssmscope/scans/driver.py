@@ -108,3 +108,46 @@ class Ready:
             self._set = blocks, stream
         if code := self._launch(*self._given):
             mend(code, self._context, lambda: self._launch(*self._given))
+
+
+class Beside:
+    """A stream beside others, of the GPU whose context this thread has: between `begin` and `end`, what is launched on
+    it need not wait for what comes on the other.
+
+    Args:
+        stream: the driver's handle of it.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self._begun, self._done = _event(), _event()
+
+    def begin(self, current: int) -> None:
+        """What is launched on this stream from now on waits for what is on the current one.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        _order(self._begun, current, self.stream)
+
+    def end(self, current: int) -> None:
+        """What is launched on the current stream from now on waits for what is on this one.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        _order(self._done, self.stream, current)
+
+
+def _event() -> ctypes.c_void_p:
+    """A mark in a stream, which does not take the time."""
+    event = ctypes.c_void_p()
+    check(library().cuEventCreate(ctypes.byref(event), 2))
+    return event
+
+
+def _order(event: ctypes.c_void_p, first: int, then: int) -> None:
+    """One stream waits for what is on another."""
+    driver = library()
+    check(driver.cuEventRecord(event, ctypes.c_void_p(first)))
+    check(driver.cuStreamWaitEvent(ctypes.c_void_p(then), event, 0))

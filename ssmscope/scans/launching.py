@@ -17,9 +17,9 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ SLOTS = {"*": "Q", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
 SIZES = {"i": 32, "I": 32, "f": 32, "q": 64, "Q": 64}  # in bits
 DIRECT = ("3.4", "3.5", "3.6", "3.7", "3.8", "3.9")
 """Versions of triton whose compiled kernels are launched as `Bound` does."""
+ALIGNED = 16  # bytes of which tensors mostly start at a multiple
 KINDS = 1024  # of terms that a kernel is launched with: more are forgotten
 
 
@@ -103,6 +104,29 @@ def on(t: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if there else torch.cuda.device(t.device)
 
 
+def are_aligned(places: Iterable[int]) -> bool:
+    """Whether all places in memory are such as machine code takes for granted where it can."""
+    return functools.reduce(operator.or_, places, 0) % ALIGNED == 0
+
+
+class Known(NamedTuple):
+    """A launch of which all is known but where its tensors are, in the thread that asked for it."""
+
+    ready: Ready
+    laid: struct.Struct
+    blocks: tuple[int, ...]
+
+    def __call__(self, places: Sequence[int], stream: int) -> None:
+        """Launch it on a stream, of tensors at these places in memory, multiples of 16 where those were that it is
+        known from.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        self.laid.pack_into(self.ready.laid, 0, *places)
+        self.ready(self.blocks, stream)
+
+
 class Bound:
     """A Triton kernel with its constants: `bound(grid, *terms)` does what `kernel[grid](*terms, **constants)` does.
 
@@ -131,27 +155,39 @@ class Bound:
             TypeError: a tensor after a number.
             RuntimeError: the driver refuses.
         """
-        self.tensors = self.tensors or _leading(terms)
-        if not self.direct or _watched():
+        found, places = self._found(grid, terms)
+        if not found:
             self.kernel[grid](*terms, **self.constants)
-            return
+        elif 0 not in grid:
+            ready, laid = found
+            laid.pack_into(ready.laid, 0, *places)
+            ready((*grid, 1, 1)[:3], torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+
+    def known(self, grid: tuple[int, ...], *terms: Any) -> Known | None:
+        """What launches as this call would, in this thread, of other tensors like these and with these numbers; None
+        where triton launches, or there is nothing to do."""
+        found, _ = self._found(grid, terms)
+        return Known(*found, (*grid, 1, 1)[:3]) if found and 0 not in grid else None
+
+    def _found(
+        self, grid: tuple[int, ...], terms: tuple[Any, ...]
+    ) -> tuple[tuple[Ready, struct.Struct] | tuple[()], list[int]]:
+        """What launches the code for these terms in this thread, nothing where that is triton's; where tensors are."""
+        self.tensors = self.tensors or _leading(terms)
+        if not self.direct or watched():
+            return (), []
         device, tensors, numbers = torch.cuda.current_device(), terms[: self.tensors], terms[self.tensors :]
         places = [t.data_ptr() for t in tensors]
         key = (device, get_ident(), numbers, *[t.dtype for t in tensors])
-        if functools.reduce(operator.or_, places, 0) % 16:
-            key = (*key, *[place % 16 == 0 for place in places])
+        if not are_aligned(places):
+            key = (*key, *[place % ALIGNED == 0 for place in places])
         found = self.ready.get(key)
         if found is None:
             found = self._prepared(grid, terms, device)
             if len(self.ready) >= KINDS:
                 self.ready.clear()
             self.ready[key] = found
-        if not found:
-            self.kernel[grid](*terms, **self.constants)
-        elif 0 not in grid:
-            ready, laid = found
-            laid.pack_into(ready.laid, 0, *places)
-            ready((*grid, 1, 1)[:3], torch._C._cuda_getCurrentRawStream(device))
+        return found, places
 
     def _prepared(
         self, grid: tuple[int, ...], terms: tuple[Any, ...], device: int
@@ -219,7 +255,7 @@ def _is_direct(kernel: Any) -> bool:
     return known and isinstance(kernel, triton.JITFunction) and not kernel.pre_run_hooks and torch.version.hip is None
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether a profiler wants to see triton's launches."""
     knobs = sys.modules["triton"].knobs.runtime
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
