@@ -69,6 +69,15 @@ SHAPES = [  # batch, length, heads, groups, state
 
 
 @needs_kernels
+def test_the_least_that_is_tried_reads_and_writes_nothing():
+    """Its terms are all 0, addresses too; what a pass is compiled for, so that it need not be compiled again."""
+    for each in (fused._least, fused._attempt):
+        each(torch.ones(1, 1, 1, 1, device=DEVICE))
+    plan = fused._plan(8, 2048, 8192, 1, 16, True, 132)
+    assert (plan.cd, plan.sn, plan.ln, plan.warps) == (4, 4, 4, 4)
+
+
+@needs_kernels
 class TestScan(ScanChecks):
     terms = dict(length=40, heads=10, state=16)
     run = staticmethod(run)

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +125,8 @@ def gpu(monkeypatch) -> Any:
     monkeypatch.setattr(driver, "library", lambda: fake.driver)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(launching, "_begun", set())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
     return fake
 
@@ -250,6 +254,54 @@ def test_tensors_come_before_numbers(gpu):
     x = torch.ones(64)
     with pytest.raises(TypeError, match="tensors come before numbers"):
         Bound(Kernel(), CONSTANTS)((1,), x, 64, x, x, 16)
+
+
+def test_kernels_of_some_work_are_compiled_side_by_side(gpu, monkeypatch):
+    meeting, x = Barrier(3, timeout=60), torch.ones(64)
+    kernels = [Kernel() for _ in range(3)]
+    launches = [Bound(kernel, CONSTANTS) for kernel in kernels]
+    gpu.runtime.driver.active.utils.load_binary = lambda *given: (0, 1, 32, 0, 1024)
+
+    def work() -> None:
+        for launch in (*launches, launches[0]):
+            launch((1,), x, x, x, 64, 0.5)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Kernel, "warmup", lambda kernel, *terms, **more: (meeting.wait(), kernel.asked.append(terms)))
+        launching.compiled_ahead("work", work)
+    assert [len(kernel.asked) for kernel in kernels] == [1, 1, 1] and not gpu.driver.seen
+    launching.compiled_ahead("work", lambda: pytest.fail("the same work again"))
+    work()
+    assert len(gpu.driver.seen) == 4
+    before = [len(kernel.asked) for kernel in kernels]
+    launching.compiled_ahead("other work", work)  # whose kernels are there
+    assert [len(kernel.asked) for kernel in kernels] == before and len(gpu.driver.seen) == 4
+
+
+def test_work_that_fails_as_it_is_planned_leaves_launches_as_they_were(gpu):
+    launch, x = Bound(Kernel(), CONSTANTS), torch.ones(64)
+
+    def work() -> None:
+        launch((1,), x, x, x, 64, 0.5)
+        raise ValueError("no such shape")
+
+    with pytest.raises(ValueError, match="no such shape"):
+        launching.compiled_ahead("work", work)
+    assert not gpu.driver.seen
+    launch((1,), x, x, x, 64, 0.5)
+    assert len(gpu.driver.seen) == 1
+
+
+def test_where_all_kernels_were_run_the_smallest_is_tried(monkeypatch):
+    tried, ones = [], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *sizes, device: ones(*sizes))
+    for capability, expected in (((9, 0), "least"), ((8, 6), "attempt"), ((12, 0), "attempt")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)  # noqa: B023
+        found = launching.Kernels(
+            "none", "kernels", lambda one: tried.append("attempt"), lambda one: tried.append("least")
+        )
+        assert found._try(0) is None and tried.pop() == expected and not tried
+    assert launching.Kernels("none", "kernels", print).least is launching._doubled
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: make test-kernels")

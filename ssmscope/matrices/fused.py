@@ -23,7 +23,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.matrices.terms import Around, diagonals
 from ssmscope.scans import native
 from ssmscope.scans.driver import Beside
-from ssmscope.scans.launching import Bound, Kernels, Known, are_aligned, bound, on, watched
+from ssmscope.scans.launching import Bound, Kernels, Known, are_aligned, bound, compiled_ahead, on, watched
 
 PRECISIONS = {"highest": 2, "high": 1}  # the parts of 11 bits of which the operands of the products are
 TILE = 128  # rows of the tiles; their sums fill half the registers of a GPU's processor
@@ -396,8 +396,13 @@ def _make(out: Tensor, plan: _Plan, b: Tensor, c: Tensor, delta: Tensor, A: Tens
         [(launch, (*launch.of(tensors), *launch.numbers)) for launch in part]
         for part in (launches.first, launches.aside, launches.then, launches.last)
     ]
-    for launch, terms in itertools.chain(*calls):
-        launch.kernel(launch.grid, *terms)
+
+    def run() -> None:
+        for launch, terms in itertools.chain(*calls):
+            launch.kernel(launch.grid, *terms)
+
+    compiled_ahead(plan, run)
+    run()
     if usual and thread not in launches.known:
         if len(launches.known) >= THREADS:
             launches.known.clear()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans.delta_plan import Plan, power, segments, sizes_of, whole
-from ssmscope.scans.launching import Kernels, bound, on
+from ssmscope.scans.launching import Kernels, bound, compiled_ahead, on
 from ssmscope.scans.scalar_fused import _columns
 
 CUTS = {
@@ -136,11 +136,17 @@ class Scan(torch.autograd.Function):
         ctx.save_for_backward(log_a, beta, b, c, x, initial)
         log_a, beta, b, c, x = whole(log_a), whole(beta), *map(_columns, (b, c, x))
         y = x.new_empty(x.shape)
-        with on(x):
+
+        def run() -> Tensor:
             U, states, final = plan.forward(log_a, beta, b, x, initial)
             bound(kernels.loaded().read, **plan.sizes("read"))(
                 plan.programs, log_a, beta, b, c, U, states, y, *plan.shape, *b.stride()[:3], *c.stride()[:3]
             )
+            return final
+
+        with on(x):
+            compiled_ahead((plan, "forward"), run)
+            final = run()
         return y, final.to(initial.dtype)
 
     @staticmethod
@@ -154,7 +160,8 @@ class Scan(torch.autograd.Function):
         grad_final = torch.zeros_like(initial) if grad_final is None else grad_final
         grad_a, grad_beta = torch.empty_like(log_a), torch.empty_like(beta)
         grad_b, grad_c = (plan.rows(b, plan.state, torch.float32) for _ in "bc")
-        with on(x):
+
+        def run() -> tuple[Tensor, Tensor]:
             U, states, _ = plan.forward(log_a, beta, b, x, initial)
             grad_x, adjoints, grad_initial = plan.back(log_a, beta, b, grad_final, c, grad_y)
             bound(kernels.loaded().back, **plan.sizes("back"))(
@@ -162,6 +169,11 @@ class Scan(torch.autograd.Function):
                 *(log_a, beta, b, c, grad_y, U, grad_x, states, adjoints, grad_a, grad_beta, grad_b, grad_c),
                 *(*plan.shape, *b.stride()[:3], *c.stride()[:3], *grad_y.stride()[:3]),
             )
+            return grad_x, grad_initial
+
+        with on(x):
+            compiled_ahead((plan, "backward"), run)
+            grad_x, grad_initial = run()
         grad_b, grad_c = (g.unflatten(2, (plan.groups, -1)).sum(3) for g in (grad_b, grad_c))
         found = (grad_a, grad_beta, grad_b, grad_c, grad_x, grad_initial)
         return tuple(g.to(t.dtype) for g, t in zip(found, terms, strict=True))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ssmscope.scans import delta_exact, native
 from ssmscope.scans.delta_plan import Plan, power, segments, sizes_of, whole
-from ssmscope.scans.launching import Kernels, bound, on
+from ssmscope.scans.launching import Kernels, bound, compiled_ahead, on
 from ssmscope.scans.scalar_fused import DTYPES, MOST, PRECISIONS, STEPS, _columns
 
 ROOM = 227 << 10  # bytes that a program's tiles take of a GPU's shared memory, at most
@@ -216,9 +216,14 @@ class _Scan(torch.autograd.Function):
         plan = _plan(log_a, beta, b, x, precision)
         terms = log_a, beta, b, c, x, initial
         log_a, beta, b, c, x = _given(precision, log_a, beta, b, c, x)
-        with on(x):
+
+        def run() -> tuple[Any, ...]:
             solved = plan.solve(log_a, beta, b, c)
-            y, final = plan.walk(solved, x, initial, read=True)
+            return solved, *plan.walk(solved, x, initial, read=True)
+
+        with on(x):
+            compiled_ahead((plan, "forward"), run)
+            solved, y, final = run()
         ctx.save_for_backward(*terms, *solved)
         ctx.precision = precision
         return y, final.to(initial.dtype)
@@ -232,11 +237,16 @@ class _Scan(torch.autograd.Function):
         log_a, beta, b, c, x = _given(ctx.precision, log_a, beta, b, c, x)
         grad_y = torch.zeros_like(x) if grad_y is None else _columns(grad_y)
         grad_final = torch.zeros_like(initial) if grad_final is None else grad_final
-        with on(x):
+
+        def run() -> tuple[Any, ...]:
             R, states = plan.walk(solved, x, initial, read=False)
             grad_x, adjoints, grad_initial = plan.walk_back(solved, grad_y, grad_final)
             grads = plan.back((log_a, beta, b, c, grad_y), R, grad_x, states, adjoints)
-        found = (*grads, grad_x, grad_initial)
+            return *grads, grad_x, grad_initial
+
+        with on(x):
+            compiled_ahead((plan, "backward"), run)
+            found = run()
         return *(g.to(t.dtype) for g, t in zip(found, terms, strict=True)), None
 
 

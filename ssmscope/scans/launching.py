@@ -17,7 +17,10 @@ import re
 import struct
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -32,6 +35,8 @@ SLOTS = {"*": "Q", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
 SIZES = {"i": 32, "I": 32, "f": 32, "q": 64, "Q": 64}  # in bits
 DIRECT = ("3.4", "3.5", "3.6", "3.7", "3.8", "3.9")
 """Versions of triton whose compiled kernels are launched as `Bound` does."""
+KNOWN = ((9, 0),)
+"""Compute capabilities of GPUs on which all kernels were run."""
 ALIGNED = 16  # bytes of which tensors mostly start at a multiple
 KINDS = 1024  # of terms that a kernel is launched with: more are forgotten
 
@@ -43,10 +48,14 @@ class Kernels:
         module: that defines them, which importing brings triton.
         name: what they are called in messages.
         attempt: runs one of them on a small tensor of ones, (1, 1, 1, 1), on a GPU.
+        least: what is run instead on GPUs where all of them were before, to see that the compiler works; by default the
+            smallest kernel of Triton.
     """
 
-    def __init__(self, module: str, name: str, attempt: Callable[[Tensor], Any]) -> None:
-        self.module, self.name, self.attempt = module, name, attempt
+    def __init__(
+        self, module: str, name: str, attempt: Callable[[Tensor], Any], least: Callable[[Tensor], Any] | None = None
+    ) -> None:
+        self.module, self.name, self.attempt, self.least = module, name, attempt, least or _doubled
         self.found = functools.cache(self.look)
         self._tried = functools.cache(self._try)
 
@@ -91,11 +100,18 @@ class Kernels:
     def _try(self, index: int) -> str | None:
         """Why this GPU does not run the kernels: triton, say, needs a C compiler, and a GPU that it knows."""
         device = torch.device("cuda", index)
+        attempt = self.least if torch.cuda.get_device_capability(index) in KNOWN else self.attempt
         try:
-            self.attempt(torch.ones(1, 1, 1, 1, device=device))
+            attempt(torch.ones(1, 1, 1, 1, device=device))
         except self.faults() as error:
             return " ".join(f"{self.name} cannot run on {torch.cuda.get_device_name(device)}: {error}".split())
         return None
+
+
+def _doubled(one: Tensor) -> None:
+    with on(one):
+        kernel = importlib.import_module("ssmscope.scans.trial_kernels").doubled
+        bound(kernel, num_warps=1)((1,), one, torch.empty_like(one))
 
 
 def on(t: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -155,6 +171,9 @@ class Bound:
             TypeError: a tensor after a number.
             RuntimeError: the driver refuses.
         """
+        if (planned := getattr(_thread, "planned", None)) is not None:
+            planned.append((self, grid, terms))
+            return
         found, places = self._found(grid, terms)
         if not found:
             self.kernel[grid](*terms, **self.constants)
@@ -162,6 +181,11 @@ class Bound:
             ready, laid = found
             laid.pack_into(ready.laid, 0, *places)
             ready((*grid, 1, 1)[:3], torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+
+    def compile(self, device: int, grid: tuple[int, ...], terms: tuple[Any, ...]) -> None:
+        """Have triton compile it for terms like these on a GPU, and keep it."""
+        with torch.cuda.device(device):
+            self.kernel.warmup(*terms, grid=grid, **self.constants)
 
     def known(self, grid: tuple[int, ...], *terms: Any) -> Known | None:
         """What launches as this call would, in this thread, of other tensors like these and with these numbers; None
@@ -225,6 +249,40 @@ class Bound:
 def bound(kernel: Any, **constants: Hashable) -> Bound:
     """A kernel with these constants."""
     return Bound(kernel, constants)
+
+
+_thread = threading.local()
+"""Has the launches of a thread that plans."""
+
+
+_begun: set[Hashable] = set()
+
+
+def compiled_ahead(key: Hashable, work: Callable[[], Any]) -> None:
+    """Compile the kernels that some work will launch side by side, the first time that it is known by a key: triton
+    leaves Python's lock to others for half of the time. The work is then done without its kernels, so that what they
+    would write is not set.
+
+    Raises:
+        Exception: what triton raises where it cannot compile one.
+    """
+    if key in _begun:
+        return
+    if len(_begun) >= KINDS:
+        _begun.clear()
+    _begun.add(key)
+    planned: list[tuple[Bound, tuple[int, ...], tuple[Any, ...]]] = []
+    _thread.planned = planned
+    try:
+        work()
+    finally:
+        _thread.planned = None
+    new = {each[0]: each for each in planned if each[0].direct and not each[0].ready}
+    if len(new) > 1 and not watched():
+        device = torch.cuda.current_device()
+        with warnings.catch_warnings(), ThreadPoolExecutor(len(new)) as pool:  # triton sets filters, in each thread
+            for _ in pool.map(lambda each: each[0].compile(device, *each[1:]), new.values()):
+                pass
 
 
 def _leading(terms: tuple[Any, ...]) -> int:

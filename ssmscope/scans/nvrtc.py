@@ -66,10 +66,17 @@ class Program(Kernels):
         sources: the files, one behind the other; in the last `kernel` takes one structure.
         name: what they are called in messages.
         attempt: runs one of them on a small tensor of ones, (1, 1, 1, 1), on a GPU.
+        least: the same of the one that is compiled soonest, for GPUs where all of them were run before; else `attempt`.
     """
 
-    def __init__(self, sources: Sequence[Path], name: str, attempt: Callable[[Tensor], Any]) -> None:
-        super().__init__(str(sources[-1]), name, attempt)
+    def __init__(
+        self,
+        sources: Sequence[Path],
+        name: str,
+        attempt: Callable[[Tensor], Any],
+        least: Callable[[Tensor], Any] | None = None,
+    ) -> None:
+        super().__init__(str(sources[-1]), name, attempt, least or attempt)
         self.sources = sources
         self._codes: dict[tuple[tuple[str, ...], int], bytes] = {}
         self._function = functools.cache(self._load)

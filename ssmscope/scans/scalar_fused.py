@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.scans import native
-from ssmscope.scans.launching import Bound, Kernels, bound, on
+from ssmscope.scans.launching import Bound, Kernels, bound, compiled_ahead, on
 
 FILL = 256  # programs that keep a GPU busy: with fewer, the heads of a group are divided among several
 WALKS = 264  # programs that run at once where each walks many chunks: with fewer, the length is cut into segments
@@ -326,8 +326,13 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The outputs and the last state of terms in `_columns`."""
     plan = _plan(x, b, delta, precision)
-    with on(x):
+
+    def run() -> tuple[Tensor, Tensor]:
         return plan.read(plan.sums(log_a, delta), x, b, c, initial, D)
+
+    with on(x):
+        compiled_ahead((plan, "forward"), run)
+        return run()
 
 
 class _Scan(torch.autograd.Function):
@@ -346,6 +351,8 @@ class _Scan(torch.autograd.Function):
         grad_x = x.new_empty(x.shape)
         whole = (log_a, b, c, x, initial, delta, D, grad_y, grad_final, grad_x)
         with on(x):
+            plan = _plan(x, b, delta, ctx.precision)
+            compiled_ahead((plan, "backward"), lambda: _in_cuts(whole, ctx.precision))
             found = _in_cuts(whole, ctx.precision)
         of_log_a, of_b, of_c, of_initial, of_delta, of_D = (
             None if g is None or t is None else g.to(t.dtype)
