@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -257,19 +258,26 @@ def test_tensors_come_before_numbers(gpu):
 
 
 def test_kernels_of_some_work_are_compiled_side_by_side(gpu, monkeypatch):
-    meeting, x = Barrier(3, timeout=60), torch.ones(64)
+    meeting, held = Barrier(3, timeout=60), []
     kernels = [Kernel() for _ in range(3)]
     launches = [Bound(kernel, CONSTANTS) for kernel in kernels]
     gpu.runtime.driver.active.utils.load_binary = lambda *given: (0, 1, 32, 0, 1024)
 
     def work() -> None:
         for launch in (*launches, launches[0]):
+            x = torch.ones(64)
+            held.append(weakref.ref(x))
             launch((1,), x, x, x, 64, 0.5)
 
+    def warmup(kernel: Kernel, *terms: Any, **more: Any) -> None:
+        meeting.wait()
+        kernel.asked.append(terms)
+        assert not any(x() is not None for x in held)
+
     with monkeypatch.context() as patched:
-        patched.setattr(Kernel, "warmup", lambda kernel, *terms, **more: (meeting.wait(), kernel.asked.append(terms)))
+        patched.setattr(Kernel, "warmup", warmup)
         launching.compiled_ahead("work", work)
-    assert [len(kernel.asked) for kernel in kernels] == [1, 1, 1] and not gpu.driver.seen
+    assert [kernel.asked for kernel in kernels] == [[(*3 * (torch.float32,), 64, 0.5)]] * 3 and not gpu.driver.seen
     launching.compiled_ahead("work", lambda: pytest.fail("the same work again"))
     work()
     assert len(gpu.driver.seen) == 4

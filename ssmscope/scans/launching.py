@@ -172,7 +172,8 @@ class Bound:
             RuntimeError: the driver refuses.
         """
         if (planned := getattr(_thread, "planned", None)) is not None:
-            planned.append((self, grid, terms))
+            # of tensors only what triton asks for: held, those of a long piece of work would take more than it does
+            planned.setdefault(self, (grid, [t.dtype if isinstance(t, Tensor) else t for t in terms]))
             return
         found, places = self._found(grid, terms)
         if not found:
@@ -182,8 +183,9 @@ class Bound:
             laid.pack_into(ready.laid, 0, *places)
             ready((*grid, 1, 1)[:3], torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
 
-    def compile(self, device: int, grid: tuple[int, ...], terms: tuple[Any, ...]) -> None:
-        """Have triton compile it for terms like these on a GPU, and keep it."""
+    def compile(self, device: int, grid: tuple[int, ...], terms: Sequence[Any]) -> None:
+        """Have triton compile it on a GPU, and keep it, for numbers like these and for tensors of these types, which
+        start where most do."""
         with torch.cuda.device(device):
             self.kernel.warmup(*terms, grid=grid, **self.constants)
 
@@ -271,17 +273,17 @@ def compiled_ahead(key: Hashable, work: Callable[[], Any]) -> None:
     if len(_begun) >= KINDS:
         _begun.clear()
     _begun.add(key)
-    planned: list[tuple[Bound, tuple[int, ...], tuple[Any, ...]]] = []
+    planned: dict[Bound, tuple[tuple[int, ...], list[Any]]] = {}
     _thread.planned = planned
     try:
         work()
     finally:
         _thread.planned = None
-    new = {each[0]: each for each in planned if each[0].direct and not each[0].ready}
+    new = [kernel for kernel in planned if kernel.direct and not kernel.ready]
     if len(new) > 1 and not watched():
         device = torch.cuda.current_device()
         with warnings.catch_warnings(), ThreadPoolExecutor(len(new)) as pool:  # triton sets filters, in each thread
-            for _ in pool.map(lambda each: each[0].compile(device, *each[1:]), new.values()):
+            for _ in pool.map(lambda kernel: kernel.compile(device, *planned[kernel]), new):
                 pass
 
 
