@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssmscope.scans import driver, launching, passes
+from ssmscope.scans import driver, launching, nvrtc, passes
 from ssmscope.scans.driver import LOST, SETTING
 from ssmscope.scans.launching import Bound
 
@@ -300,15 +300,17 @@ def test_work_that_fails_as_it_is_planned_leaves_launches_as_they_were(gpu):
     assert len(gpu.driver.seen) == 1
 
 
-def test_where_all_kernels_were_run_the_smallest_is_tried(monkeypatch):
+def test_where_all_kernels_were_run_the_smallest_is_tried(gpu, monkeypatch):
     tried, ones = [], torch.ones
     monkeypatch.setattr(torch, "ones", lambda *sizes, device: ones(*sizes))
-    for capability, expected in (((9, 0), "least"), ((8, 6), "attempt"), ((12, 0), "attempt")):
+    own = (lambda one: tried.append("attempt")), (lambda one: tried.append("least"))
+    cases = [((9, 0), "3.6.2", "least"), ((9, 0), "3.7.0", "attempt"), ((8, 6), "3.6.0", "attempt")]
+    for capability, gpu.__version__, expected in cases:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)  # noqa: B023
-        found = launching.Kernels(
-            "none", "kernels", lambda one: tried.append("attempt"), lambda one: tried.append("least")
-        )
-        assert found._try(0) is None and tried.pop() == expected and not tried
+        assert launching.Kernels("none", "kernels", *own)._try(0) is None
+        assert tried.pop() == expected and not tried
+        assert nvrtc.Program([Path("none.cu")], "kernels", *own)._try(0) is None  # whatever triton is
+        assert tried.pop() == ("least" if capability == (9, 0) else "attempt") and not tried
     assert launching.Kernels("none", "kernels", print).least is launching._doubled
 
 

@@ -35,8 +35,8 @@ SLOTS = {"*": "Q", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
 SIZES = {"i": 32, "I": 32, "f": 32, "q": 64, "Q": 64}  # in bits
 DIRECT = ("3.4", "3.5", "3.6", "3.7", "3.8", "3.9")
 """Versions of triton whose compiled kernels are launched as `Bound` does."""
-KNOWN = ((9, 0),)
-"""Compute capabilities of GPUs on which all kernels were run."""
+KNOWN, COMPILER = ((9, 0),), "3.6"
+"""Compute capabilities of GPUs on which all kernels were run, and the version of triton that compiled them there."""
 ALIGNED = 16  # bytes of which tensors mostly start at a multiple
 KINDS = 1024  # of terms that a kernel is launched with: more are forgotten
 
@@ -48,8 +48,8 @@ class Kernels:
         module: that defines them, which importing brings triton.
         name: what they are called in messages.
         attempt: runs one of them on a small tensor of ones, (1, 1, 1, 1), on a GPU.
-        least: what is run instead on GPUs where all of them were before, to see that the compiler works; by default the
-            smallest kernel of Triton.
+        least: what is run instead where all of them were before (`was_run`), to see that the compiler works; by default
+            the smallest kernel of Triton.
     """
 
     def __init__(
@@ -97,10 +97,15 @@ class Kernels:
         """What goes wrong where triton cannot compile or launch a kernel."""
         return (self.loaded().triton.errors.TritonError, RuntimeError, OSError, subprocess.SubprocessError, *others)
 
+    def was_run(self, index: int) -> bool:
+        """Whether all of the kernels were run on GPUs like this one, compiled as here."""
+        compiler = sys.modules["triton"].__version__.rpartition(".")[0]
+        return compiler == COMPILER and torch.cuda.get_device_capability(index) in KNOWN
+
     def _try(self, index: int) -> str | None:
         """Why this GPU does not run the kernels: triton, say, needs a C compiler, and a GPU that it knows."""
         device = torch.device("cuda", index)
-        attempt = self.least if torch.cuda.get_device_capability(index) in KNOWN else self.attempt
+        attempt = self.least if self.was_run(index) else self.attempt
         try:
             attempt(torch.ones(1, 1, 1, 1, device=device))
         except self.faults() as error:
@@ -255,9 +260,8 @@ def bound(kernel: Any, **constants: Hashable) -> Bound:
 
 _thread = threading.local()
 """Has the launches of a thread that plans."""
-
-
 _begun: set[Hashable] = set()
+"""What was compiled ahead."""
 
 
 def compiled_ahead(key: Hashable, work: Callable[[], Any]) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ssmscope.scans import building, driver
 from ssmscope.scans.driver import SETTING, addresses, check, pointer
-from ssmscope.scans.launching import Kernels
+from ssmscope.scans.launching import KNOWN, Kernels
 
 SHARED = 8  # its attribute for the shared memory that a block may have
 PLENTY = 48 * 2**10  # bytes of it that need no leave
@@ -88,6 +88,10 @@ class Program(Kernels):
             return _nvrtc(), driver.library()
         except OSError as error:
             return " ".join(f"CUDA's compiler for kernels cannot be loaded: {error}".split())
+
+    def was_run(self, index: int) -> bool:
+        """Whether all of the kernels were run on GPUs like this one."""
+        return torch.cuda.get_device_capability(index) in KNOWN
 
     def faults(self, *others: type[Exception]) -> tuple[type[Exception], ...]:
         """What goes wrong where a kernel cannot be compiled or launched."""
