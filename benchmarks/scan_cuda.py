@@ -36,7 +36,7 @@ LAYERS = [(256, 1025, 64, 64), (8, 1024, 1536, 16)]
 """Batch, length, channels, states."""
 STACK = 24
 TERMS = ("x", "b", "c", "delta", "A")
-Tensors = list[torch.Tensor]
+Tensors = Sequence[torch.Tensor]
 
 
 def synchronised(run: Callable[[], object], calls: int = 1) -> Callable[[], None]:
@@ -66,18 +66,15 @@ def recurrence(batch: int, length: int, channels: int, states: int, device: str)
 def ours(r: ssm.Recurrence, gradients: bool, retention: bool = False, scans: int = 1) -> Callable[[], Tensors]:
     """y of the last of so many scans of the same terms, or the gradients of the weighted sum of all of them by every
     term of each, (batch, length, …) first."""
-    leaves = [{name: getattr(r, name).detach().requires_grad_(gradients) for name in TERMS} for _ in range(scans)]
-    terms, weights = [replace(r, **own) for own in leaves], _weights(r).unsqueeze(-1)
+    own = [{name: getattr(r, name).detach().requires_grad_(gradients) for name in TERMS} for _ in range(scans)]
+    terms, leaves = [replace(r, **each) for each in own], [t for each in own for t in each.values()]
+    weights = [_weights(r).unsqueeze(-1)] * scans
 
     def run() -> Tensors:
         found = [ssm.scan(scan, retention=retention).y for scan in terms]
-        return _pulled(found, [t for own in leaves for t in own.values()], weights) if gradients else found[-1:]
+        return torch.autograd.grad(found, leaves, weights) if gradients else found[-1:]
 
     return run
-
-
-def _pulled(found: Tensors, leaves: Tensors, weights: torch.Tensor) -> Tensors:
-    return [*torch.autograd.grad(found, leaves, [weights] * len(found))]
 
 
 def mamba_ssm(r: ssm.Recurrence, gradients: bool, scans: int = 1) -> Callable[[], Tensors] | None:
@@ -88,12 +85,12 @@ def mamba_ssm(r: ssm.Recurrence, gradients: bool, scans: int = 1) -> Callable[[]
         return None
     turned = [r.x.squeeze(-1), r.b.squeeze(2), r.c.squeeze(2), r.delta]
     made = [*(t.detach().transpose(1, 2).contiguous() for t in turned), r.A]
-    leaves = [[t.detach().requires_grad_(gradients) for t in made] for _ in range(scans)]
-    weights = _weights(r).transpose(1, 2).contiguous()
+    own = [[t.detach().requires_grad_(gradients) for t in made] for _ in range(scans)]
+    leaves, weights = [t for each in own for t in each], [_weights(r).transpose(1, 2).contiguous()] * scans
 
     def run() -> Tensors:
-        found = [selective_scan_fn(x, delta, A, b, c) for x, b, c, delta, A in leaves]
-        return _pulled(found, [t for own in leaves for t in own], weights) if gradients else found[-1:]
+        found = [selective_scan_fn(x, delta, A, b, c) for x, b, c, delta, A in own]
+        return torch.autograd.grad(found, leaves, weights) if gradients else found[-1:]
 
     return run
 

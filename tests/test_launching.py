@@ -317,7 +317,8 @@ def test_where_all_kernels_were_run_the_smallest_is_tried(gpu, monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: make test-kernels")
 def test_code_compiled_for_an_h100_is_handed_its_terms(tmp_path):
     """Every kind of launch that there is, without a GPU; see the script."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    own = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | own  # a GPU that is there would be tried before the script is
     script = Path(__file__).with_name("compiled_offline.py")
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr

@@ -123,9 +123,10 @@ class Program(Kernels):
         if torch._C._cuda_getDevice() != device.index:
             with torch.cuda.device(device):
                 return self.marks(device)
-        if torch._C._cuda_isCurrentStreamCapturing():
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        if stream and torch._C._cuda_isCurrentStreamCapturing():  # the default one, 0, is never recorded
             return 0
-        return _room(device.index, torch._C._cuda_getCurrentRawStream(device.index)).data_ptr()
+        return _room(device.index, stream).data_ptr()
 
     def _prepare(self, work: Launches, index: int, stream: int, thread: int) -> _Ready:
         """For one thread: another would write its terms between these and the launch, which reads them."""

@@ -30,7 +30,8 @@ MOST = 256  # of N: with more, a program's tiles no longer fit
 STEPS = 64  # of a chunk
 LAUNCH: dict[str, dict[str, Any]] = {
     "read": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
-    "read bfloat16": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
+    "read once": {"num_warps": 1, "STAGES": 1, "BARRIER": False},
+    "read 16 bits": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
     "keep": {"num_warps": 1, "STAGES": 2, "BARRIER": False},
     "adjoint": {"num_warps": 1, "STAGES": 2, "BARRIER": True},
     "states": {"num_warps": 1, "STAGES": 2},
@@ -167,7 +168,7 @@ class _Plan:
         # Two warps have no wgmma, which in Triton 3.6 takes wrong rows where a product of STEPS columns enters one of
         # fewer.
         warps = 2 if min(self.part, states) < STEPS else 4
-        if warps == 4 and states > 128 and kernel in ("read", "read bfloat16", "states"):
+        if warps == 4 and states > 128 and (kernel == "states" or kernel.startswith("read")):
             warps = 8
         launch = LAUNCH[kernel]
         if kernel in ("keep", "adjoint"):
@@ -251,7 +252,8 @@ class _Plan:
         before: Tensor | None = None,
         met: Tensor | None = None,
     ) -> None:
-        read = "read" if self.precision.dtype == torch.float16 else "read bfloat16"
+        once = "read once" if left.dtype == torch.float32 else "read 16 bits"
+        read = once if self.precision.terms == 1 else "read"
         how = read if c is not None else "keep" if before is None else "adjoint"
         walks, span, segments = self._segments(self._states if c is None else self.state)
         finals = ends = S
