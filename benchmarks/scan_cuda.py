@@ -2,6 +2,7 @@
 
     python benchmarks/scan_cuda.py                                    # about two minutes on an H200
     python benchmarks/scan_cuda.py --bandwidth 3.0 --clock 1.98       # limits of an H100
+    python benchmarks/scan_cuda.py --shapes 1x1024x1536x16 --skip-layers    # one shape in a process of its own
 
 First the scan itself, all of it in one run: milliseconds as called one after the other, ours and theirs in turn; `here`
 the same where torch computes gradients in the calling thread (`torch.autograd.set_multithreading_enabled(False)`), as
@@ -31,12 +32,17 @@ from ssmscope import ssm
 from ssmscope.mixers import fast_scan, mixers
 from ssmscope.scans import fused
 
-SHAPES = [(8, 2048, 5120, 16), (1, 8192, 5120, 16), (1, 1024, 1536, 16), (64, 256, 1536, 16), (1, 65536, 1536, 16)]
-LAYERS = [(256, 1025, 64, 64), (8, 1024, 1536, 16)]
-"""Batch, length, channels, states."""
+SHAPES = ("8x2048x5120x16", "1x8192x5120x16", "1x1024x1536x16", "64x256x1536x16", "1x65536x1536x16")
+LAYERS = ("256x1025x64x64", "8x1024x1536x16")
+"""Batch x length x channels x states."""
 STACK = 24
 TERMS = ("x", "b", "c", "delta", "A")
 Tensors = Sequence[torch.Tensor]
+
+
+def sizes(shape: str) -> tuple[int, int, int, int]:
+    batch, length, channels, states = map(int, shape.split("x"))
+    return batch, length, channels, states
 
 
 def synchronised(run: Callable[[], object], calls: int = 1) -> Callable[[], None]:
@@ -127,9 +133,9 @@ def milliseconds(runs: Sequence[Callable[[], object]], repeats: int) -> list[flo
     return [1e3 * statistics.median(taken) for taken in zip(*turns)]
 
 
-def limit(shape: tuple[int, ...], gradients: bool, bandwidth: float, clock: float) -> tuple[float, float]:
+def limit(shape: str, gradients: bool, bandwidth: float, clock: float) -> tuple[float, float]:
     """Milliseconds for the bytes at `bandwidth` TB/s, and for the exponentials at 16 a clock cycle and processor."""
-    batch, length, channels, states = shape
+    batch, length, channels, states = sizes(shape)
     wide, narrow = batch * length * channels, batch * length * states
     numbers = 3 * wide + 2 * narrow  # x, Δ, y, b, c
     if gradients:
@@ -139,9 +145,9 @@ def limit(shape: tuple[int, ...], gradients: bool, bandwidth: float, clock: floa
     return 1e3 * 4 * numbers / (bandwidth * 1e12), 1e3 * taken
 
 
-def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) -> None:
-    r = recurrence(*shape, "cuda")
-    label = " × ".join(f"{n:,}" for n in shape)
+def scans(shape: str, repeats: int, bandwidth: float, clock: float) -> None:
+    r = recurrence(*sizes(shape), "cuda")
+    label = " × ".join(f"{n:,}" for n in sizes(shape))
     for gradients, what in ((False, "forward"), (True, "forward + backward")):
         exact = [t.flatten(2) if t.ndim > 3 else t for t in ours(r.to(torch.float64), gradients)()]
         torch.cuda.empty_cache()
@@ -169,9 +175,9 @@ def scans(shape: tuple[int, ...], repeats: int, bandwidth: float, clock: float) 
         print(f"(bytes {by_bytes:.3f}, exponentials {by_exponentials:.3f})", flush=True)
 
 
-def layer(shape: tuple[int, ...], repeats: int, device: str) -> None:
+def layer(shape: str, repeats: int, device: str) -> None:
     """One Mamba layer through `ssm.scan` and through transformers, forward, and forward with all gradients."""
-    batch, length, channels, states = shape
+    batch, length, channels, states = sizes(shape)
     model = mamba_130m(layers=1, vocabulary=1, width=1, expand=channels, state=states).to(device)
     mixer = mixers(model)[0]
     u = torch.randn(batch, length, 1, generator=torch.Generator(device).manual_seed(1), device=device)
@@ -193,12 +199,13 @@ def layer(shape: tuple[int, ...], repeats: int, device: str) -> None:
         slow = seconds(synchronised(lambda: expected.extend(run(nullcontext))), 1, warm_up=0)  # noqa: B023
         pairs = zip(found, expected, strict=True)
         error = max(relative(a, b) for a, b in pairs if b is not None and b.norm() > 0)
-        label = " × ".join(f"{n:,}" for n in shape)
+        label = " × ".join(f"{n:,}" for n in sizes(shape))
         print(f"{label:<24} {what:<20} {1e3 * fast:>10.2f} {1e3 * slow:>12.1f} {slow / fast:>8.1f}x {error:>12.1e}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="batch x length x channels x states")
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the card copies at, bytes both ways")
     parser.add_argument("--clock", type=float, default=1.98, help="GHz")
@@ -208,7 +215,7 @@ def main() -> None:
         raise SystemExit("this benchmark needs a GPU; benchmarks/scan.py measures on a CPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, kernels: {fused.why_not() or 'in use'}")
     print(f"\n{'ssm.scan':<66} {'ms':>9} {'here':>9} {'of 24':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
-    for shape in SHAPES:
+    for shape in options.shapes:
         scans(shape, options.repeats, options.bandwidth, options.clock)
         torch.cuda.empty_cache()
     if options.skip_layers:

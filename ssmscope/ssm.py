@@ -334,19 +334,9 @@ def scan(
         y, final = wide.scan(log_a, recurrence.b, recurrence.c, recurrence.written, _start(recurrence, initial))
         kept = log_a.detach().exp().mean((2, 3)) if retention else None
     else:
-        y, final, kept = diagonal.scan(
-            recurrence.x,
-            recurrence.b,
-            recurrence.c,
-            initial,
-            recurrence.delta,
-            recurrence.A,
-            recurrence.log_a,
-            recurrence.D,
-            expected=recurrence.expected,
-            retention=retention,
-        )
-        return Scan(y, final, kept)
+        r = recurrence
+        how = {"expected": r.expected, "retention": retention}
+        return Scan(*diagonal.scan(r.x, r.b, r.c, initial, r.delta, r.A, r.log_a, r.D, **how))
     return Scan(with_skip(y, recurrence.x, recurrence.D), final, kept)
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ssmscope.scans.nvrtc import MARKS, ROOM, Launch, Launches, Program
+from ssmscope.scans.nvrtc import MARKS, PLACES, ROOM, Launch, Launches, Program
 
+NAN = 0x7FC00000  # as a float32
 COMPILER = shutil.which("c++") or shutil.which("g++")
 SOURCE = """
 #include "emulated.h"
@@ -27,8 +28,7 @@ extern "C" void launch(int i, int expected, const Terms *given, unsigned blocks,
 
 
 class Emulator:
-    """Stands for `Program.launch` and `Program.marks`; a compilation, of a second or two, holds all entries of one cut
-    of the work.
+    """Stands for `Program.launch`; a compilation, of a second or two, holds all entries of one cut of the work.
 
     Args:
         entries: of the program; they are compiled with EXPECTED as a variable.
@@ -38,16 +38,24 @@ class Emulator:
     def __init__(self, program: Program, entries: Sequence[str], directory: Path) -> None:
         self.program, self.entries, self.directory = program, entries, directory
         self.libraries: dict[tuple[str, ...], ctypes.CDLL] = {}
-        self.room = torch.full((MARKS + ROOM,), 0x7FC00000, dtype=torch.int32)  # NaN
+        self.room = torch.full((MARKS + ROOM,), NAN, dtype=torch.int32)
         self.room[:MARKS] = 0
+        self.recording = False
+        self.counted = 0  # launches whose blocks counted in the stream's memory
 
     def __call__(self, work: Launches, terms: Sequence[int], device: torch.device) -> None:
+        if work.counted and not self.recording:
+            held, *places = self.room, self.room.data_ptr() + 4 * MARKS, self.room.data_ptr()
+            self.counted += 1
+        else:
+            held, *places = work.held(device)
+            held[work.counted * MARKS :] = NAN
+        structure = work.structure()
+        work.terms.pack_into(structure, 0, *terms)
+        PLACES.pack_into(structure, work.places, *places)
         for launch in work.launches:
-            self.run(launch, work.terms.pack(*terms) + work.sizes)
-
-    def marks(self, device: torch.device) -> int:
-        assert not self.room[:MARKS].any()
-        return self.room.data_ptr()
+            self.run(launch, bytes(structure))
+        assert not work.counted or not held[:MARKS].any()
 
     def run(self, launch: Launch, terms: bytes) -> None:
         given = dict(one.split("=") for one in launch.defines)

@@ -32,13 +32,14 @@ ENTRIES = ("run_ends<false>", "run_ends<true>", *fused.FORWARD, *fused.BACKWARD,
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels(tmp_path_factory):
-    """The compiled kernels, or emulated ones."""
+    """The compiled kernels, or emulated ones; the emulator, if there is one."""
+    if DEVICE == "cuda":
+        yield None
+        return
     with pytest.MonkeyPatch.context() as patch:
-        if DEVICE == "cpu":
-            emulator = emulation.Emulator(fused.kernels, ENTRIES, tmp_path_factory.mktemp("emulated"))
-            patch.setattr(fused.kernels, "launch", emulator)
-            patch.setattr(fused.kernels, "marks", emulator.marks)
-        yield
+        emulator = emulation.Emulator(fused.kernels, ENTRIES, tmp_path_factory.mktemp("emulated"))
+        patch.setattr(fused.kernels, "launch", emulator)
+        yield emulator
 
 
 @pytest.fixture(autouse=True)
@@ -166,26 +167,28 @@ def test_one_launch_gives_the_bits_of_several(shape, chunks, factor, monkeypatch
     for joined in (False, True):
         cut(monkeypatch, chunks, 10**6, joined)  # several blocks of channels
         run_of = fused._pass(terms["x"], terms["b"], 1, False)
-        assert run_of.back.joined == joined and run_of.joined == (joined and run_of.plan.chunks > 1)
+        assert run_of.back.launches.counted == joined
+        assert run_of.launches.counted == (joined and run_of.plan.chunks > 1)
         out = run(terms, retention=True)
         runs.append((*out, *gradients(out, terms.values())))
     assert all(map(torch.equal, *runs))
 
 
 @needs_kernels
-def test_one_launch_counts_in_memory_of_its_own_where_a_graph_records_it(monkeypatch):
+def test_one_launch_counts_in_memory_of_its_own_where_a_graph_records_it(kernels, monkeypatch):
     terms = leaves_of(draw(1, 75, 140, 1, 16))
     once = run(terms)
     exact = (*once, *gradients(once, terms.values()))
-    with monkeypatch.context() as patch:
-        patch.setattr(fused.kernels, "marks", lambda device: 0)
+    if DEVICE == "cpu":
+        counted = kernels.counted
+        monkeypatch.setattr(kernels, "recording", True)
         again = run(terms)
         assert all(map(torch.equal, (*exact[:2], *exact[3:]), (*again[:2], *gradients(again, terms.values()))))
-    if DEVICE == "cpu":
+        assert kernels.counted == counted > 0
         return
+    monkeypatch.setattr(nvrtc, "_room", lambda index, stream: pytest.fail("the stream's memory"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        assert fused.kernels.marks(terms["x"].device) == 0
         leaves = {name: term.detach().requires_grad_() for name, term in terms.items()}  # of this stream
         recorded = run(leaves)
         found = (*recorded[:2], *gradients(recorded, leaves.values()))
@@ -343,20 +346,23 @@ def test_the_kernels_of_a_pass_are_compiled_side_by_side_and_once(fails, monkeyp
 DRIVER = """
 #include <unistd.h>
 static int calls, refused;
-static long seen[1000][4];
+static long seen[1000][6];
 extern "C" int cuLaunchKernelEx(const int *config, void *function, void **params, void **extra) {
     if (extra || refused-- > 0) return extra ? 1 : 201;
     usleep(100);
     const long *terms = (const long *) params[0];
     long *row = seen[__sync_fetch_and_add(&calls, 1)];
-    row[0] = config[0], row[1] = (long) function, row[2] = terms[0], row[3] = terms[1];
+    row[0] = config[0], row[1] = (long) function;
+    for (int i = 0; i < 4; i++) row[2 + i] = terms[i];
     return 0;
 }
 extern "C" int cuCtxSetCurrent(void *context) { return context != (void *) 77; }
 extern "C" void refuse(int times) { refused = times; }
 extern "C" int found(long *rows) {
-    for (int i = 0; i < 4 * calls; i++) rows[i] = seen[0][i];
-    return calls;
+    for (int i = 0; i < 6 * calls; i++) rows[i] = seen[0][i];
+    int count = calls;
+    calls = 0;
+    return count;
 }
 """
 
@@ -376,26 +382,48 @@ def test_the_driver_is_handed_each_call_s_own_terms_also_of_threads(tmp_path, mo
     monkeypatch.setattr(program, "compiled", lambda compiler, defines, index: b"code")
     program._function = lambda defines, shared, index: (addresses[defines[0]], ctypes.c_void_p(77))
     kernels = [nvrtc.Launch((name,), blocks, 32, 0) for name, blocks in (("A", 3), ("B", 4))]
-    work = nvrtc.Launches(kernels, struct.Struct("=q"), struct.pack("=q", 11))
-    terms = [2**50 + i for i in range(200)]
+    how = struct.Struct("=q"), struct.pack("=q", 11)
+    terms, gpu = [2**50 + i for i in range(200)], torch.device("cuda", 0)
+
+    def seen() -> list[tuple[int, ...]]:
+        rows = (ctypes.c_long * 6000)()
+        return sorted(tuple(rows[6 * i : 6 * i + 6]) for i in range(driver.found(rows)))
+
+    work = nvrtc.Launches(kernels, *how, places=8)
     driver.refuse(1)
-    program.launch(work, [-1], torch.device("cuda", 0))
+    program.launch(work, [-1], gpu)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda term: program.launch(work, [term], torch.device("cuda", 0)), terms))
-    rows = (ctypes.c_long * 4000)()
-    count = driver.found(rows)
-    found = [tuple(rows[4 * i : 4 * i + 4]) for i in range(count)]
-    expected = [(launch.blocks, addresses[launch.defines[0]], term, 11) for launch in kernels for term in (-1, *terms)]
-    assert sorted(found) == sorted(expected)
+        list(pool.map(lambda term: program.launch(work, [term], gpu), terms))
+    each = [(launch.blocks, addresses[launch.defines[0]]) for launch in kernels]
+    assert seen() == sorted((*one, term, 0, 0, 11) for one in each for term in (-1, *terms))
     driver.refuse(2)
     with pytest.raises(RuntimeError, match="CUDA's driver gave error 201"):
-        program.launch(work, [0], torch.device("cuda", 0))
+        program.launch(work, [0], gpu)
+    room, held = torch.zeros(8, dtype=torch.int32), torch.ones(nvrtc.MARKS + 5, dtype=torch.int32)
+    monkeypatch.setattr(nvrtc, "_room", lambda index, stream: room)
+    monkeypatch.setattr(nvrtc.torch, "empty", lambda size, **how: held[:size])
+    work = nvrtc.Launches(kernels[:1], *how, places=16, scratch=5)
+    program.launch(work, [7], gpu)
+    assert seen() == [(*each[0], 7, 0, held.data_ptr(), 0)] and held.all()  # behind it the driver would find 11
+    at, own = room.data_ptr(), held.data_ptr()
+    work = nvrtc.Launches(kernels[:1], *how, places=8, scratch=5, counted=True)
+    for recorded, expected in ((False, (at + 4 * nvrtc.MARKS, at)), (True, (own + 4 * nvrtc.MARKS, own))):
+        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: recorded, raising=False)  # noqa: B023
+        program.launch(work, [8], gpu)
+        assert seen() == [(*each[0], 8, *expected, 11)]
+    assert not held[: nvrtc.MARKS].any() and held[nvrtc.MARKS :].all()
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: pytest.fail("never recorded"))
+    program.launch(work, [9], gpu)
+    assert seen() == [(*each[0], 9, at + 4 * nvrtc.MARKS, at, 11)]
 
 
 def test_the_structure_of_the_terms_is_the_source_s():
-    """29 addresses and strides, 12 more for gradients, 4 places in the scratch, and 8 sizes."""
+    """27 addresses and strides, 12 more for gradients, 2 of scratch, 4 places in it, and 8 sizes."""
     size = 45 * ctypes.sizeof(ctypes.c_int64) + 8 * ctypes.sizeof(ctypes.c_int32)
-    assert fused._BOTH.size + len(fused.NOTHING) + fused._SIZES.size == fused._BACK.size + fused._SIZES.size == size
+    x, b = torch.ones(1, 100, 8, 1), torch.ones(1, 100, 1, 16)
+    passes = [fused._pass(x, b, what, False).launches for what in (0, 1, None)]
+    assert {len(work.structure()) for work in passes} == {size} and {work.places for work in passes} == {39 * 8}
 
 
 @pytest.mark.parametrize("sizes", [(), (3,), (2, 5, 1), (2, 0, 3), (4, 1, 6, 2)])

@@ -60,11 +60,12 @@ def scan(
     Δ_t x_t. log a is `log_a`, or Δ A (`expected`: −log(1 − Δ A)). Mamba-1's case in float32 runs through
     kernels, where they can be compiled: of C on a CPU, of CUDA on a GPU.
     """
-    inside: Tensor | None = None
     if log_a is None and delta is not None and A is not None and fused.applicable(x, b, c, initial, delta, A):
-        inside = D if D is not None and fused.adds_skip(D, x, b, c, initial, delta, A) else None
-        y, final, kept = fused.scan(x, b, c, initial, delta, A, inside, expected=expected, retention=retention)
-        return y if D is None or inside is not None else skipped(y, x, D.reshape(-1, 1)), final, kept
+        if D is None or fused.adds_skip(D, x, b, c, initial, delta, A):
+            return fused.scan(x, b, c, initial, delta, A, D, expected=expected, retention=retention)
+        y, final, kept = fused.scan(x, b, c, initial, delta, A, expected=expected, retention=retention)
+        return skipped(y, x, D.reshape(-1, 1)), final, kept
+    inside: Tensor | None = None
     if initial is None:
         initial = x.new_zeros(x.shape[0], *x.shape[2:], b.shape[-1])
     if log_a is None and delta is not None and A is not None and native.applicable(x, b, c, initial, delta, A):

@@ -28,9 +28,8 @@ MOST = 512  # states of a channel; with more, torch is as fast
 LEAST = 4  # tiles of a chunk
 SHORT = 16  # tiles of a chunk: with more, the GPU takes longer than the host
 # `Terms` of fused_terms.cu: addresses and strides of both passes, of the gradient, places in the scratch, and sizes
-_BOTH, _BACK, _SIZES = struct.Struct("=29q"), struct.Struct("=41q"), struct.Struct("=4q8i")
+_BOTH, _BACK, _SIZES = struct.Struct("=27q"), struct.Struct("=39q"), struct.Struct("=4q8i")
 FLOAT = torch.float32
-NOTHING = bytes(_BACK.size - _BOTH.size)
 FORWARD = tuple(f"run_forward<{what}>" for what in range(8))  # 1 to keep states, 2 to sum decays, 4 in one launch
 BACKWARD = ("run_backward<false>", "run_backward<true>")
 
@@ -150,16 +149,13 @@ def _takes(state: int, device: torch.device) -> bool:
 
 
 class _Pass(NamedTuple):
-    """One pass over terms of some sizes: how it is cut, its kernels, whether they are one that counts on marks, whether
-    they have anything to do, how many numbers its scratch has (what chunks add to states, how states decay in them, the
-    parts of Ā, b̄ and c̄), the pass that goes back over the states kept, and how what it writes lies
-    in memory: x or y, Δ, A, b or c, the state, the states kept, the sums of decays."""
+    """One pass over terms of some sizes: how it is cut, its kernels, whether they have anything to do, the pass that
+    goes back over the states kept, and how what it writes lies in memory: x or y, Δ, A, b or c, the state, the states
+    kept, the sums of decays."""
 
     plan: _Plan
     launches: Launches
-    joined: bool
     runs: bool
-    scratch: int
     back: _Pass | None
     wide: Layout
     steps: Layout
@@ -185,16 +181,18 @@ def _planned(shape: torch.Size, narrow: torch.Size, what: int | None, expected: 
     entries += [entry, "run_sums"] if backward else [entry]
     between = plan.chunks * plan.batch * plan.heads * plan.states if plan.chunks > 1 else 0
     of_A, of_b = (plan.chunks * batch * heads * state, plan.blocks * narrow.numel()) if backward else (0, 0)
+    # what chunks add to states, how states decay in them, and the parts of Ā, b̄ and c̄
     *places, scratch = itertools.accumulate((between, between, of_A, of_b, of_b))
     sizes = _SIZES.pack(*places, *plan[:5], plan.blocks, plan.chunks, plan.tiles)
     at_once = len(entries) > 1 and scratch <= ROOM and _fits(plan, backward, _processors(device))
     each = [_launch(plan, one, expected) for one in ([joined] if at_once else entries)]
-    launches = Launches(each, _BACK, sizes) if backward else Launches(each, _BOTH, NOTHING + sizes)
+    terms = _BACK if backward else _BOTH
+    launches = Launches(each, terms, sizes, places=_BACK.size, scratch=scratch, counted=at_once)
     back = _planned(shape, narrow, None, expected, device) if what is not None and what % 2 else None
     runs = plan.programs > 0 < plan.length
     made = ((*shape,), shape[:3], (heads, state), (*narrow,), (batch, heads, 1, state))
     kept = ((plan.all_tiles, batch, heads, plan.states), (plan.rows, batch, length))
-    return _Pass(plan, launches, at_once, runs, scratch, back, *(contiguous(*one) for one in made + kept))
+    return _Pass(plan, launches, runs, back, *(contiguous(*one) for one in made + kept))
 
 
 def _fits(plan: _Plan, backward: bool, processors: int) -> bool:
@@ -257,19 +255,6 @@ def _at(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _scratch(run: _Pass, x: Tensor) -> tuple[int, int, Tensor | None]:
-    """Where a pass has its scratch, where its kernel counts, and what holds them: one tensor, as making six took longer
-    than a short scan, or for a single launch the stream's own."""
-    if not run.joined:
-        held = x.new_empty(run.scratch) if run.scratch else None
-        return _at(held), 0, held
-    if marks := kernels.marks(x.device):
-        return marks + 4 * MARKS, marks, None
-    held = x.new_empty(MARKS + run.scratch)
-    marks = held[:MARKS].zero_().data_ptr()
-    return marks + 4 * MARKS, marks, held
-
-
 def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: bool):
     """y, the final state, the mean decays or None, and the states before every TILE-th step or None."""
     A = A.contiguous()
@@ -279,11 +264,11 @@ def _forward(run: _Pass, x, b, c, initial, delta, A, D, retention: bool, keep: b
     starts = new(*run.starts, FLOAT) if keep else None
     kept = new(*run.kept, FLOAT) if retention else None
     if run.runs:
-        ends, marks, _held = _scratch(run, x)
-        views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
-        commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
-        written = y.data_ptr(), final.data_ptr(), _at(kept), _at(starts), ends, marks
-        terms = *views, *commons, A.data_ptr(), _at(D), _at(initial), *written
+        terms = (
+            x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0,
+            b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride(), A.data_ptr(), _at(D), _at(initial),
+            y.data_ptr(), final.data_ptr(), _at(kept), _at(starts),
+        )  # fmt: skip
         kernels.launch(run.launches, terms, x.device)
     elif initial is None:
         final.zero_()
@@ -325,14 +310,13 @@ def _backward(ctx, grad_y, grad_final):
     grad_y = x.new_zeros(()).expand(x.shape) if grad_y is None else grad_y
     grad_final = None if grad_final is None else grad_final.contiguous()
     grad_initial = new(*run.state, FLOAT) if asked else None
-    ends, marks, _held = _scratch(run, x)
-    views = x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0
-    commons = b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride()
-    both = A.data_ptr(), 0, 0, 0, 0, 0, starts.data_ptr(), ends, marks
-    given = grad_y.data_ptr(), *grad_y.stride(), _at(grad_final)
-    written = grad_x.data_ptr(), grad_delta.data_ptr(), _at(grad_initial)
-    sums = grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr()
-    terms = *views, *commons, *both, *given, *written, *sums
+    terms = (
+        x.data_ptr(), *x.stride(), delta.data_ptr(), *delta.stride(), 0,
+        b.data_ptr(), *b.stride(), c.data_ptr(), *c.stride(), A.data_ptr(), 0, 0, 0, 0, 0, starts.data_ptr(),
+        grad_y.data_ptr(), *grad_y.stride(), _at(grad_final),
+        grad_x.data_ptr(), grad_delta.data_ptr(), _at(grad_initial),
+        grad_A.data_ptr(), grad_b.data_ptr(), grad_c.data_ptr(),
+    )  # fmt: skip
     kernels.launch(run.launches, terms, x.device)
     return grad_x, grad_b, grad_c, grad_initial, grad_delta, grad_A, None, None
 
@@ -348,7 +332,8 @@ def _attempt(one: Tensor) -> None:
 
 def _least(one: Tensor) -> None:
     sums = Launch(("ENTRY=run_sums", "CD=4", "SN=4", "LN=4", "WARPS=4", "EXPECTED=0", "BLOCKS=2"), 1, 128, 0)
-    kernels.launch(Launches([sums], _BACK, _SIZES.pack(*[0] * 12)), [0] * (_BACK.size // 8), one.device)
+    work = Launches([sums], _BACK, _SIZES.pack(*[0] * 12), places=_BACK.size)
+    kernels.launch(work, [0] * (_BACK.size // 8), one.device)
 
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("fused_terms.cu", "fused.cu"))

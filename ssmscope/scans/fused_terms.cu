@@ -50,11 +50,12 @@ struct Terms {
     View x, delta;
     Common b, c;
     const float *A, *D, *initial;
-    float *y, *final, *kept, *starts, *ends;
-    int *marks;
+    float *y, *final, *kept, *starts;
     View ybar;  // from here on for the gradient
     const float *finalbar;
     float *xbar, *deltabar, *initialbar, *A_sum, *b_sum, *c_sum;
+    float *ends;  // from here on for both again: scratch
+    int *marks;
     long long decays, Abar, bbar, cbar;  // how far they stand behind `ends`
     int batch, length, heads, groups, states, blocks, chunks, tiles;  // tiles: of a chunk
 };

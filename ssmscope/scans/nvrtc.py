@@ -28,6 +28,7 @@ from ssmscope.scans.launching import KNOWN, Kernels
 SHARED = 8  # its attribute for the shared memory that a block may have
 PLENTY = 48 * 2**10  # bytes of it that need no leave
 MARKS, ROOM = 2**12, 2**21  # numbers for blocks of a launch to count with, and behind them for its scratch
+PLACES = struct.Struct("=2q")  # where scratch is, and where blocks count
 
 
 class Launch(NamedTuple):
@@ -41,22 +42,54 @@ class Launch(NamedTuple):
 
 
 class Launches:
-    """Kernels that run one after the other, given the same structure: numbers of each call, laid out as `terms`, and
-    behind them `sizes`, which are those of all calls."""
+    """Kernels that run one after the other, given the same structure.
 
-    def __init__(self, launches: Iterable[Launch], terms: struct.Struct, sizes: bytes) -> None:
+    Args:
+        launches: the kernels.
+        terms: how the structure begins, with numbers of each call; what is left up to `places` is 0.
+        sizes: how it ends.
+        places: the byte where `PLACES` stands, between both.
+        scratch: how many numbers of it there are.
+        counted: whether it is one kernel whose blocks count with MARKS numbers; its scratch is at most ROOM.
+    """
+
+    def __init__(
+        self,
+        launches: Iterable[Launch],
+        terms: struct.Struct,
+        sizes: bytes,
+        *,
+        places: int,
+        scratch: int = 0,
+        counted: bool = False,
+    ) -> None:
         self.launches, self.terms, self.sizes = tuple(launches), terms, sizes
+        self.places, self.scratch, self.counted = places, scratch, counted
+
+    def structure(self) -> bytearray:
+        """With 0 for what is not the same in all calls."""
+        return bytearray(self.places + PLACES.size) + self.sizes
+
+    def held(self, device: torch.device) -> tuple[Tensor, int, int]:
+        """What holds scratch for one call, where it is, and where blocks count, with zeros."""
+        numbers = torch.empty(self.counted * MARKS + self.scratch, dtype=torch.int32, device=device)
+        start = numbers.data_ptr()
+        if not self.counted:
+            return numbers, start, 0
+        numbers[:MARKS].zero_()
+        return numbers, start + 4 * MARKS, start
 
 
 class _Ready(NamedTuple):
     """What launches kernels from one thread: the driver's function, the context, what it takes of each, where the
-    structure lies, and what it takes of that."""
+    structure lies, what it takes of that, and the stream's scratch, if that is laid in it."""
 
     launch: Callable[..., int]
     context: ctypes.c_void_p
     kernels: list[tuple[Any, Any]]
     laid: bytearray
     given: Any
+    room: Tensor | None
 
 
 class Program(Kernels):
@@ -98,7 +131,8 @@ class Program(Kernels):
         return (RuntimeError, OSError, *others)
 
     def launch(self, work: Launches, terms: Sequence[int], device: torch.device) -> None:
-        """Run the kernels on the device's current stream.
+        """Run the kernels on the device's current stream. A kernel whose blocks count does that in memory of the
+        stream, and has its scratch there; where it is recorded, in memory of its own, as graphs may run at once.
 
         Args:
             terms: the structure's numbers of this call.
@@ -106,30 +140,26 @@ class Program(Kernels):
         Raises:
             RuntimeError: a kernel cannot be compiled, or not launched.
         """
-        if torch._C._cuda_getDevice() != device.index:
+        index = device.index
+        if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(device):
                 return self.launch(work, terms, device)
-        stream = torch._C._cuda_getCurrentRawStream(device.index)  # as a Stream it would take longer than the launch
-        ready = self._ready(work, device.index, stream, get_ident())
+        stream = torch._C._cuda_getCurrentRawStream(index)  # as a Stream it would take longer than the launch
+        # the default stream, 0, is never recorded
+        shared = work.counted and not (stream and torch._C._cuda_isCurrentStreamCapturing())
+        ready = self._ready(work, index, stream, get_ident(), shared)
         work.terms.pack_into(ready.laid, 0, *terms)
+        if not shared and (work.scratch or work.counted):
+            _held, *places = work.held(device)
+            PLACES.pack_into(ready.laid, work.places, *places)
         for setting, function in ready.kernels:
             if code := ready.launch(setting, function, ready.given, None):
                 given = setting, function, ready.given, None
                 driver.mend(code, ready.context, functools.partial(ready.launch, *given))
 
-    def marks(self, device: torch.device) -> int:
-        """Where the device's current stream has MARKS zeros, which kernels leave 0, and behind them ROOM numbers of any
-        value; 0 where kernels are recorded, as graphs may run at the same time."""
-        if torch._C._cuda_getDevice() != device.index:
-            with torch.cuda.device(device):
-                return self.marks(device)
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        if stream and torch._C._cuda_isCurrentStreamCapturing():  # the default one, 0, is never recorded
-            return 0
-        return _room(device.index, stream).data_ptr()
-
-    def _prepare(self, work: Launches, index: int, stream: int, thread: int) -> _Ready:
-        """For one thread: another would write its terms between these and the launch, which reads them."""
+    def _prepare(self, work: Launches, index: int, stream: int, thread: int, shared: bool) -> _Ready:
+        """For one thread: another would write its terms between these and the launch, which reads them. `shared`: with
+        the stream's scratch."""
         compiler, cuda = self.loaded()
         kernels, context = [], ctypes.c_void_p()
         self._compile_together(compiler, [launch.defines for launch in work.launches], index)
@@ -137,8 +167,11 @@ class Program(Kernels):
             function, context = self._function(launch.defines, launch.shared, index)
             setting = SETTING.pack(launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared, stream, 0, 0)
             kernels.append((pointer(setting), pointer(function)))
-        laid = bytearray(work.terms.size) + work.sizes
-        return _Ready(cuda.cuLaunchKernelEx, context, kernels, laid, pointer(addresses(laid, [0])))
+        laid, room = work.structure(), None
+        if shared:
+            room = _room(index, stream)
+            PLACES.pack_into(laid, work.places, room.data_ptr() + 4 * MARKS, room.data_ptr())
+        return _Ready(cuda.cuLaunchKernelEx, context, kernels, laid, pointer(addresses(laid, [0])), room)
 
     def _load(self, defines: tuple[str, ...], shared: int, index: int) -> tuple[int | None, ctypes.c_void_p]:
         """The kernel on a GPU, which must be the current one, and the context that it is in."""
@@ -186,7 +219,8 @@ class Program(Kernels):
 
 @functools.lru_cache(16)
 def _room(index: int, stream: int) -> Tensor:
-    """For the kernels of one stream, which follow each other: 8 MiB."""
+    """For the kernels of one stream, which follow each other: 8 MiB, MARKS zeros, which kernels leave 0, and then
+    numbers of any value."""
     return torch.zeros(MARKS + ROOM, dtype=torch.int32, device=torch.device("cuda", index))
 
 
