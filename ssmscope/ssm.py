@@ -335,8 +335,8 @@ def scan(
         kept = log_a.detach().exp().mean((2, 3)) if retention else None
     else:
         r = recurrence
-        how = {"expected": r.expected, "retention": retention}
-        return Scan(*diagonal.scan(r.x, r.b, r.c, initial, r.delta, r.A, r.log_a, r.D, **how))
+        factors = (r.x, r.b, r.c, initial, r.delta, r.A, r.log_a, r.D)
+        return Scan(*diagonal.scan(*factors, expected=r.expected, retention=retention))
     return Scan(with_skip(y, recurrence.x, recurrence.D), final, kept)
 
 
