@@ -2,17 +2,17 @@
 
     python benchmarks/scan_cuda.py                                    # about two minutes on an H200
     python benchmarks/scan_cuda.py --bandwidth 3.0 --clock 1.98       # limits of an H100
-    python benchmarks/scan_cuda.py --shapes 1x1024x1536x16 --skip-layers    # one shape in a process of its own
+    python benchmarks/scan_cuda.py --shapes 1x1024x1536x16 --skip-layers
 
-First the scan itself, all of it in one run: milliseconds as called one after the other, ours and theirs in turn; `here`
-the same where torch computes gradients in the calling thread (`torch.autograd.set_multithreading_enabled(False)`), as
-the machine may take longer to wake its other one than short kernels take; `of 24` those of one scan of 24 whose
-gradients are asked for at once, as a model's are, which wakes that thread once for all; `kernels` those of the kernels
-alone, recorded as a CUDA graph; the largest error of outputs or gradients relative to float64 (by torch); the most
-memory that was held. mamba_ssm takes channels before steps and gives no final state, ours is given what a convolution
-leaves, steps before channels. The limit is the larger of two times: to read and write each input, output and gradient
-once, and to take each decay's exponential once a pass. Then one Mamba layer, whose projections have width 1, against
-transformers without the kernels of mamba_ssm.
+First the scan itself, each shape in a process of its own, so that none meets what another left: milliseconds as called
+one after the other, ours and theirs in turn; `here` the same where torch computes gradients in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`), as the machine may take longer to wake its other one than short
+kernels take; `of 24` those of one scan of 24 whose gradients are asked for at once, as a model's are, which wakes that
+thread once for all; `kernels` those of the kernels alone, recorded as a CUDA graph; the largest error of outputs or
+gradients relative to float64 (by torch); the most memory held beside the terms. mamba_ssm takes channels before steps
+and gives no final state, ours is given what a convolution leaves, steps before channels. The limit is the larger of two
+times: to read and write each input, output and gradient once, and to take each decay's exponential once a pass. Then
+one Mamba layer, whose projections have width 1, against transformers without the kernels of mamba_ssm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 
 import torch
 from timing import mamba_130m, relative, seconds
@@ -145,30 +146,39 @@ def limit(shape: str, gradients: bool, bandwidth: float, clock: float) -> tuple[
     return 1e3 * 4 * numbers / (bandwidth * 1e12), 1e3 * taken
 
 
+def called(r: ssm.Recurrence, gradients: bool, repeats: int) -> dict[str, tuple[Callable[[], Tensors], list[float]]]:
+    """What is compared, and milliseconds as called: in torch's thread, in the calling one, and of one of STACK."""
+    makers: dict[str, Callable] = {
+        "ours": partial(ours, r, gradients),
+        "mamba_ssm": partial(mamba_ssm, r, gradients),
+    }
+    if not gradients:
+        makers["ours with retention"] = partial(ours, r, gradients, retention=True)
+    present = {name: run for name, make in makers.items() if (run := make()) is not None}
+    taken = milliseconds([*present.values()], repeats)
+    with torch.autograd.set_multithreading_enabled(False):
+        here = milliseconds([*present.values()], repeats) if gradients else taken
+    stacked = [time / STACK for time in milliseconds([makers[name](scans=STACK) for name in present], 3)]
+    torch.cuda.empty_cache()
+    return {name: (run, [*times]) for (name, run), *times in zip(present.items(), taken, here, stacked)}
+
+
 def scans(shape: str, repeats: int, bandwidth: float, clock: float) -> None:
     r = recurrence(*sizes(shape), "cuda")
     label = " × ".join(f"{n:,}" for n in sizes(shape))
-    for gradients, what in ((False, "forward"), (True, "forward + backward")):
+    passes = ((False, "forward"), (True, "forward + backward"))
+    runs = [called(r, gradients, repeats) for gradients, _ in passes]  # before graphs are recorded
+    for (gradients, what), present in zip(passes, runs):
         exact = [t.flatten(2) if t.ndim > 3 else t for t in ours(r.to(torch.float64), gradients)()]
         torch.cuda.empty_cache()
-        makers: dict[str, Callable] = {
-            "ours": partial(ours, r, gradients),
-            "mamba_ssm": partial(mamba_ssm, r, gradients),
-        }
-        if not gradients:
-            makers["ours with retention"] = partial(ours, r, gradients, retention=True)
-        present = {name: run for name, make in makers.items() if (run := make()) is not None}
-        taken = milliseconds([*present.values()], repeats)
-        with torch.autograd.set_multithreading_enabled(False):
-            here = milliseconds([*present.values()], repeats) if gradients else taken
-        stacked = [time / STACK for time in milliseconds([makers[name](scans=STACK) for name in present], 3)]
-        alone = milliseconds([recorded(run) for run in present.values()], repeats)
-        for (name, run), *times in zip(present.items(), taken, here, stacked, alone):
+        alone = milliseconds([recorded(run) for run, _ in present.values()], repeats)
+        for (name, (run, times)), kernels in zip(present.items(), alone):
             torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
             found = run() if name.startswith("ours") else alike(run())
-            held = torch.cuda.max_memory_allocated() / 2**30
+            held = (torch.cuda.max_memory_allocated() - before) / 2**30
             error = max(relative(a.reshape(b.shape), b) for a, b in zip(found, exact, strict=True))
-            numbers = f"{' '.join(f'{time:>9.3f}' for time in times)} {error:>11.1e} {held:>7.1f}"
+            numbers = f"{' '.join(f'{time:>9.3f}' for time in (*times, kernels))} {error:>11.1e} {held:>7.1f}"
             print(f"{label:<24} {what:<20} {name:<20} {numbers}", flush=True)
         by_bytes, by_exponentials = limit(shape, gradients, bandwidth, clock)
         print(f"{label:<24} {what:<20} {'limit':<20} {max(by_bytes, by_exponentials):>9.3f}", end=" ")
@@ -211,13 +221,17 @@ def main() -> None:
     parser.add_argument("--clock", type=float, default=1.98, help="GHz")
     parser.add_argument("--skip-layers", action="store_true", help="leave out the comparison with transformers")
     options = parser.parse_args()
+    how = options.repeats, options.bandwidth, options.clock
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU; benchmarks/scan.py measures on a CPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, kernels: {fused.why_not() or 'in use'}")
     print(f"\n{'ssm.scan':<66} {'ms':>9} {'here':>9} {'of 24':>9} {'kernels':>9} {'rel. error':>11} {'GiB':>7}")
     for shape in options.shapes:
-        scans(shape, options.repeats, options.bandwidth, options.clock)
-        torch.cuda.empty_cache()
+        alone = get_context("spawn").Process(target=scans, args=(shape, *how))
+        alone.start()
+        alone.join()
+        if alone.exitcode:
+            raise SystemExit(alone.exitcode)
     if options.skip_layers:
         return
     print(f"\n{'a layer':<45} {'ours (ms)':>10} {'library (ms)':>12} {'ratio':>9} {'rel. error':>12}")
