@@ -160,7 +160,7 @@ def called(r: ssm.Recurrence, gradients: bool, repeats: int) -> dict[str, tuple[
         here = milliseconds([*present.values()], repeats) if gradients else taken
     stacked = [time / STACK for time in milliseconds([makers[name](scans=STACK) for name in present], 3)]
     torch.cuda.empty_cache()
-    return {name: (run, [*times]) for (name, run), *times in zip(present.items(), taken, here, stacked)}
+    return {name: (run, times) for (name, run), *times in zip(present.items(), taken, here, stacked)}
 
 
 def scans(shape: str, repeats: int, bandwidth: float, clock: float) -> None:

@@ -294,9 +294,8 @@ class _Scan(torch.autograd.Function):
         return (_refused if torch.is_grad_enabled() else _backward)(ctx, grad_y, grad_final)
 
 
-# `apply` as it is without functorch, of which `applicable` takes no tensors, and what torch calls back as it is
+# `apply` as it is without functorch, of which `applicable` takes no tensors
 _record = super(torch.autograd.Function, _Scan).apply
-_Scan._backward_cls.apply = _Scan.backward  # type: ignore[attr-defined]
 
 
 def _backward(ctx, grad_y, grad_final):

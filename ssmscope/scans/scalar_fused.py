@@ -36,7 +36,8 @@ LAUNCH: dict[str, dict[str, Any]] = {
     "adjoint": {"num_warps": 1, "STAGES": 2, "BARRIER": True},
     "states": {"num_warps": 1, "STAGES": 2},
     "back": {"num_warps": 1, "STAGES": 1, "BARRIER": True},
-}  # of each kernel: how many times as many warps as `sizes` says, steps loaded ahead, whether loads wait for room
+}  # of each kernel: how many times as many warps as `sizes` says, steps loaded ahead, whether loads wait for room;
+# outputs are read "once" where operands are of one part, from terms of 32 or of 16 bits
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FARTHEST = 1 << 24  # from one step to the next in memory: offsets within a chunk have 32 bits
 
