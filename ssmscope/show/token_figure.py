@@ -395,23 +395,28 @@ Bar = tuple[Sequence[str], tuple[str, str], str]
 """Colours, what their ends are, and of what they are."""
 
 
+SMALL = 14
+"""Letters of the second line under a title in an inch."""
+
+
 def stack(
     title: tuple[str, str, str], below: tuple[str, str], panels: Sequence[Panel], bars: Sequence[Bar], rest: str = ""
 ) -> Figure:
     """A sheet of panels one below the other, with the scales of their colours at its upper right.
 
     Args:
-        below: two smaller lines under the title.
+        below: two smaller lines under the title; the sheet is as wide as the second, but no wider than texts.
         rest: what is said under the panels of what is not drawn.
     """
     left = max((one.left for one in panels), default=0.0)
     for one in panels:
         one.indent(left)
     aside = (BAR + 0.35) * len(bars)
-    width = max([7.4, *(one.width for one in panels)]) + 2 * MARGIN
+    said = min(len(below[1]) / SMALL, LINE)
+    width = max([7.4, said, *(one.width for one in panels)]) + 2 * MARGIN
     height = Sheet.TOP + 0.1 + sum(one.height for one in panels) + (0.3 if rest else 0)
     sheet = Sheet(width, height, title, below[0], aside=aside)
-    write(sheet.paper, MARGIN, 0.72, shorten(below[1], int(width * 14)), size=8.5, color=SOFT, va="center")
+    write(sheet.paper, MARGIN, 0.72, shorten(below[1], int(width * SMALL)), size=8.5, color=SOFT, va="center")
     for at, (stops, ends, name) in enumerate(bars):
         colour_bar(sheet.paper, width - aside + at * (BAR + 0.35), stops, ends, name)
     top = Sheet.TOP + 0.1

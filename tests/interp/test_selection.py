@@ -444,6 +444,13 @@ def test_nothing_overlaps_in_the_figure(length, layers):
     assert all(word.strip() in shown for word in sentence(min(length, 1000)))
 
 
+def test_the_picture_of_a_short_text_says_whole_what_its_marks_are(model):
+    figure, texts = drawn(selection_heatmap(model, model.encode(ids=IDS)))
+    assert not overlapping(texts) and not outside(figure, texts)
+    legend = next(text for text, _ in texts if text.startswith("underlined or framed"))
+    assert "in italics, or underlined in orange: the convolution is not yet full" in legend and "…" not in legend
+
+
 def test_figure_of_hostile_tokens_and_answers():
     long = make_trace([("<s>", *HOSTILE, "w" * 300)], answers=[("$\\frac{1}$ \x1b", 0.5)])
     shown = labels(eq_10(long).figure())
