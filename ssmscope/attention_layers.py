@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.intercept import taken_over, twin, watched
+from ssmscope.intercept import parts_of, taken_over, twin, watched
 from ssmscope.mixers import arguments, looks_ahead, mixers
 from ssmscope.states import alone
 from ssmscope.trace import LayerState
@@ -45,10 +45,12 @@ class AttentionState(LayerState):
 def look_back(module: nn.Module) -> dict[str, nn.Module]:
     """What is called attention in a model beside its state-space layers, by name, in the order of the layers; a part
     that stands at several depths is there several times."""
+    called = {id(part) for part in parts_of(module) if type(part).__name__.endswith(("Attention", "Attention2"))}
+    if not called:
+        return {}
+    within = {id(part) for mixer in mixers(module) for part in parts_of(mixer)}
     named = module.named_modules(remove_duplicate=False)
-    found = {name: part for name, part in named if type(part).__name__.endswith(("Attention", "Attention2"))}
-    within = {id(part) for mixer in mixers(module) for part in mixer.modules()} if found else set()
-    return {name: part for name, part in found.items() if id(part) not in within}
+    return {name: part for name, part in named if id(part) in called - within}
 
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:
@@ -107,9 +109,10 @@ def attending(
         see: called with a layer's number among `attention_layers` and its weights (batch, heads, queries, keys), which
             are made for it.
     """
-    layers = list(attention_layers(module).values())
     change = _changes.get().get(id(module))
-    if not layers or all(each is None for each in (states, keep, change, see)):
+    asked = any(each is not None for each in (states, keep, change, see))
+    layers = list(attention_layers(module).values()) if asked else []
+    if not layers:
         yield
         return
     run = _Run(layers, mask, states, keep, change, see)

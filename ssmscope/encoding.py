@@ -45,6 +45,8 @@ class Batch:
     def rows(self, chosen: Sequence[int]) -> Batch:
         """The chosen texts, padded to the longest of them."""
         longest = max(len(self.tokens[row]) for row in chosen)
+        if longest == self.input_ids.shape[1] and list(chosen) == list(range(len(self.tokens))):
+            return self
         return Batch(
             self.input_ids[list(chosen), :longest],
             self.mask[list(chosen), :longest],

@@ -32,6 +32,20 @@ After = Callable[[nn.Module, Any], Any]
 """Called with the module and its output."""
 
 
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """A module and all that is in it, each part once, in the order of `Module.modules`, which takes four times as long:
+    a run looks for parts of many kinds before it begins, and a GPU waits."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and part not in found:
+            found[part] = None
+            if inside := part._modules:
+                waiting += reversed(inside.values())
+    return list(found)
+
+
 class _Taken(NamedTuple):
     module: nn.Module
     handler: Handler
@@ -110,14 +124,20 @@ def taken_over(handlers: Iterable[tuple[nn.Module, Handler]], *, kept: bool = Fa
         kept: whether contexts within that ask `is_kept` leave these modules alone.
     """
     chosen = list(handlers)
-    with ExitStack() as stack:
+    new = {id(module): _Taken(module, handler, kept) for module, handler in chosen}
+    installed: list[nn.Module] = []
+    try:
         for module, _ in chosen:
             _install(module)
-            stack.callback(_remove, module)
-        new = {id(module): _Taken(module, handler, kept) for module, handler in chosen}
+            installed.append(module)
         token = _taken.set(MappingProxyType({**_taken.get(), **new}))
-        stack.callback(_taken.reset, token)
-        yield
+        try:
+            yield
+        finally:
+            _taken.reset(token)
+    finally:
+        for module in reversed(installed):
+            _remove(module)
 
 
 def taker_of(module: nn.Module) -> Handler | None:
@@ -267,7 +287,7 @@ def watched(
         yield
 
 
-@dataclass
+@dataclass(slots=True)
 class _Lease:
     """A part of a model that runs need in evaluation."""
 
@@ -283,7 +303,7 @@ _leases: dict[int, _Lease] = {}
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Within the context the module is in evaluation; when the last of the contexts that need a part of it ends, in
     whichever thread, that part is in the mode that it was in before."""
-    parts = list(module.modules())
+    parts = parts_of(module)
     with _lock:
         for part in parts:
             lease = _leases.get(id(part))
@@ -306,15 +326,19 @@ def evaluating(module: nn.Module) -> Iterator[None]:
                         part.training = True
 
 
-def check_plain(module: nn.Module, name: str) -> None:
+def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
     """Refuse a model of which parts were compiled in place: what is compiled does not ask who runs it.
+
+    Args:
+        parts: all of the model's.
 
     Raises:
         InputError: naming the part.
     """
-    for path, part in module.named_modules():
+    for part in parts:
         if getattr(part, "_compiled_call_impl", None) is not None:
+            path = next(path for path, each in module.named_modules() if each is part)
             raise InputError(
-                f"{name}: {path or 'the model'} was compiled in place with .compile(), and what runs in it cannot be "
-                "read; analyse the model before it is compiled, or a copy that is not"
+                f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and what runs "
+                "in it cannot be read; analyse the model before it is compiled, or a copy that is not"
             )

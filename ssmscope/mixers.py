@@ -19,7 +19,7 @@ from ssmscope import ssm
 from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, taker_of, watched
+from ssmscope.intercept import check_plain, is_kept, is_own, parts_of, taken_over, taker_of, watched
 from ssmscope.scans import fused_parts, passes, passes_native, products
 from ssmscope.scans.compiling import compiling
 from ssmscope.states import alone
@@ -121,7 +121,7 @@ def mixers(module: nn.Module) -> list[nn.Module]:
             f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
             "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
         )
-    return [found for child in module.children() for found in mixers(child)]
+    return [found for child in dict.fromkeys(module._modules.values()) if child is not None for found in mixers(child)]
 
 
 def remembers(module: nn.Module) -> bool:
@@ -190,12 +190,13 @@ def fast_scan(
         InputError: for a model of which parts were compiled in place, and, as it runs, for a forward pass put on a
             mixer that computes something else than the mixer.
     """
-    check_plain(module, type(module).__name__)
+    parts = parts_of(module)
+    check_plain(module, parts)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
-    parts = list(module.modules())
     configured = [part for part in parts if "config" in vars(part) or hasattr(type(part), "config")]
-    caching = [part for part in configured if getattr(part.config, "use_cache", False)]
+    told = [part for part in configured if _may_cache(part)]
+    caching = [part for part in told if getattr(part.config, "use_cache", False)]
     handlers = [
         (mixer, partial(_forward, mixer, index, mask, whole, states and states[index], retention, visit))
         for index, mixer in enumerate(found)
@@ -259,6 +260,12 @@ def _place_of_cache(kind: Any) -> int | None:
         if parameter.name == "use_cache":
             return place if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else len(names) + 1
     return None
+
+
+def _may_cache(part: nn.Module) -> bool:
+    """Whether a part's forward pass takes `use_cache`."""
+    kind: Any = type(part)
+    return _place_of_cache(kind) is not None
 
 
 def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

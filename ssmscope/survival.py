@@ -142,14 +142,20 @@ def shares(
     cut, places = zip(*(_until(r, at) for r in recurrences))
     if signed:
         both = [left_towards_state(r, H) for r, H in zip(cut, initial or [None] * len(cut))]
-        left = torch.cat([_at(place, found, length) for place, (found, _) in zip(places, both)], dim=2)
+        left = _beside([_at(place, found, length) for place, (found, _) in zip(places, both)])
         whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
     else:
         found = [left_norms(r) if per_head else _left_sums(r) for r in cut]
-        left = torch.cat([_at(place, each, length) for place, each in zip(places, found)], dim=2)
+        left = _beside([_at(place, each, length) for place, each in zip(places, found)])
         whole = left.sum(1, keepdim=True)
-    left, whole = (left, whole) if per_head else (left.sum(2), whole.sum(2))
+    if not per_head:
+        left, whole = (each.squeeze(2) if each.shape[2] == 1 else each.sum(2) for each in (left, whole))
     return left / torch.where(whole > 0, whole, 1)
+
+
+def _beside(heads: Sequence[Tensor]) -> Tensor:
+    """The heads of all recurrences, (batch, length, heads), of one without a copy."""
+    return heads[0] if len(heads) == 1 else torch.cat(list(heads), dim=2)
 
 
 def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
@@ -164,7 +170,7 @@ def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor |
 def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
     """What is left of these positions, (batch, length, heads), with zeros at others."""
     if places is None:
-        return pad(left, (0, 0, 0, length - left.shape[1]))
+        return pad(left, (0, 0, 0, length - left.shape[1])) if left.shape[1] < length else left
     return left.new_zeros(len(left), length, left.shape[2]).index_copy(1, places.to(left.device), left)
 
 

@@ -89,6 +89,22 @@ def test_projections_and_their_softplus(inner, channels):
 
 
 @needs_kernels
+@pytest.mark.parametrize(("batch", "length", "kept"), [(1, 1, 1), (1, 300, 1), (2, 256, 1), (2, 70, 0)])
+def test_sums_of_steps_are_kept_with_them(batch, length, kept):
+    """As `left` would sum them, until the steps change or are gone."""
+    x, weight, bias = (drawn(*shape).bfloat16() for shape in ((batch, length, 3), (140, 3), (140,)))
+    before = len(passes._summed)
+    delta = passes.projected_softplus(x, weight, bias)
+    assert len(passes._summed) == before + kept
+    later = [delta[:, at:].double().sum(1) for at in range(passes.KEYS, length + passes.KEYS, passes.KEYS)]
+    near(passes._after(delta), torch.stack(later, 1))
+    delta.mul_(2)
+    near(passes._after(delta), 2 * torch.stack(later, 1))
+    del delta
+    assert len(passes._summed) == before
+
+
+@needs_kernels
 def test_wide_copies():
     x = drawn(2, 3, 2100).bfloat16()[..., 1050:]
     assert torch.equal(passes.widened(x), x.float())

@@ -84,7 +84,7 @@ class _SiluConvolution(torch.autograd.Function):
         if not given:
             return (None,) * 5
         batch, length, channels = x.shape
-        (grid, sizes), taps = passes.cut(x, weight), weight.shape[1]
+        (grid, sizes), taps = passes.cut(x, weight, *passes.CONVOLVED_BACK), weight.shape[1]
         grad_total, grad_x = x.new_empty(x.shape, dtype=torch.float32), x.new_empty(x.shape)
         summed = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         sums = grad_total.new_empty(batch, grid[1], taps + 1, channels) if summed else grad_total

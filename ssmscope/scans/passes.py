@@ -7,20 +7,22 @@ and where gradients are asked for, torch does it.
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ssmscope.scans import native
 from ssmscope.scans.launching import Kernels, bound, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-STEPS = 32  # of a convolution that a program takes
-CHANNELS = 64  # of them, at most
+CONVOLVED = 16, 128  # steps and channels of a convolution that a program takes
+CONVOLVED_BACK = 32, 64  # and of its gradient
 KEYS = 128  # positions whose keys a program decays
-STEPS_LEFT, CHANNELS_LEFT = 16, 64  # that it does at a time
-PROJECT = 128, 128, 64, 8, 3  # rows, channels and their inputs that a program multiplies at a time, warps, stages
+LEFT = 32, 32, 2  # positions and channels that it does at a time, and warps
+PROJECT = 128, 64, 32, 4, 4  # rows, channels and their inputs that a program multiplies at a time, warps, stages
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
 WIDE = 256  # of a head, at most
@@ -29,6 +31,9 @@ NORMS = (
     *("JambaRMSNorm", "FalconH1RMSNorm"),
 )
 """The libraries' norms that are `rms_norm` of their weight and `variance_epsilon`."""
+
+_summed: MutableMapping[Tensor, tuple[int, Tensor]] = WeakTensorKeyDictionary()
+"""The version that a Δ had when it was made, and its sums over each `KEYS` steps, (batch, chunks, channels)."""
 
 
 def applicable(*tensors: Tensor | None) -> bool:
@@ -55,19 +60,20 @@ def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
-    grid, sizes = cut(x, weight, 2 * CHANNELS)
+    grid, sizes = cut(x, weight, *CONVOLVED)
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
         bound(kernels.loaded().convolve, **sizes, BOTH=wide is not None)(grid, *terms, x.shape[1], *x.stride()[:2])
     return y
 
 
-def cut(x: Tensor, weight: Tensor, channels_at_once: int = CHANNELS) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The programs of a convolution's kernels, and the constants that these are compiled for."""
+def cut(x: Tensor, weight: Tensor, steps: int, most: int) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The programs of a convolution's kernels, each of so many steps of at most so many channels, and the constants
+    that these are compiled for."""
     batch, length, channels = x.shape
-    width = min(_power(channels, 16), channels_at_once)
-    sizes = {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": STEPS, "WIDTH": width, "num_warps": 4}
-    return (batch, -(-length // STEPS), -(-channels // width)), sizes
+    width = min(_power(channels, 16), most)
+    sizes = {"CHANNELS": channels, "TAPS": weight.shape[1], "STEPS": steps, "WIDTH": width, "num_warps": 4}
+    return (batch, -(-length // steps), -(-channels // width)), sizes
 
 
 def gated(y: Tensor, z: Tensor) -> Tensor:
@@ -105,16 +111,20 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def projected_softplus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """log(1 + eᵛ) in float32 of v = x weightᵀ + bias, (batch, length, channels), of 16 bits; v is not rounded."""
+    """log(1 + eᵛ) in float32 of v = x weightᵀ + bias, (batch, length, channels), of 16 bits; v is not rounded. Its sums
+    over `KEYS` steps, which `left` asks for, are kept as long as it is."""
     flat, (channels, inner) = x.reshape(-1, x.shape[-1]), weight.shape
     out = x.new_empty(*x.shape[:-1], channels, dtype=torch.float32)
     rows, width, depth, warps, stages = PROJECT
+    sums = out.new_empty(-(-len(flat) // rows), channels)
     sizes = {"CHANNELS": channels, "INNER": inner, "ROWS": rows, "WIDTH": width, "DEPTH": depth}
     with on(x):
         bound(kernels.loaded().project_and_softplus, **sizes, num_warps=warps, num_stages=stages)(
             (-(-len(flat) // rows), -(-channels // width)),
-            *(flat, weight.contiguous(), bias, out, len(flat), flat.stride(0)),
+            *(flat, weight.contiguous(), bias, out, sums, len(flat), flat.stride(0)),
         )
+    if rows == KEYS and (x.shape[0] == 1 or x.shape[1] % KEYS == 0) and not out.is_inference():
+        _summed[out] = out._version, sums.view(x.shape[0], -1, channels)
     return out
 
 
@@ -177,12 +187,13 @@ def left(x: Tensor, delta: Tensor, A: Tensor, b: Tensor, *, each: bool) -> Tenso
     (batch, length, channels), (groups, state) = delta.shape, b.shape[2:]
     after = _after(delta)
     share = channels // groups
-    block = min(CHANNELS_LEFT, _power(share))
+    steps, most, warps = LEFT
+    block = min(most, _power(share))
     programs = groups * -(-share // block)
     out = delta.new_empty((batch, length, channels) if each else (programs, batch, length))
-    sizes = {"N": state, "STATES": _power(state), "BLOCK": block, "STEPS": STEPS_LEFT, "TILES": KEYS // STEPS_LEFT}
+    sizes = {"N": state, "STATES": _power(state), "BLOCK": block, "STEPS": steps, "TILES": KEYS // steps}
     with on(x):
-        bound(kernels.loaded().left, **sizes, EACH=each, num_warps=4)(
+        bound(kernels.loaded().left, **sizes, EACH=each, num_warps=warps)(
             (batch, after.shape[1], programs),
             *(x, delta, (2 / math.log(2) * A).mT.contiguous(), b, after, out, length, channels, groups),
             *(*x.stride()[:3], *delta.stride(), *b.stride()),
@@ -209,8 +220,10 @@ def _after(delta: Tensor) -> Tensor:
     """The sums of Δ (batch, length, channels) behind each `KEYS` positions, (batch, chunks, channels)."""
     batch, length, channels = delta.shape
     chunks = -(-length // KEYS)
-    padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
-    totals = padded.unflatten(1, (chunks, KEYS)).sum(2)
+    version, totals = _summed.get(delta, (-1, delta))
+    if version < 0 or delta._version != version:
+        padded = pad(delta, (0, 0, 0, chunks * KEYS - length)) if length % KEYS else delta
+        totals = padded.unflatten(1, (chunks, KEYS)).sum(2)
     after, many = totals.new_empty(totals.shape), _power(chunks)
     block = max(1, min(_power(channels), 4096 // many))
     with on(delta):

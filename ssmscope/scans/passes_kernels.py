@@ -98,10 +98,11 @@ def softplus(x, out, length, x_row, x_step, CHANNELS: tl.constexpr, WIDTH: tl.co
 
 @triton.jit(do_not_specialize=["rows"])
 def project_and_softplus(
-    x, weight, bias, out, rows, x_row,
+    x, weight, bias, out, sums, rows, x_row,
     CHANNELS: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """out = log(1 + eᵛ) in float32 of v = x weightᵀ + bias, x (rows, INNER) of 16 bits, weight (CHANNELS, INNER)."""
+    """out = log(1 + eᵛ) in float32 of v = x weightᵀ + bias, x (rows, INNER) of 16 bits, weight (CHANNELS, INNER), and
+    `sums` (rows / ROWS, CHANNELS) of it over each ROWS rows."""
     t, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     real, valid, k = t < rows, c < CHANNELS, tl.arange(0, DEPTH)
     value = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -115,8 +116,10 @@ def project_and_softplus(
             left, right = left.to(tl.float32), right.to(tl.float32)
         value = tl.dot(left, tl.trans(right), value)
     value += tl.load(bias + c, mask=valid, other=0.0).to(tl.float32)[None, :]
+    found = tl.where(real[:, None], softplus_of(value), 0.0)
     place = out + t.to(tl.int64)[:, None] * CHANNELS + c[None, :]
-    tl.store(place, softplus_of(value), mask=real[:, None] & valid[None, :])
+    tl.store(place, found, mask=real[:, None] & valid[None, :])
+    tl.store(sums + tl.program_id(0).to(tl.int64) * CHANNELS + c, tl.sum(found, axis=0), mask=valid)
 
 
 @triton.jit
