@@ -18,8 +18,9 @@ from ssmscope.scans import native
 from ssmscope.scans.launching import Kernels, bound, on
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-CONVOLVED = 16, 128  # steps and channels of a convolution that a program takes
-CONVOLVED_BACK = 32, 64  # and of its gradient
+CONVOLVED = 32, 128  # steps and channels of a convolution that a program takes
+CONVOLVED_TWICE = 16, 128  # where it gives two types of it
+CONVOLVED_BACK = 32, 64  # of its gradient
 KEYS = 128  # positions whose keys a program decays
 LEFT = 32, 32, 2  # positions and channels that it does at a time, and warps
 PROJECT = 128, 64, 32, 4, 4  # rows, channels and their inputs that a program multiplies at a time, warps, stages
@@ -60,7 +61,7 @@ def silu_convolution_and_wide(x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, wide: Tensor | None) -> Tensor:
     bias = x.new_zeros(x.shape[2]) if bias is None else bias
-    grid, sizes = cut(x, weight, *CONVOLVED)
+    grid, sizes = cut(x, weight, *(CONVOLVED if wide is None else CONVOLVED_TWICE))
     terms = (x, weight.contiguous(), bias, y, y if wide is None else wide)
     with on(x):
         bound(kernels.loaded().convolve, **sizes, BOTH=wide is not None)(grid, *terms, x.shape[1], *x.stride()[:2])
