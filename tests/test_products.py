@@ -15,6 +15,12 @@ from ssmscope.scans.products import product
 needs_onednn = pytest.mark.skipif(not products.available(), reason="torch was built without oneDNN")
 
 
+@pytest.fixture(autouse=True)
+def on_any_processor(monkeypatch):
+    """As where oneDNN is faster."""
+    monkeypatch.setattr(products, "faster", lambda: True)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """The shapes of the inputs that oneDNN took, whatever the size of the weight."""
@@ -120,6 +126,20 @@ def test_a_small_weight_stays_with_torch(calls, monkeypatch):
     x, weight = drawn(3, 40), drawn(24, 40)
     monkeypatch.setattr(products, "LEAST", weight.numel() + 1)
     assert torch.equal(product(x, weight), linear(x, weight)) and not calls
+
+
+@needs_onednn
+@pytest.mark.parametrize(("capability", "faster"), [("AVX2", False), ("AVX512", True), ("DEFAULT", True)])
+def test_where_vectors_are_short_torchs_own_is_taken(monkeypatch, capability, faster):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    products.faster.cache_clear()
+    try:
+        x, weight = drawn(300, 1024), drawn(1024, 1024)
+        assert products.worthwhile(weight) == faster
+        assert torch.equal(product(x, weight), products._found(x, weight, None) if faster else linear(x, weight))
+    finally:
+        products.faster.cache_clear()
 
 
 def test_without_onednn_torch_does_it(monkeypatch):

@@ -23,7 +23,7 @@ CONVOLVED_TWICE = 16, 128  # where it gives two types of it
 CONVOLVED_BACK = 32, 64  # of its gradient
 KEYS = 128  # positions whose keys a program decays
 LEFT = 32, 32, 2  # positions and channels that it does at a time, and warps
-PROJECT = 128, 64, 32, 4, 4  # rows, channels and their inputs that a program multiplies at a time, warps, stages
+PROJECT = KEYS, 64, 32, 4, 4  # rows, channels and their inputs that a program multiplies at a time, warps, stages
 MOST = 2**14  # channels of a norm
 NARROW = 64  # states of a channel, at most
 WIDE = 256  # of a head, at most
@@ -124,7 +124,7 @@ def projected_softplus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             (-(-len(flat) // rows), -(-channels // width)),
             *(flat, weight.contiguous(), bias, out, sums, len(flat), flat.stride(0)),
         )
-    if rows == KEYS and (x.shape[0] == 1 or x.shape[1] % KEYS == 0) and not out.is_inference():
+    if (x.shape[0] == 1 or x.shape[1] % KEYS == 0) and not out.is_inference():
         _summed[out] = out._version, sums.view(x.shape[0], -1, channels)
     return out
 
