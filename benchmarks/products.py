@@ -1,6 +1,6 @@
 """Models of mamba-130m's and mamba2-130m's shape on a CPU beside their own matrix products: the same calls of torch's
 linear layers on as many rows, and of their gradients, alone. The models' own large ones go through oneDNN where torch
-has it (`ssmscope.scans.products`), which is faster, so that a ratio can be below 1.
+has it (`ssmscope.scans.products`) and it is faster, so that a ratio can be below 1.
 
     python benchmarks/products.py                       # three minutes on two idle cores
     python benchmarks/products.py --family mamba2 --threads 1 --layers 4
