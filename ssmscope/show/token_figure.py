@@ -24,7 +24,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.errors import InputError
-from ssmscope.show.figure import COLOURS, GRID, INK, SOFT, Sheet
+from ssmscope.show.figure import COLOURS, GRID, INK, LETTERS, SMALL_LETTERS, SOFT, Sheet
 from ssmscope.show.numbers import number
 from ssmscope.show.signed import SIGNED, STEPS
 from ssmscope.show.token_rows import ends_of, kinds
@@ -395,8 +395,8 @@ Bar = tuple[Sequence[str], tuple[str, str], str]
 """Colours, what their ends are, and of what they are."""
 
 
-SMALL = 14
-"""Letters of the second line under a title in an inch."""
+WIDEST = 12.2
+"""Inches, up to which a sheet is widened for its headings."""
 
 
 def stack(
@@ -405,18 +405,19 @@ def stack(
     """A sheet of panels one below the other, with the scales of their colours at its upper right.
 
     Args:
-        below: two smaller lines under the title; the sheet is as wide as the second, but no wider than texts.
+        below: two smaller lines under the title; the sheet is as wide as all three are, up to WIDEST.
         rest: what is said under the panels of what is not drawn.
     """
     left = max((one.left for one in panels), default=0.0)
     for one in panels:
         one.indent(left)
     aside = (BAR + 0.35) * len(bars)
-    said = min(len(below[1]) / SMALL, LINE)
+    beside = max(len("".join(title)) / LETTERS, len(below[0]) / SMALL_LETTERS) + aside
+    said = min(max(beside, len(below[1]) / SMALL_LETTERS), WIDEST)
     width = max([7.4, said, *(one.width for one in panels)]) + 2 * MARGIN
     height = Sheet.TOP + 0.1 + sum(one.height for one in panels) + (0.3 if rest else 0)
     sheet = Sheet(width, height, title, below[0], aside=aside)
-    write(sheet.paper, MARGIN, 0.72, shorten(below[1], int(width * SMALL)), size=8.5, color=SOFT, va="center")
+    write(sheet.paper, MARGIN, 0.72, shorten(below[1], int(width * SMALL_LETTERS)), size=8.5, color=SOFT, va="center")
     for at, (stops, ends, name) in enumerate(bars):
         colour_bar(sheet.paper, width - aside + at * (BAR + 0.35), stops, ends, name)
     top = Sheet.TOP + 0.1

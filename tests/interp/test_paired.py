@@ -159,6 +159,12 @@ def test_over_a_data_set_tables_stand_side_by_side(models, monkeypatch):
     assert len(few) == 2 and min(each.gap for each in few) >= max(each.gap for each in words if each not in few)
 
 
+def test_the_picture_of_a_short_text_says_whole_what_it_compares(models):
+    found = ssmscope.selection_heatmap(models, "A dull film")
+    drawn = {each.get_text() for each in found.figure().findobj(Text)}
+    assert found.headline in drawn and found.rows().name in drawn
+
+
 def test_one_in_a_list_is_one_and_three_are_refused(models):
     assert not isinstance(ssmscope.selection_heatmap(models[:1], TEXT), Paired)
     with pytest.raises(InputError, match="heatmap takes one model, or two; 3 were given"):
