@@ -48,9 +48,8 @@ def look_back(module: nn.Module) -> dict[str, nn.Module]:
     called = {id(part) for part in parts_of(module) if type(part).__name__.endswith(("Attention", "Attention2"))}
     if not called:
         return {}
-    within = {id(part) for mixer in mixers(module) for part in parts_of(mixer)}
-    named = module.named_modules(remove_duplicate=False)
-    return {name: part for name, part in named if id(part) in called - within}
+    outside = called - {id(part) for mixer in mixers(module) for part in parts_of(mixer)}
+    return {name: part for name, part in module.named_modules(remove_duplicate=False) if id(part) in outside}
 
 
 def attention_layers(module: nn.Module) -> dict[str, nn.Module]:
