@@ -70,3 +70,26 @@ def test_any_number_of_threads(monkeypatch):
         torch.set_num_threads(before)
     for other in found[1:]:  # torch's products between cells may round otherwise
         assert (other - found[0]).abs().max() <= 1e-6 * found[0].abs().max()
+
+
+@pytest.mark.parametrize("numbers", [0, 2**27])
+def test_however_many_heads_are_read_together(numbers, monkeypatch):
+    without_torch(monkeypatch)
+    r, around = draw(150, 7, 1, 20, 9, 4)
+    expected = ssm.pooled_attention(r, 20, **around)
+    monkeypatch.setattr(cells_native, "HEADS", 3)
+    monkeypatch.setattr(cells_native, "NUMBERS", numbers)
+    found = ssm.pooled_attention(r, 20, **around)
+    assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize(("band", "block"), [(0, 0), (3, 16), (40, 16), (500, 64)])
+def test_blocks_between_cells_leave_nothing_out_and_are_as_large_as_pays(band, block):
+    kept = torch.ones(500, 500).tril(-1).triu(-band)
+    kept[420:] = 0
+    blocks, covered = cells_native._blocks(kept), torch.zeros(500, 500)
+    for rows, columns in blocks:
+        covered[rows, columns] += 1
+    assert covered.max() == min(band, 1) and (covered[kept != 0] == 1).all()
+    assert max((rows.stop - rows.start for rows, _ in blocks), default=0) == block
+    assert all(rows.start < 420 for rows, _ in blocks)

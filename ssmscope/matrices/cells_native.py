@@ -22,8 +22,8 @@ from ssmscope.scans.products import product
 
 SOURCE = Path(__file__).with_name("cells.c")
 LONGEST = 512  # steps of a cell
-HEADS = 4  # whose rows are read together, as they stand side by side
-BLOCK = 64  # cells whose products with as many others are left out where nothing is left between them
+HEADS, NUMBERS = 12, 2**27  # whose rows are read together, as they stand side by side, and what their states may hold
+BLOCKS = (16, 64)  # cells whose products with as many others are left out where nothing is left between them
 
 
 def applicable(r: Any, around: Around, longest: int) -> bool:
@@ -60,19 +60,21 @@ def add(
     edge, scores = edge.to(torch.int64).contiguous(), scores.contiguous()
     b, c = (t[0, :, 0].contiguous() for t in (r.b, r.c))
     skips_by = skips(r) if skip else None
-    shape = _Shape(cells, min(heads, HEADS), state, width, around.reach, scores.shape[1], threads)
-    sums = [total.new_empty(shape.heads, cells, library.ssm_cell_size(shape)) for _ in range(3)]
-    for begin in range(0, heads, HEADS):
-        some = slice(begin, min(begin + HEADS, heads))
+    shape = _Shape(cells, heads, state, width, around.reach, scores.shape[1], threads)
+    size = library.ssm_cell_size(shape)
+    together = min(heads, HEADS, max(1, NUMBERS // (2 * cells * size)))
+    sums = [total.new_empty(together, cells, size) for _ in range(2)]
+    for begin in range(0, heads, together):
+        some = slice(begin, min(begin + together, heads))
         shape.heads = count = some.stop - begin
-        R, W, arrived = (t[:count] for t in sums)
+        R, arrived = (t[:count] for t in sums)
         across, own, beside = (total.new_empty(count, cells) for _ in range(3))
         a = decays(r.of_heads(begin, some.stop))[0, :, :, 0].mT.contiguous()
         step = None if r.step is None else r.step[0, :, some].mT.contiguous()
         left, taps = around.left[0, :, some], around.taps[0, :, :, some]
         views = [_view(b), _view(c), _view(left, 1), _view(taps, 2)]
         past = None if skips_by is None else skips_by[some].expand(count, width).contiguous()
-        numbers = (scores, past, across, R, W, arrived, own, beside)
+        numbers = (scores, past, across, R, arrived, own, beside)
         if library.ssm_cells(shape, *map(address, (edge, a, step)), *views, *map(address, numbers)):
             raise MemoryError("no memory left for the attention matrix in cells")
         total.diagonal().add_(own.sum(0) / width)
@@ -80,12 +82,26 @@ def add(
             continue
         total.diagonal(-1).add_(beside[:, 1:].sum(0) / width)
         for kept, R_from, to in zip(between(across[:, 1:]) / width, R[:, 1:], arrived[:, 1:]):
-            for i in range(0, cells - 1, BLOCK):
-                rows = slice(i, i + BLOCK)
-                first = int(kept[rows].any(0).nonzero()[:1].sum()) if bool(kept[rows].any()) else i + BLOCK
-                columns = slice(first, min(i + BLOCK, cells - 1))
-                if columns.start < columns.stop:
-                    total[1:, :-1][rows, columns] += product(R_from[rows], to[columns]) * kept[rows, columns]
+            for rows, columns in _blocks(kept):
+                total[1:, :-1][rows, columns] += product(R_from[rows], to[columns]) * kept[rows, columns]
+
+
+def _blocks(kept: Float[Tensor, "cells cells"]) -> list[tuple[slice, slice]]:
+    """Rows and columns that hold all numbers but zeros: large blocks, unless small ones leave out a good part of the
+    pairs, each of which takes them half as long again."""
+    cells = len(kept)
+    first = torch.where(kept.any(1), (kept != 0).int().argmax(1), cells).tolist()
+
+    def cut(block: int) -> list[tuple[slice, slice]]:
+        rows = [slice(i, min(i + block, cells)) for i in range(0, cells, block)]
+        begins = [min(first[each]) for each in rows]
+        return [(each, slice(begin, each.stop)) for each, begin in zip(rows, begins) if begin < each.stop]
+
+    def pairs(blocks: list[tuple[slice, slice]]) -> int:
+        return sum((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in blocks)
+
+    small, large = map(cut, BLOCKS)
+    return small if 1.5 * pairs(small) < pairs(large) else large
 
 
 class _Shape(ctypes.Structure):
@@ -105,7 +121,7 @@ def _view(t: Tensor, heads: int = 0) -> _View:
 
 def _declare(library: ctypes.CDLL) -> None:
     shape, numbers = ctypes.POINTER(_Shape), ctypes.c_void_p
-    library.ssm_cells.argtypes = [shape, *[numbers] * 3, *[_View] * 4, *[numbers] * 8]
+    library.ssm_cells.argtypes = [shape, *[numbers] * 3, *[_View] * 4, *[numbers] * 7]
     library.ssm_cell_size.argtypes, library.ssm_cell_size.restype = [shape], ctypes.c_int64
 
 

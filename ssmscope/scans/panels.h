@@ -62,11 +62,13 @@ INLINE void product_rows(pair *restrict out, float kept, const float *each, scal
 
 INLINE void product_of(pair *out, float kept, const float *each, scalars a, const pair *X, int64_t first, int64_t last,
                        const int triangle) {
-    for (int64_t r = first; r < last; r += ROWS) {
+    int count;
+    for (int64_t r = first; r < last; r += count) {
         scalars part = a;
         const float *own = each ? each + r : NULL;
         part.at += r * a.row;
-        switch (smaller(last - r, ROWS)) {
+        count = smaller(last - r, last - r == ROWS + 2 ? ROWS - 2 : ROWS); /* two rows would wait for their own sums */
+        switch (count) {
             case 6: product_rows(out + r, kept, own, part, X, r, 6, triangle); break;
             case 5: product_rows(out + r, kept, own, part, X, r, 5, triangle); break;
             case 4: product_rows(out + r, kept, own, part, X, r, 4, triangle); break;
@@ -131,12 +133,21 @@ static void pack(pair *to, const float *at, int64_t row, const float *factor, in
 
 /* The transpose of such rows: `count` rows of the panels, `steps` columns, and zeros up to a panel's end. */
 static void pack_transposed(pair *to, const float *at, int64_t row, const float *factor, int64_t steps, int64_t count) {
-    for (int64_t j = 0; j * WIDE < steps; j++, to += count) {
-        int64_t valid = smaller(steps - j * WIDE, WIDE);
-        if (valid < WIDE) memset(to, 0, count * sizeof(pair));
-        for (int64_t s = 0; s < valid; s++) {
-            const float *in = at + (j * WIDE + s) * row, scale = factor ? factor[j * WIDE + s] : 1;
-            for (int64_t r = 0; r < count; r++) ((float *)&to[r])[s] = in[r] * scale;
+    const int64_t whole = count - count % LANES;
+    for (int64_t s = 0; s < panels_of(steps) * WIDE; s += LANES) {
+        const int64_t w = s % WIDE / LANES;
+        const int valid = s < steps ? smaller(steps - s, LANES) : 0;
+        pair *panel = to + s / WIDE * count;
+        lanes v[LANES] = {{0}};
+        for (int64_t r = 0; r < whole; r += LANES) {
+            for (int i = 0; i < valid; i++) v[i] = vector(at + (s + i) * row + r) * (factor ? factor[s + i] : 1);
+            for (int i = valid; i < LANES; i++) v[i] = (lanes){0};
+            transpose(v);
+            for (int i = 0; i < LANES; i++) panel[r + i].of[w] = v[i];
+        }
+        for (int64_t r = whole; r < count; r++) {
+            panel[r].of[w] = (lanes){0};
+            for (int i = 0; i < valid; i++) panel[r].of[w][i] = at[(s + i) * row + r] * (factor ? factor[s + i] : 1);
         }
     }
 }

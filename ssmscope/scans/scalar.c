@@ -37,6 +37,14 @@ static const float *from(view v, int64_t n, int64_t t, int64_t h) {
     return v.at + n * v.batch + t * v.step + h * v.head;
 }
 
+/* One of `parts` parts of a head's chunk from step t on is asked for ahead: its rows stand on as many pages. */
+INLINE void ask(view v, const shape *s, int64_t n, int64_t t, int64_t h, int64_t part, int64_t parts) {
+    enum { LINE = 16 };
+    const int64_t first = t + part * CHUNK / parts, last = t + (part + 1) * CHUNK / parts;
+    for (int64_t r = first; r >= 0 && r < last && r < s->length; r++)
+        for (int64_t i = 0; i < s->width; i += LINE) __builtin_prefetch(from(v, n, r, h) + i);
+}
+
 /* A head's (width, states) matrix, contiguous, as panels [channels][states], and back. */
 static void load_state(pair *H, const float *at, int64_t width, int64_t states) {
     memset(H, 0, panels_of(width) * states * sizeof(pair));
@@ -162,9 +170,12 @@ static void leave(float *to, int64_t row, const pair *Y, const float *x, int64_t
         for (int i = 0; i < count; i++) to[i] = ((const float *)&Y[r])[i] + (D ? D[i] * x[i] : 0);
 }
 
-static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *X, int64_t task, int64_t chunk) {
+/* One chunk of a head; that of the head `next`, from step `later` on, comes after it. */
+static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *X, int64_t task, int64_t chunk, int64_t next,
+                          int64_t later) {
     const shape *s = f->s;
-    const int64_t N = s->states, P = s->width, n = task / s->heads, h = task % s->heads, row = s->heads * P;
+    const int64_t N = s->states, P = s->width, n = task / s->heads, h = task % s->heads;
+    const view y = {f->y, s->length * s->heads * P, s->heads * P, P};
     const int64_t t = chunk * CHUNK, bytes = state_size(s) * sizeof(pair);
     const int q = smaller(s->length - t, CHUNK), empty = !f->initial && !chunk;
     const int over = !f->final && chunk == chunks_of(s) - 1; /* nobody reads the state behind the chunk */
@@ -175,13 +186,15 @@ static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *
     pack(X, from(f->x, n, t, h), f->x.step, f->delta.at ? k->delta : NULL, q, P);
     if (!over) pack(late, from(f->x, n, t, h), f->x.step, k->late, q, P);
     for (int64_t j = 0; j * WIDE < P; j++) {
+        ask(f->x, s, next / s->heads, later, next % s->heads, j, panels_of(P));
+        ask(y, s, next / s->heads, later, next % s->heads, j, panels_of(P));
         if (empty)
             product(Y, FRESH, matrix(k->M[0], CHUNK, 1, q), X + j * q, 0, q, 1);
         else {
             product(Y, FRESH, matrix(of.c_rows, padded(s), 1, N), H + j * N, 0, q, 0);
             add_product(Y, k->f, matrix(k->M[0], CHUNK, 1, q), X + j * q, q, 1);
         }
-        leave(f->y + (n * s->length + t) * row + h * P + j * WIDE, row, Y, from(f->x, n, t, h) + j * WIDE, f->x.step,
+        leave((float *)from(y, n, t, h) + j * WIDE, y.step, Y, from(f->x, n, t, h) + j * WIDE, f->x.step,
               f->D ? f->D + h * P + j * WIDE : NULL, q, smaller(P - j * WIDE, WIDE));
         if (!over) product(H + j * N, k->f[q - 1], matrix(of.b_rows, 1, padded(s), q), late + j * q, 0, N, 0);
     }
@@ -202,8 +215,11 @@ static void forward_band(const forward_terms *f, chunk_work *k, pair *work, int6
     for (int64_t task = first; f->initial && task < last; task++)
         load_state(work + (task - first) * size, f->initial + task * matrix, s->width, s->states);
     for (int64_t chunk = 0; chunk < chunks_of(s); chunk++)
-        for (int64_t task = first; task < last; task++)
-            forward_chunk(f, k, work + (task - first) * size, X, task, chunk);
+        for (int64_t task = first; task < last; task++) {
+            const int ends = task + 1 == last;
+            forward_chunk(f, k, work + (task - first) * size, X, task, chunk, ends ? first : task + 1,
+                          (chunk + ends) * CHUNK);
+        }
     for (int64_t task = first; f->final && task < last; task++)
         store_state(f->final + task * matrix, work + (task - first) * size, s->width, s->states);
 }
@@ -298,35 +314,56 @@ static void against_state(pair *out, const pair *H, const pair *Xt, const shape 
     }
 }
 
+enum { AT_ONCE = 4 }; /* pairs, whose sums do not wait for each other */
+
 /* to += Z factor, and sums[t] = factor_t sum over n of Z[n, t] of[n, t]. */
 static void add_scaled(pair *to, const pair *Z, const pair *of, const float *factor, float *sums, int64_t states, int q) {
     for (int64_t j = 0; j * WIDE < q; j++) {
+        lanes scale[2], sum[AT_ONCE][2] = {{{0}}};
+        for (int w = 0; w < 2; w++) scale[w] = vector(factor + j * WIDE + w * LANES);
+        for (int64_t i = j * states; i < (j + 1) * states; i += AT_ONCE)
+            for (int k = 0; k < AT_ONCE && i + k < (j + 1) * states; k++)
+                for (int w = 0; w < 2; w++) {
+                    to[i + k].of[w] += Z[i + k].of[w] * scale[w];
+                    sum[k][w] += Z[i + k].of[w] * of[i + k].of[w];
+                }
         for (int w = 0; w < 2; w++) {
-            lanes scale = vector(factor + j * WIDE + w * LANES), sum = {0};
-            for (int64_t i = j * states; i < (j + 1) * states; i++) {
-                to[i].of[w] += Z[i].of[w] * scale;
-                sum += Z[i].of[w] * of[i].of[w];
-            }
-            sum *= scale;
-            memcpy(sums + j * WIDE + w * LANES, &sum, sizeof(lanes));
+            for (int k = 1; k < AT_ONCE; k++) sum[0][w] += sum[k][w];
+            sum[0][w] *= scale[w];
+            memcpy(sums + j * WIDE + w * LANES, &sum[0][w], sizeof(lanes));
         }
     }
 }
 
+/* The sum of both matrices' products, number by number. */
+static float along(const pair *one, const pair *other, int64_t pairs) {
+    lanes sum[AT_ONCE][2] = {{{0}}};
+    for (int64_t i = 0; i < pairs; i += AT_ONCE)
+        for (int k = 0; k < AT_ONCE && i + k < pairs; k++)
+            for (int w = 0; w < 2; w++) sum[k][w] += one[i + k].of[w] * other[i + k].of[w];
+    for (int k = 1; k < AT_ONCE; k++)
+        for (int w = 0; w < 2; w++) sum[0][w] += sum[k][w];
+    return sum_of_lanes(sum[0][0] + sum[0][1]);
+}
+
 /* H is NULL where the state at the chunk's start is 0 and nobody asks for its gradient; `fresh` says that the adjoint
- * of the state at its end is 0. */
+ * of the state at its end is 0. The head `next`, from step `later` on, comes after it. */
 static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w, shared of, const pair *H, pair *adjoint,
-                           int fresh) {
+                           int fresh, int64_t next, int64_t later) {
     const shape *s = f->s;
     const int64_t N = s->states, P = s->width, row = f->xbar_row, n = k->n, t = k->t, h = k->h;
     const int q = k->q;
     const float *x = from(f->x, n, t, h), *ybar = from(f->ybar, n, t, h), *factor = f->delta.at ? k->delta : NULL;
+    const view xbar = {f->xbar, s->length * row, row, P};
     float u[CHUNK] = {0}, v[CHUNK] = {0}, whole = 0;
     square W;
     pack(w->Y, ybar, f->ybar.step, NULL, q, P);
     pack_transposed(w->Yt, ybar, f->ybar.step, NULL, q, P);
     pack_transposed(w->Xt, x, f->x.step, factor, q, P);
     for (int64_t j = 0; j * WIDE < q; j++) { /* Mbar = Ybar X', and with it those of G and of the decays */
+        ask(xbar, s, n, t, h, j, PANELS);
+        ask(f->x, s, n, later, next, j, PANELS);
+        ask(f->ybar, s, n, later, next, j, PANELS);
         product(w->Mbar, FRESH, matrix(ybar, f->ybar.step, 1, P), w->Xt + j * P, j * WIDE, q, 0);
         for (int r = (int)(j * WIDE); r < q; r++) {
             for (int i = 0; i < 2; i++) {
@@ -346,14 +383,10 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
         against_state(w->Z, adjoint, w->Xt, s, q);
         add_scaled(w->b, w->Z, of.b, k->e, v, N, q);
     }
-    if (H && !fresh) {
-        lanes both = {0};
-        for (int64_t i = 0; i < state_size(s); i++) both += H[i].of[0] * adjoint[i].of[0] + H[i].of[1] * adjoint[i].of[1];
-        whole = sum_of_lanes(both) * k->f[q - 1];
-    }
+    if (H && !fresh) whole = along(H, adjoint, state_size(s)) * k->f[q - 1];
     float log_abar[CHUNK], *deltabar = f->deltabar + (n * s->length + t) * s->heads + h;
     log_decay_gradient(log_abar, W, u, v, whole, q);
-    float dots[CHUNK] = {0};
+    lanes dots[CHUNK] = {{0}};
     for (int64_t j = 0; j * WIDE < P; j++) {
         if (fresh)
             product(w->Xbar, FRESH, matrix(k->M[0], 1, CHUNK, q), w->Y + j * q, 0, q, -1);
@@ -369,14 +402,12 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
             const float *of_x = x + r * f->x.step + j * WIDE;
             pair in = {{{0}}};
             if (valid < WIDE) copy(&in, of_x, valid), of_x = (const float *)&in;
-            lanes both = {0};
             for (int i = 0; i < 2; i++) {
                 out.of[i] = w->Xbar[r].of[i] * k->delta[r] + skip.of[i] * w->Y[j * q + r].of[i];
-                both += w->Xbar[r].of[i] * vector(of_x + i * LANES);
+                dots[r] += w->Xbar[r].of[i] * vector(of_x + i * LANES);
                 skipped[i] += w->Y[j * q + r].of[i] * vector(of_x + i * LANES);
             }
-            copy(f->xbar + (n * s->length + t + r) * row + h * P + j * WIDE, &out, valid);
-            dots[r] += sum_of_lanes(both);
+            copy((float *)from(xbar, n, t + r, h) + j * WIDE, &out, valid);
         }
         if (f->D) {
             float *to = f->Dbar + (n * s->heads + h) * P + j * WIDE;
@@ -390,8 +421,20 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
     }
     for (int r = 0; r < q; r++) {
         f->log_abar[(n * s->length + t + r) * s->heads + h] = log_abar[r];
-        if (f->delta.at) deltabar[r * s->heads] = dots[r];
+        if (f->delta.at) deltabar[r * s->heads] = sum_of_lanes(dots[r]);
     }
+}
+
+/* The first `count` of a panel's rows as columns: of panels of `rows` rows, q columns in all, into as many rows. */
+static void turn(pair *to, const pair *from, int64_t rows, int q, int count) {
+    for (int t = 0; t < q; t += LANES)
+        for (int w = 0; w < 2; w++) {
+            lanes v[LANES];
+            for (int i = 0; i < LANES; i++)
+                v[i] = w * LANES + i < count ? from[t / WIDE * rows + w * LANES + i].of[t % WIDE / LANES] : (lanes){0};
+            transpose(v);
+            for (int i = 0; i < LANES; i++) to[t + i].of[w] = v[i];
+        }
 }
 
 /* The slab's bbar and cbar of a chunk: what its heads added, and Gbar' c and Gbar b. */
@@ -402,16 +445,16 @@ static void store_slab(const backward_terms *f, slab_work *w, int64_t task, int6
     for (int64_t j = 0; j * WIDE < q; j++)
         for (int r = 0; r < q; r++) memcpy(&G[r][j * WIDE], &w->G[j * CHUNK + r], sizeof(pair));
     for (int64_t j = 0; j * WIDE < N; j++) {
-        pair rows[CHUNK], out[CHUNK];
+        pair rows[CHUNK], out[CHUNK], sums[CHUNK];
         const int valid = smaller(N - j * WIDE, WIDE);
         for (int which = 0; which < 2; which++) {
             view other = which ? f->b : f->c;
             pack(rows, from(other, n, t, group) + j * WIDE, other.step, NULL, q, valid);
             product(out, FRESH, which ? matrix(G[0], CHUNK, 1, q) : matrix(G[0], 1, CHUNK, q), rows, 0, q, which ? 1 : -1);
+            turn(sums, (which ? w->c : w->b) + j * WIDE, N, q, valid);
             for (int r = 0; r < q; r++) {
-                const pair *sums = (which ? w->c : w->b) + r / WIDE * N + j * WIDE;
-                float *to = (which ? cbar : bbar) + r * N + j * WIDE, *own = (float *)&out[r];
-                for (int i = 0; i < valid; i++) to[i] = own[i] + ((const float *)&sums[i])[r % WIDE];
+                for (int i = 0; i < 2; i++) out[r].of[i] += sums[r].of[i];
+                copy((which ? cbar : bbar) + r * N + j * WIDE, &out[r], valid);
             }
         }
     }
@@ -444,7 +487,9 @@ static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, in
             decays(k, f->log_a, f->delta, n, h, chunk * CHUNK, q, of);
             memset(k->f + q, 0, (CHUNK - q) * sizeof(float));
             const pair *H = chunk || f->initialbar ? (const pair *)f->starts + start : NULL;
-            backward_chunk(f, k, &w, of, H, adjoint + i * size, !f->finalbar && chunk == chunks_of(s) - 1);
+            const int ends = i + 1 == heads;
+            backward_chunk(f, k, &w, of, H, adjoint + i * size, !f->finalbar && chunk == chunks_of(s) - 1,
+                           ends ? h - i : h + 1, (chunk - ends) * CHUNK);
         }
         store_slab(f, &w, task, n, group, chunk * CHUNK, q);
     }

@@ -156,6 +156,55 @@ INLINE float sum_of_lanes(lanes v) {
 #endif
 }
 
+/* Row i of LANES vectors becomes column i. */
+INLINE void transpose(lanes *v) {
+#if defined(BY_16)
+    __m512 a[16], *m = (__m512 *)v;
+    for (int i = 0; i < 16; i += 2) { /* of each four lanes: two rows' numbers in turn, then four rows' side by side */
+        a[i] = _mm512_unpacklo_ps(m[i], m[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(m[i], m[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            m[i + 2 * j] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+            m[i + 2 * j + 1] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 2; j++) { /* fours of rows 8 j to 8 j + 7 */
+            a[4 * j + i] = _mm512_shuffle_f32x4(m[8 * j + i], m[8 * j + i + 4], 0x88);
+            a[4 * j + i + 8] = _mm512_shuffle_f32x4(m[8 * j + i], m[8 * j + i + 4], 0xdd);
+        }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 2; j++) {
+            m[4 * j + i] = _mm512_shuffle_f32x4(a[8 * j + i], a[8 * j + i + 4], 0x88);
+            m[4 * j + i + 8] = _mm512_shuffle_f32x4(a[8 * j + i], a[8 * j + i + 4], 0xdd);
+        }
+#elif defined(BY_8)
+    __m256 a[8], *m = (__m256 *)v;
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(m[i], m[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(m[i], m[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            m[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+            m[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        __m256 first = m[i], second = m[i + 4];
+        m[i] = _mm256_permute2f128_ps(first, second, 0x20);
+        m[i + 4] = _mm256_permute2f128_ps(first, second, 0x31);
+    }
+#else
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            float number = v[i][j];
+            v[i][j] = v[j][i];
+            v[j][i] = number;
+        }
+#endif
+}
+
 /* Numbers below 1e-38 become 0 while a task runs: a state that only decays would crawl through them. */
 #if defined(__SSE__)
 INLINE unsigned flush_denormals(void) {
