@@ -128,18 +128,52 @@ def test_a_small_weight_stays_with_torch(calls, monkeypatch):
     assert torch.equal(product(x, weight), linear(x, weight)) and not calls
 
 
-@needs_onednn
-@pytest.mark.parametrize(("capability", "faster"), [("AVX2", False), ("AVX512", True), ("DEFAULT", True)])
-def test_where_vectors_are_short_torchs_own_is_taken(monkeypatch, capability, faster):
+@pytest.fixture
+def unmeasured(monkeypatch, tmp_path):
+    """As a user has it for whom nothing was measured yet."""
     monkeypatch.undo()
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     products.faster.cache_clear()
-    try:
-        x, weight = drawn(300, 1024), drawn(1024, 1024)
-        assert products.worthwhile(weight) == faster
-        assert torch.equal(product(x, weight), products._found(x, weight, None) if faster else linear(x, weight))
-    finally:
-        products.faster.cache_clear()
+    yield tmp_path / "ssmscope"
+    products.faster.cache_clear()
+
+
+@needs_onednn
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_faster_one_is_taken_as_measured_once(unmeasured, monkeypatch, faster):
+    x, weight = drawn(300, 1024), drawn(1024, 1024)
+    monkeypatch.setattr(products, "_measured", lambda: faster)
+    assert torch.equal(product(x, weight), products._found(x, weight, None) if faster else linear(x, weight))
+    monkeypatch.setattr(products, "_measured", lambda: not faster)  # as another process might, in another minute
+    products.faster.cache_clear()
+    assert products.worthwhile(weight) == faster
+    assert len(list(unmeasured.iterdir())) == 1
+
+
+@needs_onednn
+def test_what_another_process_measured_meanwhile_holds(unmeasured, monkeypatch):
+    def slowly() -> bool:
+        monkeypatch.setattr(products, "_measured", lambda: False)
+        assert not products.faster.__wrapped__()
+        return True
+
+    monkeypatch.setattr(products, "_measured", slowly)
+    assert not products.faster()
+    assert len(list(unmeasured.iterdir())) == 1
+
+
+@needs_onednn
+def test_where_nothing_can_be_kept_torchs_own_is_taken(unmeasured, monkeypatch):
+    monkeypatch.setattr(products, "_measured", lambda: pytest.fail("measured in vain"))
+    monkeypatch.setattr(products.building, "cache_directory", lambda: None)
+    assert not products.worthwhile(drawn(1024, 1024))
+
+
+@needs_onednn
+def test_a_measurement_says_one_or_the_other(unmeasured):
+    assert products.faster() in (True, False)
+    kept = next(unmeasured.iterdir())
+    assert kept.read_text() == (products.ONEDNN if products.faster() else "torch")
 
 
 def test_without_onednn_torch_does_it(monkeypatch):

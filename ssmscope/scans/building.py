@@ -188,12 +188,18 @@ def _key(compiler: Sequence[str], source: Path) -> str:
     status = binary.stat()
     texts = [file.read_text("utf-8") for file in (source, *HEADERS)]
     parts = [*texts, FLAGS, CHOICES, compiler[1:], str(binary), status.st_size, status.st_mtime_ns]
-    parts += [platform.system(), platform.machine(), platform.processor()]
+    return hashlib.sha256(repr(parts + processor()).encode()).hexdigest()[:24]
+
+
+def processor() -> list[str]:
+    """What this processor is called and what it can do."""
+    parts = [platform.system(), platform.machine(), platform.processor()]
     described = Path("/proc/cpuinfo")
     if described.exists():
         lines = described.read_text("utf-8", "replace").split("\n\n")[0].splitlines()
-        parts += [line for line in lines if line.partition("\t")[0].strip() in ("model name", "flags", "Features")]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+        names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features")
+        parts += [line for line in lines if line.partition("\t")[0].strip() in names]
+    return parts
 
 
 def cache_directory() -> Path | None:
