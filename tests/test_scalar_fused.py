@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import scan_checks
 import torch
-from scan_checks import DEVICE, gradients, leaves_of, triton_only
+from scan_checks import DEVICE, gradients, leaves_of, slow_interpreted, triton_only
 
 from ssmscope import ssm
 from ssmscope.scans import scalar, scalar_fused
@@ -141,7 +141,7 @@ def test_long_steps_write_nothing_of_nothing(size):
 
 
 @needs_kernels
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=slow_interpreted), 2])
 def test_rows_heads_and_segments_one_after_the_other(groups, monkeypatch):
     """The gradients where memory is short, the walks where programs are few, and more states than a walk keeps."""
     monkeypatch.setattr(scalar_fused, "HELD", 1)

@@ -124,19 +124,22 @@ static void decays(chunk_work *k, view log_a, view delta, int64_t n, int64_t h, 
         lanes v = exponential(vector(k->a + s));
         memcpy(k->a + s, &v, sizeof(v));
     }
+    ints count;
+    for (int i = 0; i < LANES; i++) count[i] = i;
     for (int r = 0; r < q; r++) {
         const int whole = r / LANES * LANES; /* what stands before the vector of the diagonal */
         const lanes held = all(k->a[r]);
-        for (int s = 0; s < whole; s += LANES) {
-            lanes D = vector(k->D[r - 1] + s) * held, M = D * vector(of.G[r] + s);
+        const ints before = count < r - whole, at = count == r - whole;
+        for (int s = 0; s <= whole; s += LANES) {
+            lanes D = r ? vector(k->D[r - 1] + s) * held : held;
+            if (s == whole) D = (lanes)((before & (ints)D) | (at & (ints)all(1)));
+            lanes M = D * vector(of.G[r] + s);
+            if (s == whole) M = (lanes)((before | at) & (ints)M);
             memcpy(k->D[r] + s, &D, sizeof(D));
             memcpy(k->M[r] + s, &M, sizeof(M));
         }
-        memset(k->D[r] + whole, 0, (CHUNK - whole) * sizeof(float));
-        memset(k->M[r] + whole, 0, (CHUNK - whole) * sizeof(float));
-        for (int s = whole; s < r; s++) k->D[r][s] = k->D[r - 1][s] * k->a[r];
-        k->D[r][r] = 1;
-        for (int s = whole; s <= r; s++) k->M[r][s] = k->D[r][s] * of.G[r][s];
+        memset(k->D[r] + whole + LANES, 0, (CHUNK - LANES - whole) * sizeof(float));
+        memset(k->M[r] + whole + LANES, 0, (CHUNK - LANES - whole) * sizeof(float));
         k->f[r] = r ? k->f[r - 1] * k->a[r] : k->a[0];
     }
     memcpy(k->e, k->D[q - 1], sizeof(k->e));
