@@ -62,10 +62,7 @@ def _measured() -> bool:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + bias, (…, outputs), of `x` (…, inputs) and `weight` (outputs, inputs), with gradients of any order; as
-    torch's `linear` to rounding, and that itself where oneDNN's is not `applicable`.
-
-    A row's numbers do not depend on the number of threads, nor on how many rows there are beside it if there are any.
-    """
+    torch's `linear` to rounding, and that itself where oneDNN's is not `applicable`."""
     if not applicable(x, weight, bias):
         return linear(x, weight, bias)
     terms = (x, weight, bias)
