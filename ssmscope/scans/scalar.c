@@ -7,7 +7,7 @@
  *
  *     Y = M X + f c H,      H <- f_last H + b' e X,      f_t = a_1 ... a_t,      e_s = D[last, s].
  *
- * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a band of heads, backwards a slab of heads of one group, whose sums are added in
+ * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a band of heads, backwards of slabs of heads of one group each, whose sums are added in
  * their order: no result depends on the number of threads. */
 
 #include "panels.h"
@@ -16,6 +16,7 @@ enum {
     CHUNK = 64, /* steps; the states at their starts are what the backward pass needs */
     PANELS = CHUNK / WIDE,
     SLAB = 4, /* heads, at most */
+    BAND = 3, /* slabs, at most */
     PARTS = 3 /* for each thread */
 };
 
@@ -207,7 +208,7 @@ static void forward_chunk(const forward_terms *f, chunk_work *k, pair *H, pair *
  * on the same pages. */
 static int64_t band_of(const shape *s) {
     const int64_t share = s->batch * s->heads / (PARTS * s->threads);
-    return share < 1 ? 1 : smaller(share, SLAB);
+    return share < 1 ? 1 : smaller(share, BAND * SLAB);
 }
 
 static void forward_band(const forward_terms *f, chunk_work *k, pair *work, int64_t first, int64_t last) {
@@ -365,8 +366,8 @@ static void backward_chunk(const backward_terms *f, chunk_work *k, slab_work *w,
     pack_transposed(w->Xt, x, f->x.step, factor, q, P);
     for (int64_t j = 0; j * WIDE < q; j++) { /* Mbar = Ybar X', and with it those of G and of the decays */
         ask(xbar, s, n, t, h, j, PANELS);
-        ask(f->x, s, n, later, next, j, PANELS);
-        ask(f->ybar, s, n, later, next, j, PANELS);
+        ask(f->x, s, next / s->heads, later, next % s->heads, j, PANELS);
+        ask(f->ybar, s, next / s->heads, later, next % s->heads, j, PANELS);
         product(w->Mbar, FRESH, matrix(ybar, f->ybar.step, 1, P), w->Xt + j * P, j * WIDE, q, 0);
         for (int r = (int)(j * WIDE); r < q; r++) {
             for (int i = 0; i < 2; i++) {
@@ -463,43 +464,74 @@ static void store_slab(const backward_terms *f, slab_work *w, int64_t task, int6
     }
 }
 
-static void backward_slab(const backward_terms *f, chunk_work *k, pair *work, int64_t task) {
+/* A slab's heads, of sequence n, from `first` on, and their adjoints. */
+typedef struct {
+    int64_t n, group, first, heads;
+    pair *adjoint;
+} slab;
+
+static slab slab_of(const shape *s, int64_t task, pair *adjoint) {
+    const int64_t per_group = s->heads / s->groups, slabs = slabs_of(s);
+    const int64_t group = task / slabs % s->groups, before = task % slabs * SLAB;
+    return (slab){task / slabs / s->groups, group, group * per_group + before, smaller(per_group - before, SLAB), adjoint};
+}
+
+/* A chunk of a slab; the slab `next` comes after it, in the chunk `later`. */
+static void backward_slab(const backward_terms *f, chunk_work *k, slab_work *w, int64_t task, const slab *of, int64_t chunk,
+                          const slab *next, int64_t later) {
     const shape *s = f->s;
-    const int64_t per_group = s->heads / s->groups, slabs = slabs_of(s), size = state_size(s), P = s->width;
-    const int64_t n = task / (slabs * s->groups), group = task / slabs % s->groups;
-    const int64_t first = task % slabs * SLAB, heads = smaller(per_group - first, SLAB), own = PANELS * s->states;
-    pair *adjoint = work, *at = work + SLAB * size;
+    const int64_t size = state_size(s), own = PANELS * s->states;
+    const int q = smaller(s->length - chunk * CHUNK, CHUNK);
+    const shared common = shared_of(s, f->shared, of->n, of->group, chunk);
+    memset(w->b, 0, own * sizeof(pair));
+    memset(w->c, 0, own * sizeof(pair));
+    memset(w->G, 0, PANELS * CHUNK * sizeof(pair));
+    for (int64_t i = 0; i < of->heads; i++) {
+        const int64_t h = of->first + i, head = of->n * s->heads + h, ends = i + 1 == of->heads;
+        const pair *H = (const pair *)f->starts + (head * chunks_of(s) + chunk) * size;
+        decays(k, f->log_a, f->delta, of->n, h, chunk * CHUNK, q, common);
+        memset(k->f + q, 0, (CHUNK - q) * sizeof(float));
+        backward_chunk(f, k, w, common, chunk || f->initialbar ? H : NULL, of->adjoint + i * size,
+                       !f->finalbar && chunk == chunks_of(s) - 1, ends ? next->n * s->heads + next->first : head + 1,
+                       (ends ? later : chunk) * CHUNK);
+    }
+    store_slab(f, w, task, of->n, of->group, chunk * CHUNK, q);
+}
+
+/* How many slabs one thread takes through a chunk before the one before it: their rows stand on the same pages. */
+static int64_t slabs_at_once(const shape *s) {
+    const int64_t share = s->batch * s->groups * slabs_of(s) / s->threads;
+    return share < 1 ? 1 : smaller(share, BAND);
+}
+
+static void backward_band(const backward_terms *f, chunk_work *k, pair *work, int64_t first, int64_t last) {
+    const shape *s = f->s;
+    const int64_t size = state_size(s), P = s->width, matrix = P * s->states, own = PANELS * s->states, count = last - first;
+    pair *at = work + count * SLAB * size;
+    slab band[BAND];
     slab_work w;
     w.b = at, w.c = at += own, w.Z = at += own, w.G = at += own, w.Mbar = at += PANELS * CHUNK;
     w.Xbar = at += CHUNK, w.Y = at += CHUNK, w.Xt = at += panels_of(P) * CHUNK, w.Yt = at += PANELS * P;
-    for (int64_t i = 0; i < heads; i++) {
-        int64_t head = n * s->heads + group * per_group + first + i;
-        if (f->finalbar)
-            load_state(adjoint + i * size, f->finalbar + head * P * s->states, P, s->states);
-        else
-            memset(adjoint + i * size, 0, size * sizeof(pair));
-    }
-    for (int64_t chunk = chunks_of(s) - 1; chunk >= 0; chunk--) {
-        const int q = smaller(s->length - chunk * CHUNK, CHUNK);
-        shared of = shared_of(s, f->shared, n, group, chunk);
-        memset(w.b, 0, own * sizeof(pair));
-        memset(w.c, 0, own * sizeof(pair));
-        memset(w.G, 0, PANELS * CHUNK * sizeof(pair));
-        for (int64_t i = 0; i < heads; i++) {
-            int64_t h = group * per_group + first + i, start = ((n * s->heads + h) * chunks_of(s) + chunk) * size;
-            decays(k, f->log_a, f->delta, n, h, chunk * CHUNK, q, of);
-            memset(k->f + q, 0, (CHUNK - q) * sizeof(float));
-            const pair *H = chunk || f->initialbar ? (const pair *)f->starts + start : NULL;
-            const int ends = i + 1 == heads;
-            backward_chunk(f, k, &w, of, H, adjoint + i * size, !f->finalbar && chunk == chunks_of(s) - 1,
-                           ends ? h - i : h + 1, (chunk - ends) * CHUNK);
+    for (int64_t j = 0; j < count; j++) {
+        band[j] = slab_of(s, first + j, work + j * SLAB * size);
+        for (int64_t i = 0; i < band[j].heads; i++) {
+            const int64_t head = band[j].n * s->heads + band[j].first + i;
+            if (f->finalbar)
+                load_state(band[j].adjoint + i * size, f->finalbar + head * matrix, P, s->states);
+            else
+                memset(band[j].adjoint + i * size, 0, size * sizeof(pair));
         }
-        store_slab(f, &w, task, n, group, chunk * CHUNK, q);
     }
-    for (int64_t i = 0; f->initialbar && i < heads; i++) {
-        int64_t head = n * s->heads + group * per_group + first + i;
-        store_state(f->initialbar + head * P * s->states, adjoint + i * size, P, s->states);
-    }
+    for (int64_t chunk = chunks_of(s) - 1; chunk >= 0; chunk--)
+        for (int64_t j = 0; j < count; j++) {
+            const int ends = j + 1 == count;
+            backward_slab(f, k, &w, first + j, &band[j], chunk, &band[ends ? 0 : j + 1], chunk - ends);
+        }
+    for (int64_t j = 0; f->initialbar && j < count; j++)
+        for (int64_t i = 0; i < band[j].heads; i++) {
+            const int64_t head = band[j].n * s->heads + band[j].first + i;
+            store_state(f->initialbar + head * matrix, band[j].adjoint + i * size, P, s->states);
+        }
 }
 
 /* The gradients of log a, delta (batch, length, heads), b, c (batch, length, groups, states), x (batch, length, heads,
@@ -511,7 +543,7 @@ int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, v
                        const float *starts, view ybar, const float *finalbar, float *log_abar, float *deltabar, float *bbar,
                        float *cbar, float *xbar, float *initialbar, float *Dbar, int64_t xbar_row, int64_t bcbar_row) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * s->groups * slabs, L = s->length, N = s->states;
-    const int64_t own = SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
+    const int64_t wide = slabs_at_once(s), own = wide * SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
                         2 * CHUNK + panels_of(s->width) * CHUNK;
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
@@ -532,7 +564,8 @@ int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, v
         if (!failed) {
             pair *work = pairs_of(k);
 #pragma omp for schedule(dynamic)
-            for (int64_t task = 0; task < tasks; task++) backward_slab(&f, k, work, task);
+            for (int64_t task = 0; task < tasks; task += wide)
+                backward_band(&f, k, work, task, task + smaller(tasks - task, wide));
 #pragma omp for
             for (int64_t row = 0; row < s->batch * L * s->groups; row++) { /* the slabs' sums, added in their order */
                 int64_t n = row / s->groups / L, t = row / s->groups % L, group = row % s->groups;
