@@ -167,7 +167,16 @@ def test_where_nothing_can_be_kept_torchs_own_is_taken(unmeasured, monkeypatch):
 
 
 @needs_onednn
-def test_a_measurement_says_one_or_the_other(unmeasured):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_measurement_says_one_or_the_other(unmeasured, dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        products.available.cache_clear()
+        assert products.available()
+        products.faster()
+    finally:
+        torch.set_default_dtype(before)
     assert products.faster() in (True, False)
     kept = next(unmeasured.iterdir())
     assert kept.read_text() == (products.ONEDNN if products.faster() else "torch")

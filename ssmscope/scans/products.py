@@ -19,6 +19,7 @@ from ssmscope.scans import building
 from ssmscope.scans.native import is_plain
 
 ONEDNN = "oneDNN"
+PLAIN: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 LEAST = 2**20
 """Numbers of a weight that is worth oneDNN's preparation, once for each number of rows."""
 
@@ -49,7 +50,7 @@ def faster() -> bool:
 
 def _measured() -> bool:
     """Whether oneDNN takes at least a twentieth less for a product, and for its gradient to the inputs."""
-    x, weight = torch.ones(256, 1024), torch.ones(1024, 1024)
+    x, weight = torch.ones(256, 1024, **PLAIN), torch.ones(1024, 1024, **PLAIN)
     least = [float("inf")] * 2
     with torch.no_grad():
         for _ in range(5):
@@ -72,30 +73,31 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def worthwhile(weight: Tensor) -> bool:
-    """Whether products with this weight may gain: float32, on a CPU where oneDNN is `faster`, large."""
-    if weight.numel() < LEAST or weight.dtype != torch.float32 or weight.device.type != "cpu":
+    """Whether products with this weight may gain: float32, on a CPU where oneDNN is `faster`, large, outside of
+    compiling."""
+    if weight.numel() < LEAST or not is_plain(weight, "cpu") or torch.compiler.is_compiling():
         return False
     return available() and faster()
 
 
 def applicable(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN takes these: float32, on a CPU, a large weight, outside of autocasting and compiling."""
+    """Whether oneDNN takes these: a weight that is `worthwhile`, float32, outside of autocasting."""
     if not worthwhile(weight) or x.ndim < 2 or not x.numel():
         return False
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:
+    if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:
         return False
     if bias is not None and not (is_plain(bias, "cpu") and bias.is_contiguous()):
         return False  # oneDNN reads a bias's numbers side by side, wherever they are
-    return is_plain(x, "cpu") and is_plain(weight, "cpu")
+    return is_plain(x, "cpu")
 
 
 @cache
 def available() -> bool:
     """Whether this build of torch has oneDNN, and hands products to it."""
-    x, weight = torch.eye(2), torch.arange(6.0).view(3, 2)
+    x, weight = torch.eye(2, **PLAIN), torch.arange(6, **PLAIN).view(3, 2)
     try:
         with torch.no_grad():
-            return torch.equal(_found(x, weight, torch.ones(3)), weight.T + 1)
+            return torch.equal(_found(x, weight, torch.ones(3, **PLAIN)), weight.T + 1)
     except (AttributeError, RuntimeError):
         return False
 
