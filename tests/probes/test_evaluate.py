@@ -18,10 +18,9 @@ from ssmscope.tasks.byte_pairs import train_byte_pairs
 lm_eval = pytest.importorskip("lm_eval", reason="benchmarks need lm-eval: pip install '.[lm-eval]'")
 
 from lm_eval.models.huggingface import HFLM  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
 
 import ssmscope.probes.evaluate.harness  # noqa: E402, F401  (it tells the harness of our model)
-from ssmscope.probes.evaluate.measure import local_files  # noqa: E402
+from ssmscope.probes.evaluate.measure import local_files, own_tasks  # noqa: E402
 
 PAIRS = [("The cup fell on the plate, and it broke.", "The cup broke."), ("Ann saw Bea when she came.", "Ann came.")]
 ROWS = {
@@ -67,10 +66,11 @@ def data(tmp_path, monkeypatch):
 def test_scores_are_those_of_a_run_through_transformers(model, data):
     found = ssmscope.evaluate(model, tasks=["wnli", "own_text"], include=data, batch_size=5)
     files = data / "wnli.yaml"
-    base = TaskManager().task_index["wnli"].yaml_path
+    manager = own_tasks()
+    base = manager.task_index["wnli"].yaml_path
     files.write_text(json.dumps({"task": "wnli", "include": str(base), **local_files("wnli")}))
     plain = HFLM(pretrained=model.module, tokenizer=model.tokenizer, backend="causal", batch_size=1)
-    own = lm_eval.simple_evaluate(plain, tasks=[str(files), str(data / "own.yaml")])["results"]
+    own = lm_eval.simple_evaluate(plain, tasks=[str(files), str(data / "own.yaml")], task_manager=manager)["results"]
     scores = {(one.task, one.measure): one for one in found.scores}
     accuracy, perplexity = scores["wnli", "acc"], scores["own_text", "word_perplexity"]
     assert accuracy.estimate.value == own["wnli"]["acc,none"] and accuracy.examples == len(ROWS["label"])
@@ -91,7 +91,11 @@ def test_shots_and_limit_change_what_is_asked(model, data):
 
 def test_the_harness_knows_our_model_by_name(model, data):
     found = lm_eval.simple_evaluate(
-        "ssmscope", model_args={"pretrained": model}, tasks=[str(data / "own.yaml")], limit=2
+        "ssmscope",
+        model_args={"pretrained": model},
+        tasks=[str(data / "own.yaml")],
+        limit=2,
+        task_manager=own_tasks(),
     )
     assert found["results"]["own_text"]["word_perplexity,none"] > 1
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ def measure(
     """
     try:
         from lm_eval import simple_evaluate
-        from lm_eval.tasks import TaskManager
 
         from ssmscope.probes.evaluate.harness import HarnessModel
     except ImportError as error:
@@ -58,7 +58,7 @@ def measure(
         ) from error
     with _quiet(progress), tempfile.TemporaryDirectory() as folder:
         harness = HarnessModel(model, batch_size=batch_size)
-        manager, specs = TaskManager(include_path=include), []
+        manager, specs = task_manager(include) if include else own_tasks(), []
         for task in tasks:
             if task not in manager.all_tasks:
                 raise InputError(f"{task!r} is no task of lm-eval{did_you_mean(task, manager.all_tasks)}")
@@ -87,6 +87,17 @@ def measure(
     assert found is not None
     versions = {task: str(version) for task, version in found["versions"].items()}
     return scores_of(found), {"lm-eval": importlib.metadata.version("lm-eval"), **versions}
+
+
+def task_manager(include: str | None = None) -> Any:
+    """The harness' index of its tasks, and of the user's own in the folder `include`: thousands of files are read."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=include)
+
+
+own_tasks = cache(task_manager)
+"""Once for all calls: the harness' own files stay as they are."""
 
 
 def local_files(task: str) -> dict[str, Any]:
