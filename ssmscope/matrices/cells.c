@@ -8,10 +8,6 @@
 
 #include "panels.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 typedef struct {
     int64_t cells, heads, states, width, reach, longest;
     int threads;
@@ -204,18 +200,6 @@ static void cell(const terms *f, int64_t e, int64_t h, cell_work *w, int known) 
     f->beside[at] += sum_of_lanes(sum);
 }
 
-/* Numbers that are written for the first time come on large pages, where the system has them: thousands of small ones have
- * to be found and cleared one by one. */
-static void on_large_pages(float *at, int64_t count) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const uintptr_t large = (uintptr_t)1 << 21, first = ((uintptr_t)at + large - 1) & ~(large - 1);
-    const uintptr_t last = (uintptr_t)(at + count) & ~(large - 1);
-    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
-#else
-    (void)at, (void)count;
-#endif
-}
-
 /* Of each head, R and `arrived` (heads, cells, panels * states * 2 * LANES numbers): what stands at a cell's end of the cell
  * before and of its inputs that spill; `own` the sums over a cell's pairs, `beside` those over its pairs with the cell
  * before, both with what D (heads, width; or NULL) lets past the recurrence; `across` the product of each cell's decays.
@@ -228,8 +212,6 @@ int ssm_cells(const shape *s, const int64_t *edge, const float *a, const float *
     const int64_t each = lay_out(&none, s, NULL), threads = s->threads;
     float *work = allocate(each * threads * (int64_t)sizeof(float));
     if (!work) return 1;
-    on_large_pages(R, s->heads * s->cells * size_of(s) * WIDE);
-    on_large_pages(arrived, s->heads * s->cells * size_of(s) * WIDE);
 #pragma omp parallel for num_threads(s->threads) if (threads > 1) schedule(static)
     for (int64_t part = 0; part < threads; part++) {
         cell_work w;
