@@ -206,7 +206,7 @@ def cache_directory() -> Path | None:
     """The user's own cache directory, made if need be; None where nobody else can be kept from writing to it."""
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))  # to be ignored when relative, says its specification
     directory = (root if root.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ssmscope"
-    if not directory.is_absolute():
+    if not directory.is_absolute() or not hasattr(os, "getuid"):
         return None
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def faster() -> bool:
     .86 to .97 on a Xeon with AVX-512, and above 1 on other machines with AVX-512. So it is measured, once for each
     processor and release of torch, in a fifth of a second; the answer is kept where compiled kernels are, for all
     processes to have the same digits. Where nothing can be kept it is no."""
-    directory = building.cache_directory() if hasattr(os, "getuid") else None
+    directory = building.cache_directory()
     if directory is None:
         return False
     parts = (torch.__version__, torch.__config__.show(), building.processor())

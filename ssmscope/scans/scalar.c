@@ -7,8 +7,9 @@
  *
  *     Y = M X + f c H,      H <- f_last H + b' e X,      f_t = a_1 ... a_t,      e_s = D[last, s].
  *
- * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a band of heads, backwards of slabs of heads of one group each, whose sums are added in
- * their order: no result depends on the number of threads. */
+ * With D what is read is y_t + D x_t, a number for each channel. Matrices stand in panels. A task is a band of heads,
+ * backwards of slabs of heads of one group each, whose sums are added in their order: no result depends on the number of
+ * threads. */
 
 #include "panels.h"
 
@@ -543,7 +544,8 @@ int ssm_heads_backward(const shape *s, view log_a, view delta, view b, view c, v
                        const float *starts, view ybar, const float *finalbar, float *log_abar, float *deltabar, float *bbar,
                        float *cbar, float *xbar, float *initialbar, float *Dbar, int64_t xbar_row, int64_t bcbar_row) {
     const int64_t slabs = slabs_of(s), tasks = s->batch * s->groups * slabs, L = s->length, N = s->states;
-    const int64_t wide = slabs_at_once(s), own = wide * SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
+    const int64_t wide = slabs_at_once(s);
+    const int64_t own = wide * SLAB * state_size(s) + PANELS * (3 * N + CHUNK + s->width) + PANELS * s->width +
                         2 * CHUNK + panels_of(s->width) * CHUNK;
     pair *space = allocate(s->batch * s->groups * chunks_of(s) * shared_size(s) * sizeof(pair));
     float *bcbars = allocate(2 * tasks * L * N * sizeof(float));
