@@ -25,7 +25,7 @@ ON_BOTH = tests/contracts tests/models tests/evaluation tests/training tests/tes
     $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) \
     $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
 # What is run on release 5 too.
-ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py blocks.py cli.py cli_interp.py model.py package.py)
+ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py model.py package.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
@@ -33,7 +33,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 # Kernels of Triton, compared with torch in triton's interpreter: on the release of triton that GPUs were measured with, whose
 # interpreter wants an older numpy.
 TRITON = triton==3.6.0 "numpy<2.4"
-KERNELS = $(addprefix tests/test_,passes.py fused_parts.py scalar_fused.py delta_fused.py fused_attention.py launching.py)
+KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
 .PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
 

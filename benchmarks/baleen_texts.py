@@ -1,14 +1,21 @@
-"""Baleen against Mamba-2 on texts: is what its gates say more faithful? Trained and measured with three seeds.
+"""Baleen against Mamba-2 on texts: which β lets its gates select, and is what they say then more faithful?
 
-    python benchmarks/baleen_texts.py train sst2 rotten_tomatoes snli imdb --out runs/texts --cores 8
+    python benchmarks/baleen_texts.py train sst2 rotten_tomatoes snli imdb --out runs/texts --gpus 1 --cores 14
+    python benchmarks/baleen_texts.py choose
     python benchmarks/baleen_texts.py table
 
-Every model is one `analyze train` command, two layers of width 48 from scratch, the same for all arms of a data set but
-for the architecture and β, and from Mamba-2's weights of the same seed for the warm arms; every measurement one
-`analyze fidelity` command on test texts. What is finished is a line of benchmarks/results/baleen-texts.jsonl and is not
-run again. The β of a data set is the one of the highest mean validation accuracy over the seeds. The table gives ΔA
-(least minus most relevant first; larger is more faithful) × 100, means over seeds and 95 % t intervals, and of
-each Baleen the difference from Mamba-2, seed by seed.
+Every model is one `analyze train` command, two layers of width 48, the same for all arms of a data set but for the
+architecture, β and the form of the KL, from scratch or, in the warm arms, from Mamba-2's weights of the same seed.
+Every measurement is one `analyze fidelity` command on test texts, after all models of the call are trained. What is
+finished is a line of benchmarks/results/baleen-texts.jsonl and is not run again.
+
+`choose` applies the criterion for β, on validation texts: a mean accuracy over the seeds within one point of the best
+arm of the data set, and in every seed gates that select. A layer selects if the coefficient of variation of Δ over
+tokens is 0.1 or more in at least half of its heads; of layer 0 the median over heads must reach 0.3 besides. Among the
+arms that meet it and have β > 0, the most accurate is chosen.
+
+`table` gives ΔA (least minus most relevant first; larger is more faithful) × 100, means over seeds and 95 % t
+intervals, and of each Baleen the difference from Mamba-2, seed by seed.
 """
 
 from __future__ import annotations
@@ -16,7 +23,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,115 +40,204 @@ RECIPES = {
     "rotten_tomatoes": "--data rotten_tomatoes --epochs 16",
     "snli": "--data snli --split validation --epochs 16",
     "imdb": "--data imdb --share 0.4 --max-length 400 --epochs 6 --batch-size 64",
+    **{f"planted-{task}": f"--data planted-{task}" for task in ("words", "recall", "xor", "position")},
 }
-LIMITS = {"sst2": 300, "rotten_tomatoes": 300, "snli": 300, "imdb": 100}
-BETAS = {"baleen-e": ("0.005", "0.05", "0.5"), "baleen-b": ("0.01", "0.1", "1")}
+LIMITS = {"imdb": 100}
+"""Texts on which fidelity is measured, 300 elsewhere."""
+BETAS = {"true": ("0.001", "0.005", "0.02", "0.1"), "printed": ("0.001", "0.005", "0.02", "0.1")}
+"""Of Baleen-E, by the form of its KL."""
+WARM = ("0.001", "0.005", "0.02")
+BERNOULLI = ("0.01", "0.1", "1")
+"""β of Baleen-B."""
 ARMS = {
     "mamba2": "mamba2",
-    **{f"{kind} β={beta}": f"{kind} --beta {beta}" for kind, betas in BETAS.items() for beta in ("0", *betas)},
-    **{f"{kind} warm": f"{kind} --beta {betas[0]} --init-from" for kind, betas in BETAS.items()},
+    "baleen-e β=0": "baleen-e --beta 0",
+    **{f"baleen-e {form} β={beta}": f"baleen-e --beta {beta} --kl {form}" for form in BETAS for beta in BETAS[form]},
+    **{f"baleen-e true β={beta} warm": f"baleen-e --beta {beta} --kl true --init-from" for beta in WARM},
+    **{f"baleen-b β={beta}": f"baleen-b --beta {beta}" for beta in ("0", *BERNOULLI)},
+    "baleen-b β=0.01 warm": "baleen-b --beta 0.01 --init-from",
 }
 METHODS = ("survival", "self-retention", "self-write", "ig", "gradxinput", "gradcam", "lrp")
 
+TOLERANCE = 0.01
+"""Largest distance from the best mean validation accuracy."""
+MIN_VARIATION = 0.1
+"""Coefficient of variation of Δ over tokens from which a head selects."""
+MIN_SELECTING_SHARE = 0.5
+"""Share of a layer's heads that must select."""
+MIN_FIRST_MEDIAN = 0.3
+"""Least median over layer 0's heads of the coefficient of variation."""
+
 
 def command(data: str, arm: str, seed: int, out: Path, device: str) -> str:
-    """The words of `analyze train`."""
-    start = f" {shlex.quote(str(out / name(data, 'mamba2', seed)))}" if arm.endswith("warm") else f" {SIZES}"
+    """Return the words of `analyze train`."""
+    if arm.endswith("warm"):
+        start = f" {shlex.quote(str(out / name(data, 'mamba2', seed)))}"
+    else:
+        start = "" if data.startswith("planted") else f" {SIZES}"  # the planted tasks' own recipe has these sizes
     return f"{ARMS[arm]}{start} {RECIPES[data]} --device {device} --seed {seed}"
 
 
 def fidelity_command(data: str, out: Path, device: str) -> str:
-    """The words of `analyze fidelity`, of a trained model; in float32 on a GPU too, though stored in bfloat16."""
+    """Return the words of `analyze fidelity` for a trained model, in float32 although it is stored in bfloat16."""
     where = "" if device == "cpu" else f" --device {device} --dtype float32"
     methods = ",".join(METHODS)
-    return f"fidelity {out} --data {data} --split test --limit {LIMITS[data]} --methods {methods}{where}"
+    return f"fidelity {out} --data {data} --split test --limit {LIMITS.get(data, 300)} --methods {methods}{where}"
 
 
 def name(data: str, arm: str, seed: int) -> str:
-    return f"{data}-{arm.replace(' β=', '-').replace(' ', '-')}-{seed}"
+    """Return a model's directory: the data set, the arm and the seed."""
+    return f"{data}-{arm.replace('β=', '').replace(' ', '-')}-{seed}"
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train and measure what is missing."""
-    done = {(r["data"], r["arm"], r["seed"]) for r in results() if r["delta"]}
+    """Train what is missing, seed by seed, then measure its fidelity."""
+    trained = {(r["data"], r["arm"], r["seed"]) for r in results()}
+    measured = {(r["data"], r["arm"], r["seed"]) for r in results() if r["delta"]}
     device = "cuda" if arguments.gpus else "cpu"
-    jobs: list[running.Job] = []
-    for data in arguments.data:
-        for seed in SEEDS:
-            for arm in ARMS:
-                key = (data, arm, seed)
-                out = arguments.out / name(*key)
-                line = f"train {command(data, arm, seed, arguments.out, device)}"
-                trained = (out / "training.json").exists
-                needs = frozenset({name(data, "mamba2", seed)} if arm.endswith("warm") else ())
-                log = out.with_suffix(".log")
-                words = ["-m", "ssmscope", *shlex.split(line), "--out", str(out)]
-                jobs.append(running.Job(out.name, [words], log, trained, needs))
-    for data in arguments.data:
-        for seed in SEEDS:
-            for arm in ARMS:
-                key = (data, arm, seed)
-                out = arguments.out / name(*key)
-                line = fidelity_command(data, out, device)
-                written = out / "fidelity.json"
-                words = ["-m", "ssmscope", *shlex.split(line), "--out", str(out / "fidelity")]
-                keep = [__file__, "measure", "--out", str(out), "--into", str(written)]
-                jobs.append(
-                    running.Job(
-                        f"{out.name} fidelity",
-                        [words, keep],
-                        out.with_suffix(".fidelity.log"),
-                        partial(done.__contains__, key),
-                        frozenset({out.name}),
-                        partial(ended, key, f"analyze {line}", written),
-                    )
-                )
+    arms = [arm for arm in ARMS if any(fnmatchcase(arm, pattern) for pattern in arguments.arms)]
+    keys = [(data, arm, seed) for seed in arguments.seeds for data in arguments.data for arm in arms]
+    needed = {name(data, "mamba2", seed) for data, arm, seed in set(keys) - trained if arm.endswith("warm")}
+    if not arguments.no_fidelity:
+        needed |= {name(*key) for key in set(keys) - measured}
+    bases = [(d, "mamba2", s) for d, arm, s in keys if arm.endswith("warm")]  # named also where --arms leaves it out
+    trainings = dict.fromkeys([key for key in bases if key not in keys] + keys)
+    jobs = [_training(key, arguments.out, device, trained, needed) for key in trainings]
+    if not arguments.no_fidelity:
+        jobs += [_fidelity(key, arguments.out, device, measured) for key in keys]
     gpus = [str(gpu) for gpu in range(arguments.gpus)]
     running.run(jobs, (gpus or [""]) * arguments.cores, arguments.minutes)
 
 
-def ended(key: tuple[str, str, int], line: str, written: Path, seconds: float) -> None:
+Key = tuple[str, str, int]
+
+
+def _training(key: Key, root: Path, device: str, trained: set[Key], needed: set[str]) -> running.Job:
+    """Train one model. Those `needed` must have their weights in `root`, not only their line in the results."""
     data, arm, seed = key
-    record = {"data": data, "arm": arm, "seed": seed, "fidelity_command": line, "fidelity_seconds": round(seconds)}
-    running.add(RESULTS, {**record, **json.loads(written.read_text())})
+    out = root / name(*key)
+    line = f"train {command(*key, root, device)}"
+
+    def done() -> bool:
+        return key in trained and ((out / "training.json").exists() or out.name not in needed)
+
+    def ended(seconds: float) -> None:
+        if key not in trained:
+            record = {"data": data, "arm": arm, "seed": seed, "seconds": round(seconds)}
+            running.add(RESULTS, {**record, **accuracies(out), "delta": {}})
+
+    return running.Job(
+        out.name,
+        [["-m", "ssmscope", *shlex.split(line), "--out", str(out)]],
+        root / f"{out.name}.log",
+        done,
+        frozenset({name(data, "mamba2", seed)} if arm.endswith("warm") else ()),
+        ended,
+    )
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    """What a line of the results says of a trained model: its accuracies, whether it selects, ΔA of each method."""
-    from ssmscope.interp.fidelity.result import Fidelity
+def _fidelity(key: Key, root: Path, device: str, measured: set[Key]) -> running.Job:
+    """Measure one trained model, and add its line again with ΔA of each method."""
+    data, arm, seed = key
+    out = root / name(*key)
+    line, written = fidelity_command(data, out, device), out / "fidelity.json"
 
-    record = json.loads((arguments.out / "training.json").read_text())
-    found = Fidelity.load(arguments.out / "fidelity" / "fidelity.json")
-    deltas = found.estimates[:, found.measures.index("delta")]
-    kept = {
+    def ended(seconds: float) -> None:
+        record = {"data": data, "arm": arm, "seed": seed, "fidelity_command": f"analyze {line}"}
+        found = json.loads(written.read_text())
+        running.add(RESULTS, {**record, "fidelity_seconds": round(seconds), **accuracies(out), **found})
+
+    return running.Job(
+        f"{out.name} fidelity",
+        [
+            ["-m", "ssmscope", *shlex.split(line), "--out", str(out / "fidelity")],
+            [__file__, "measure", "--out", str(out), "--into", str(written)],
+        ],
+        root / f"{out.name}.fidelity.log",
+        partial(measured.__contains__, key),
+        frozenset({out.name}),
+        ended,
+    )
+
+
+def accuracies(out: Path) -> dict[str, Any]:
+    """Return what a line of the results takes from `training.json`: accuracies, and the variation of Δ by head."""
+    record = json.loads((out / "training.json").read_text())
+    return {
         "command": record["command"],
         "epochs": record["epochs_run"],
         "best_epoch": record["best_epoch"],
         "parameters": record["parameters"],
         "validation": record["validation"]["accuracy"],
         "test": record["test"]["accuracy"],
-        "texts": len(found.texts),
-        "delta": dict(zip([*found.methods, "random"], deltas[:, 0].tolist(), strict=True)),
         "selectivity": record["selectivity"]["layers"],
         "versions": record["versions"],
     }
-    arguments.into.write_text(json.dumps(kept))
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Write ΔA of each method, read from the measurement of a trained model."""
+    from ssmscope.interp.fidelity.result import Fidelity
+
+    found = Fidelity.load(arguments.out / "fidelity" / "fidelity.json")
+    deltas = found.estimates[:, found.measures.index("delta")]
+    delta = dict(zip([*found.methods, "random"], deltas[:, 0].tolist(), strict=True))
+    arguments.into.write_text(json.dumps({"texts": len(found.texts), "delta": delta}))
 
 
 def results() -> list[dict[str, Any]]:
-    """The latest line of every model; those that were trained and not measured have no `delta`."""
+    """Return the latest line of every model; those that were trained and not measured have an empty `delta`."""
     return list({(r["data"], r["arm"], r["seed"]): r for r in running.read(RESULTS)}.values())
 
 
-def chosen(records: Iterable[dict[str, Any]], kind: str) -> str | None:
-    """Of a kind the arm with β > 0 whose mean validation accuracy over the seeds is highest, none while some miss."""
-    means = {}
-    for beta in BETAS[kind]:
-        arm = f"{kind} β={beta}"
-        found = [r["validation"] for r in records if r["arm"] == arm]
-        if len(found) == len(SEEDS):
-            means[arm] = sum(found) / len(found)
-    return max(means, key=means.__getitem__) if means else None
+def arms_of(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the arms that have results, those of earlier grids last."""
+    found = {r["arm"] for r in records}
+    return [*(arm for arm in ARMS if arm in found), *sorted(found - set(ARMS))]
+
+
+def selects(record: dict[str, Any]) -> bool:
+    """Return whether the gates of a model select."""
+    variations = [layer["variation"] for layer in record["selectivity"]]
+    shares = [sum(v >= MIN_VARIATION for v in heads) / len(heads) for heads in variations]
+    return min(shares) >= MIN_SELECTING_SHARE and statistics.median(variations[0]) >= MIN_FIRST_MEDIAN
+
+
+def meeting(records: Sequence[dict[str, Any]], kind: str) -> list[str]:
+    """Return a kind's arms that meet the criterion for β in all seeds, the most accurate first."""
+    arms = {arm: [r for r in records if r["arm"] == arm] for arm in arms_of(records)}
+    full = {arm: statistics.mean(r["validation"] for r in f) for arm, f in arms.items() if len(f) == len(SEEDS)}
+    best = max(full.values(), default=0.0)
+    fit = [a for a in full if a.startswith(kind) and full[a] >= best - TOLERANCE and all(map(selects, arms[a]))]
+    return sorted(fit, key=full.__getitem__, reverse=True)
+
+
+def chosen(records: Sequence[dict[str, Any]], kind: str) -> str | None:
+    """Return a kind's most accurate arm with β > 0 that meets the criterion, None if there is none."""
+    return next((arm for arm in meeting(records, kind) if not arm.endswith("β=0")), None)
+
+
+def choose(arguments: argparse.Namespace) -> None:
+    """Print each arm's validation accuracy and variation of Δ by layer, and the arms that meet the criterion."""
+    for data in RECIPES:
+        records = [r for r in results() if r["data"] == data]
+        if not records:
+            continue
+        layers = range(len(records[0]["selectivity"]))
+        print(f"\n{data}\n")
+        print("| arm | seeds | validation | " + " | ".join(f"Δ varies, layer {i} | selecting" for i in layers), end="")
+        print(" | seeds that select |\n|---|---|---|" + "---|---|" * len(layers) + "---|")
+        for arm in arms_of(records):
+            found = [r for r in records if r["arm"] == arm]
+            cells = [running.told([r["validation"] for r in found])]
+            for i in layers:
+                heads = [r["selectivity"][i]["variation"] for r in found]
+                cells.append(running.told([statistics.median(h) for h in heads], 2))
+                cells.append(f"{statistics.mean(statistics.mean(v >= MIN_VARIATION for v in h) for h in heads):.2f}")
+            cells.append(f"{sum(map(selects, found))} of {len(found)}")
+            print(f"| {arm} | {len(found)} | " + " | ".join(cells) + " |")
+        for kind in ("baleen-e", "baleen-b"):
+            print(f"\n{kind}: {chosen(records, kind)}; all that meet it: {', '.join(meeting(records, kind)) or 'none'}")
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -149,24 +247,25 @@ def table(arguments: argparse.Namespace) -> None:
         of_data = [r for r in records if r["data"] == data]
         if not of_data:
             continue
-        best = {chosen(of_data, kind) for kind in BETAS}
-        arms = [arm for arm in ARMS if arguments.all or arm in best or arm == "mamba2" or arm.endswith(("=0", "warm"))]
+        best = {chosen(of_data, kind) for kind in ("baleen-e", "baleen-b")}
+        arms = [
+            arm for arm in arms_of(of_data) if arguments.all or arm in best or arm == "mamba2" or arm.endswith("=0")
+        ]
         methods = [*METHODS, "random"]
-        print(f"\n{data}, {LIMITS[data]} texts\n")
+        print(f"\n{data}, {LIMITS.get(data, 300)} texts\n")
         print("| arm | seeds | validation | test | selects | " + " | ".join(methods) + " |")
         print("|---|---|---|---|---|" + "---|" * len(methods))
         plain = {r["seed"]: r for r in of_data if r["arm"] == "mamba2"}
         for arm in arms:
             found = [r for r in of_data if r["arm"] == arm]
-            if found:
-                shares = [sum(s["selective"] for s in r["selectivity"]) / len(r["selectivity"]) for r in found]
-                cells = [running.told([r[part] for r in found]) for part in ("validation", "test")]
-                cells += [f"{sum(shares) / len(shares):.2f}"]
-                measured = [r["delta"] for r in found if r["delta"]]
-                cells += [running.told([100 * delta[m] for delta in measured], 1) if measured else "" for m in methods]
-                print(f"| {arm} | {len(found)} | " + " | ".join(cells) + " |")
+            shares = [sum(s["selective"] for s in r["selectivity"]) / len(r["selectivity"]) for r in found]
+            cells = [running.told([r[part] for r in found]) for part in ("validation", "test")]
+            cells += [f"{sum(shares) / len(shares):.2f}"]
+            measured = [r["delta"] for r in found if r["delta"]]
+            cells += [running.told([100 * delta[m] for delta in measured], 1) if measured else "" for m in methods]
+            print(f"| {arm} | {len(found)} | " + " | ".join(cells) + " |")
         for arm in arms:
-            found = [r for r in of_data if r["arm"] == arm and r["seed"] in plain and r["delta"]]
+            found = [r for r in of_data if r["arm"] == arm and r["delta"] and plain.get(r["seed"], {}).get("delta")]
             if found and arm != "mamba2":
                 cells = [running.told([r[p] - plain[r["seed"]][p] for r in found]) for p in ("validation", "test")]
                 cells += [""] + [
@@ -177,10 +276,15 @@ def table(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    found = running.verbs(__doc__, train, measure, table)
+    found = running.verbs(__doc__, train, measure, choose, table)
     found["train"].add_argument("data", nargs="+", choices=list(RECIPES))
+    found["train"].add_argument(
+        "--arms", nargs="+", default=["*"], help="patterns of the arms' names, such as 'baleen-e*'"
+    )
+    found["train"].add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     found["train"].add_argument("--cores", type=int, default=1, help="runs at a time, one core each")
     found["train"].add_argument("--gpus", type=int, default=0, help="run on them, --cores at a time on each")
+    found["train"].add_argument("--no-fidelity", action="store_true", help="train and measure selectivity only")
     found["table"].add_argument("--all", action="store_true", help="every β, not only the chosen")
     running.start(found)
 

@@ -121,8 +121,8 @@ def told(values: Sequence[float], digits: int = 3) -> str:
 
 
 def verbs(text: str | None, *functions: Callable[[argparse.Namespace], None]) -> dict[str, argparse.ArgumentParser]:
-    """A command line with a verb for each of `train`, `measure` and `table`, by its name, for options of its own; the
-    first two take --out, the directory of the runs or of one, and `measure` --into, the file of what it finds."""
+    """A command line with a verb for each function, by its name, for options of its own; `train`
+    and `measure` take --out, the directory of the runs or of one, and `measure` --into, the file of what it finds."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     under = parser.add_subparsers(required=True)
     found = {}
@@ -130,7 +130,7 @@ def verbs(text: str | None, *functions: Callable[[argparse.Namespace], None]) ->
         told = (function.__doc__ or "").replace("%", "%%")  # argparse formats it
         verb = found[function.__name__] = under.add_parser(function.__name__, help=told)
         verb.set_defaults(run=function)
-        if function.__name__ != "table":
+        if function.__name__ in ("train", "measure"):
             verb.add_argument("--out", type=Path, required=True)
         if function.__name__ == "measure":
             verb.add_argument("--into", type=Path, required=True)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ssmscope.mixers import fast_scan as fast_scan
     from ssmscope.model import Model as Model
     from ssmscope.models.load import load as load
+    from ssmscope.ops import Recurrence as Recurrence
     from ssmscope.probes.bound import generalization_bound as generalization_bound
     from ssmscope.probes.checkpoints import stability_table as stability_table
     from ssmscope.probes.influence import influence as influence
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from ssmscope.probes.snr import needle_snr as needle_snr
     from ssmscope.probes.stability import stability as stability
     from ssmscope.results import Result as Result
-    from ssmscope.ssm import Recurrence as Recurrence
     from ssmscope.trace import LayerTrace as LayerTrace
     from ssmscope.trace import Trace as Trace
 
@@ -69,7 +69,7 @@ _HOMES = {
     "InputError": "errors",
     "LayerTrace": "trace",
     "Model": "model",
-    "Recurrence": "ssm",
+    "Recurrence": "ops",
     "Result": "results",
     "Trace": "trace",
     "attention_gradient": "interp.attention",
@@ -79,7 +79,7 @@ _HOMES = {
     "load_lens": "probes.lens.lenses",
     "logit_lens": "probes.lens.lenses",
 }
-_PACKAGES = ("attacks", "interp", "models", "probes")
+_PACKAGES = ("attacks", "backends", "interp", "models", "ops", "probes")
 
 
 def __getattr__(name: str) -> Any:

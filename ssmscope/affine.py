@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, linear
+from torch.nn.functional import conv1d, linear, pad
 
 from ssmscope.errors import InputError
 from ssmscope.intercept import evaluating, has_hooks, is_own, unmoved
@@ -40,7 +40,8 @@ def is_plain(module: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], .
 
 def innermost(module: Any) -> Any:
     """What peft's adapters, or its copies that are trained, have been put around."""
-    while inside := [module._modules[name] for name in ("base_layer", "original_module") if name in module._modules]:
+    names = ("base_layer", "original_module")
+    while inside := [child for name, child in module.named_children() if name in names]:
         module = inside[0]
     return module
 
@@ -209,13 +210,15 @@ def convolved(
 ) -> Float[Tensor, "batch length channels"]:
     """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first, over the j that are
     `read`, (batch, length, taps) bool."""
-    taps, (batch, length, channels) = kernel.shape[1], source.shape
-    before = source.new_zeros(batch, taps - 1, channels) if tail is None else tail.to(source)
-    padded = torch.cat([before, source], dim=1)
-    each = [padded[:, taps - 1 - j : taps - 1 - j + length] * kernel[:, j] for j in range(taps)]
-    if read is not None:
-        each = [term * read[..., j, None] for j, term in enumerate(each)]
-    return torch.stack(each).sum(0)
+    taps, length = kernel.shape[1], source.shape[1]
+    padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
+    total: Tensor | None = None
+    for j in range(taps):
+        shifted = padded[:, taps - 1 - j : taps - 1 - j + length]
+        shifted = shifted if read is None else shifted * read[..., j, None]
+        total = shifted * kernel[:, j] if total is None else torch.addcmul(total, shifted, kernel[:, j])
+    assert total is not None
+    return total
 
 
 class NormTerms(NamedTuple):

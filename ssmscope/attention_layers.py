@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.intercept import parts_of, taken_over, twin, watched
+from ssmscope.intercept import taken_over, twin, watched
 from ssmscope.mixers import arguments, looks_ahead, mixers
 from ssmscope.states import alone
 from ssmscope.trace import LayerState
@@ -45,10 +45,10 @@ class AttentionState(LayerState):
 def look_back(module: nn.Module) -> dict[str, nn.Module]:
     """What is called attention in a model beside its state-space layers, by name, in the order of the layers; a part
     that stands at several depths is there several times."""
-    called = {id(part) for part in parts_of(module) if type(part).__name__.endswith(("Attention", "Attention2"))}
+    called = {id(part) for part in module.modules() if type(part).__name__.endswith(("Attention", "Attention2"))}
     if not called:
         return {}
-    outside = called - {id(part) for mixer in mixers(module) for part in parts_of(mixer)}
+    outside = called - {id(part) for mixer in mixers(module) for part in mixer.modules()}
     return {name: part for name, part in module.named_modules(remove_duplicate=False) if id(part) in outside}
 
 

@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.edits import Edit, Place, Site, digest
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import LEVELS
 from ssmscope.mixers import reader_of
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 
 
 def cut_edges(
@@ -207,12 +207,12 @@ def contribution(
     result = torch.zeros_like(recurrence.x)
     places = x.flatten(2).any(-1)
     if recurrence.order is not None:
-        return ssm.scan(replace(recurrence, x=x, D=None)).y * targets[..., None, None].to(result)
+        return ops.scan(replace(recurrence, x=x, D=None)).y * targets[..., None, None].to(result)
     rows, reads = places.any(1).nonzero().flatten(), targets.any(0).nonzero().flatten()
     if not len(rows) or not len(reads):
         return result
     row, time = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(places.any(0).nonzero()[0]), int(reads[-1]) + 1)
     if time.start < time.stop:
         written = replace(recurrence, x=x, D=None).of_rows(row.start, row.stop).between(time.start, time.stop)
-        result[row, time] = ssm.scan(written).y * targets[row, time, None, None].to(result)
+        result[row, time] = ops.scan(written).y * targets[row, time, None, None].to(result)
     return result

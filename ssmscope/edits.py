@@ -33,7 +33,7 @@ from ssmscope.attention_layers import attention_changed, attention_layers
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.intercept import Before, watched
 from ssmscope.mixers import Compute, Visit, computed_by, fast_scan, mixers, reader_of, terms_of
-from ssmscope.orders import check_one_way
+from ssmscope.ops.order import check_one_way
 from ssmscope.trace import LayerState, LayerTrace
 
 Place = Literal["residual", "input", "convolution", "taps", "terms", "state", "scans", "output", "attention"]

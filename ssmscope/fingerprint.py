@@ -13,7 +13,6 @@ import xxhash
 from torch import Tensor, nn
 
 from ssmscope.errors import InputError
-from ssmscope.scans import word_sums
 
 AT_ONCE = 2**17
 """32-bit words that are multiplied at a time, so that they stay in a CPU's cache."""
@@ -168,11 +167,7 @@ def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]
     found: list[tuple[dict[str, Tensor], Tensor]] = []
     for device, own in by_device.items():
         each = list(own.values())
-        sums = (
-            word_sums.sums(each, *_factors(device))
-            if word_sums.applicable(each)
-            else torch.stack([_sum_of_words(words, *_factors(device)) for words in each])
-        )
+        sums = torch.stack([_sum_of_words(words, *_factors(device)) for words in each])
         found.append((own, sums))
     return lambda: {name: word for own, sums in found for name, word in zip(own, sums.tolist(), strict=True)}
 

@@ -23,11 +23,11 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.affine import convolved
 from ssmscope.errors import InputError, did_you_mean
-from ssmscope.orders import along, straight
-from ssmscope.ssm import Recurrence
+from ssmscope.ops import Recurrence
+from ssmscope.ops.order import along, straight
 
 LEVELS = ("ssm", "block")
 AT_ONCE = 2**24  # numbers of what stands around a recurrence that pooled maps hold at a time
@@ -126,7 +126,7 @@ class Path:
     def read(self, values: Channels, biased: bool) -> Channels:
         """weight ⊙ (α + D)(filter ∗ values), with what comes from before the first position where `biased`."""
         x = self.written(values, biased)
-        y = ssm.scan(replace(self.recurrence, x=x), self.initial if biased else None).y
+        y = ops.scan(replace(self.recurrence, x=x), self.initial if biased else None).y
         y = rearrange(y, "b t h p -> b t (h p)")
         return y if self.weight is None else y * self.weight
 
@@ -147,7 +147,7 @@ class Path:
         return self.finish(self.read(self.entry.values(source, biased), biased))
 
     def around(self, level: str) -> tuple[Tensor | None, Tensor | None]:
-        """`left` and `taps` of `ssm.attention` at a level."""
+        """`left` and `taps` of `ops.attention` at a level."""
         heads = self.recurrence.shape[2]
         left = self._weight()
         if level == "ssm":
@@ -173,14 +173,14 @@ class Path:
         skip: bool = True,
         rows: Sequence[int] | None = None,
     ) -> Float[Tensor, "batch groups rows length"]:
-        """The matrix of `ssm.attention` at a level."""
+        """The matrix of `ops.attention` at a level."""
         left, taps = self.around(level)
-        return ssm.attention(
+        return ops.attention(
             self.recurrence, groups=groups, absolute=absolute, skip=skip, rows=rows, left=left, taps=taps
         )
 
     def pooled_attention(self, level: str, cells: int, *, groups: int = 1, skip: bool = True) -> Tensor:
-        """The map of `ssm.pooled_attention` at a level, (batch, groups, cells, cells)."""
+        """The map of `ops.pooled_attention` at a level, (batch, groups, cells, cells)."""
         heads = self.recurrence.shape[2]
         each = heads // groups
         # What stands around is of the size of the input times the reach: of a long text some heads at a time.
@@ -189,7 +189,7 @@ class Path:
         for first in range(0, heads, each // slices):
             path = self.of_heads(first, first + each // slices)
             left, taps = path.around(level)
-            found.append(ssm.pooled_attention(path.recurrence, cells, skip=skip, left=left, taps=taps))
+            found.append(ops.pooled_attention(path.recurrence, cells, skip=skip, left=left, taps=taps))
         return rearrange(torch.cat(found, dim=1), "b (g n) t s -> b g n t s", g=groups).mean(2)
 
     def of_heads(self, start: int, stop: int) -> Path:
@@ -225,7 +225,7 @@ class Path:
         if self.initial is None:
             return None
         nothing = replace(self.recurrence, x=torch.zeros_like(self.recurrence.x))
-        y = ssm.scan(nothing, self.initial).y
+        y = ops.scan(nothing, self.initial).y
         left, _ = self.around(level)
         return y if left is None else y * left
 
@@ -351,7 +351,7 @@ class FrozenLayer:
         part: str | None = None,
     ) -> Float[Tensor, "batch groups rows length"]:
         """The layer's implicit attention, the signed mean over channels, or the mean of absolute values; see
-        `ssm.attention`.
+        `ops.attention`.
 
         Args:
             level: "ssm", of the recurrence's input; "block", of the convolution's, with gate and norm.
@@ -359,7 +359,7 @@ class FrozenLayer:
 
         Raises:
             InputError: for another level or part.
-            ValueError: as `ssm.attention`.
+            ValueError: as `ops.attention`.
         """
         paths = self.chosen(level, part)
         if absolute and len(paths) > 1 and self.joined:
@@ -370,7 +370,7 @@ class FrozenLayer:
     def pooled_attention(
         self, level: str, cells: int, *, groups: int = 1, skip: bool = True, part: str | None = None
     ) -> Float[Tensor, "batch groups cells cells"]:
-        """`attention` in cells × cells cells, see `ssm.pooled_attention`."""
+        """`attention` in cells × cells cells, see `ops.pooled_attention`."""
         paths = self.chosen(level, part)
         return torch.stack([path.pooled_attention(level, cells, groups=groups, skip=skip) for path in paths]).sum(0)
 
@@ -443,7 +443,7 @@ class FrozenLayer:
                 stop = min(first + at_once, members.stop)
                 for p in range(width):
                     each = [
-                        ssm.attention(
+                        ops.attention(
                             _channel(path.recurrence.of_heads(first, stop), p),
                             groups=stop - first,
                             skip=skip,

@@ -32,20 +32,6 @@ After = Callable[[nn.Module, Any], Any]
 """Called with the module and its output."""
 
 
-def parts_of(module: nn.Module) -> list[nn.Module]:
-    """A module and all that is in it, each part once, in the order of `Module.modules`, which takes four times as long:
-    a run looks for parts of many kinds before it begins, and a GPU waits."""
-    found: dict[nn.Module, None] = {}
-    waiting: list[nn.Module | None] = [module]
-    while waiting:
-        part = waiting.pop()
-        if part is not None and part not in found:
-            found[part] = None
-            if inside := part._modules:
-                waiting += reversed(inside.values())
-    return list(found)
-
-
 class _Taken(NamedTuple):
     module: nn.Module
     handler: Handler
@@ -303,7 +289,7 @@ _leases: dict[int, _Lease] = {}
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Within the context the module is in evaluation; when the last of the contexts that need a part of it ends, in
     whichever thread, that part is in the mode that it was in before."""
-    parts = parts_of(module)
+    parts = list(module.modules())
     with _lock:
         for part in parts:
             lease = _leases.get(id(part))

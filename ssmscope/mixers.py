@@ -1,4 +1,4 @@
-"""How a model's layers are read: architectures by the classes of their layers, and runs through `ssm.scan`."""
+"""How a model's layers are read: architectures by the classes of their layers, and runs through `ops.scan`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.affine import innermost
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import check_plain, is_kept, is_own, parts_of, taken_over, taker_of, watched
-from ssmscope.scans import fused_parts, passes, passes_native, products
-from ssmscope.scans.compiling import compiling
+from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
 from ssmscope.states import alone
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -30,11 +29,9 @@ class Architecture(Protocol):
     """How to read one family of layers: the names that a file in `ssmscope.models` defines.
 
     More where a family needs them: `returned(output)`, what the mixer's own forward returns where that is not its
-    output alone; `at_once(mixer, u)`, its output where nobody asks for terms, or None where that is no quicker;
-    `over_tree(mixer, u, tree)`, the same of the pieces of a tree in one sequence;
-    `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers; `stored(module)`, a
-    model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False for layers that keep
-    nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
+    output alone; `reading(module)`, a context manager for the whole model while `fast_scan` reads its mixers;
+    `stored(module)`, a model's or a mixer's weights where its library rescales them in place; `REMEMBERS`, False for
+    layers that keep nothing, as short convolutions do; and `BOTH_WAYS`, True for those that look ahead too.
     """
 
     MIXERS: tuple[type[nn.Module], ...]
@@ -46,7 +43,7 @@ class Architecture(Protocol):
         """The layer's terms from its input and weights."""
         ...
 
-    def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...] | None = None) -> Tensor:
+    def output(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...] | None = None) -> Tensor:
         """The mixer's output from its terms."""
         ...
 
@@ -54,7 +51,7 @@ class Architecture(Protocol):
         """The layer as a linear map of its input, with everything else frozen at its value."""
         ...
 
-    def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> LayerState:
+    def state_after(self, mixer: nn.Module, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> LayerState:
         """Where a run continues from."""
         ...
 
@@ -92,7 +89,7 @@ def reader_of(mixer: nn.Module) -> Architecture:
 
 
 def _reader(module: nn.Module) -> Architecture | None:
-    kind: Any = type_before_parametrizations(module) if "parametrizations" in module._modules else type(module)
+    kind: Any = type_before_parametrizations(module)
     if kind not in _READERS and kind.__module__ in _WAITING:
         register(_WAITING[kind.__module__]())
         _WAITING.pop(kind.__module__, None)  # another thread may have been here
@@ -113,15 +110,13 @@ def mixers(module: nn.Module) -> list[nn.Module]:
     """
     if _reader(module) is not None:
         return [module]
-    if not module._modules:  # most parts
-        return []
     inside = innermost(module)
     if inside is not module and _reader(inside) is not None:
         raise InputError(
             f"a {type(module).__name__} of {type(module).__module__} stands around a {type(inside).__name__} and "
             "adapts its parameters within its own forward pass only: merge it (peft's merge_and_unload())"
         )
-    return [found for child in dict.fromkeys(module._modules.values()) if child is not None for found in mixers(child)]
+    return [found for child in module.children() for found in mixers(child)]
 
 
 def remembers(module: nn.Module) -> bool:
@@ -149,14 +144,14 @@ def check_looks_back(module: nn.Module, what: str) -> None:
         raise InputError(f"the model's layers read their input both ways, and {what} is of models that only look back")
 
 
-Visit = Callable[[int, LayerTrace, "tuple[ssm.Scan, ...]"], None]
+Visit = Callable[[int, LayerTrace, "tuple[ops.Scan, ...]"], None]
 
 
 def keeping(module: nn.Module, into: list[LayerState], visit: Visit | None = None) -> Visit:
     """A `Visit` that puts every mixer's state after the run into a list, after what `visit` does."""
     found = mixers(module)
 
-    def keep(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+    def keep(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         if visit is not None:
             visit(index, layer, scans)
         into.append(alone(reader_of(found[index]).state_after(found[index], layer, scans)))
@@ -173,7 +168,7 @@ def fast_scan(
     retention: bool = False,
     visit: Visit | None = None,
 ) -> Iterator[None]:
-    """Within the context, and in this thread alone, the model's mixers run through `ssm.scan`, in training too.
+    """Within the context, and in this thread alone, the model's mixers run through `ops.scan`, in training too.
 
     A forward pass that somebody has put on a mixer (accelerate's hooks) is called as before, and what stood on the
     modules stands there again on leaving. Caches are off within the context unless a call asks for one; such a call (as
@@ -190,7 +185,7 @@ def fast_scan(
         InputError: for a model of which parts were compiled in place, and, as it runs, for a forward pass put on a
             mixer that computes something else than the mixer.
     """
-    parts = parts_of(module)
+    parts = list(module.modules())
     check_plain(module, parts)
     found = mixers(module)
     whole = mask is not None and bool(mask.all())  # asked once: a GPU would be waited for in each layer
@@ -202,14 +197,6 @@ def fast_scan(
         for index, mixer in enumerate(found)
         if not is_kept(mixer)
     ]
-    norms = [
-        (part, partial(_normed, part))
-        for part in parts
-        if type(part).__name__ in passes.NORMS and _is_known(part.weight) and taker_of(part) is None
-    ]
-    plain = [part for part in parts if type(part) is nn.Linear and taker_of(part) is None]
-    linear = [(part, partial(run_linear, part)) for part in plain if products.worthwhile(part.weight)]
-    blocks = _Residual.handlers(parts)
     if any(is_kept(mixer) and id(mixer) in _computed_by.get() for mixer in found):
         raise InputError(
             "relevance is propagated through a model as it is, not through an edited run: leave the edits out"
@@ -219,21 +206,8 @@ def fast_scan(
         for reader in dict.fromkeys(map(reader_of, found)):
             if hasattr(reader, "reading"):
                 around.enter_context(reader.reading(module))
-        around.enter_context(taken_over([*handlers, *norms, *linear, *blocks]))
+        around.enter_context(taken_over(handlers))
         yield
-
-
-def _is_known(t: Tensor) -> bool:
-    return t.device.type in ("cuda", "cpu")
-
-
-def _passes(*tensors: Tensor) -> Any:
-    """The module with the kernels that take these without gradients; None where there is none."""
-    if passes.applicable(*tensors):
-        return passes
-    if tensors[0].ndim == 3 and not torch.is_grad_enabled() and passes_native.applicable(*tensors):
-        return passes_native
-    return None
 
 
 CACHES = ("cache_params", "past_key_values", "cache", "state")
@@ -280,10 +254,10 @@ def _without_cache(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def weights_constant(module: nn.Module) -> Iterator[None]:
     """Within the context, and in this thread alone, linear layers and what mixers read ask for no gradient by their
     weights: a backward pass to the input is shorter by theirs and keeps less."""
-    linear = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
+    parts = [(part, partial(run_linear, part)) for part in module.modules() if type(part) is nn.Linear]
     token = _constant.set(True)
     try:
-        with taken_over(linear):
+        with taken_over(parts):
             yield
     finally:
         _constant.reset(token)
@@ -297,15 +271,15 @@ def as_constant(weight: Tensor) -> Tensor:
     return weight.detach() if _constant.get() else weight
 
 
-def _with_constants(r: ssm.Recurrence) -> ssm.Recurrence:
+def _with_constants(r: ops.Recurrence) -> ops.Recurrence:
     return replace(r, A=None if r.A is None else r.A.detach(), D=None if r.D is None else r.D.detach())
 
 
 def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """A linear layer's output in place of `below`, through `products.product`, where that is its own forward pass."""
+    """A linear layer's output in place of `below`, `as_constant`, where that is its own forward pass."""
     if not is_own(part, below) or len(args) != 1:
         return below(*args, **kwargs)
-    return products.product(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
+    return linear(args[0], as_constant(part.weight), None if part.bias is None else as_constant(part.bias))
 
 
 def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
@@ -321,10 +295,6 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
     if instead is not None:
         result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
         return reader.returned(result) if hasattr(reader, "returned") else result
-    if visit is None and state is None and mask is None and is_own(mixer, below) and hasattr(reader, "at_once"):
-        result = reader.at_once(mixer, u)
-        if result is not None:
-            return reader.returned(result) if hasattr(reader, "returned") else result
     layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
     if visit is not None:
@@ -332,64 +302,6 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
     return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
-
-
-def _normed(norm: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """A norm between the mixers, in one pass where there is a kernel."""
-    if kwargs or len(args) != 1 or not is_own(norm, below):
-        return below(*args, **kwargs)
-    terms = args[0], norm.weight
-    if args[0].ndim == 3 and passes_native.applicable(*terms):
-        return passes_native.rms_norm(args[0], as_constant(norm.weight), float(norm.variance_epsilon))
-    if passes.applicable(*terms):
-        return passes.rms_norm(*terms, float(norm.variance_epsilon))
-    if compiling() and args[0].shape[-1] <= fused_parts.MOST and fused_parts.applicable(*terms):
-        return fused_parts.rms_norm(*terms, float(norm.variance_epsilon))
-    return below(*args)
-
-
-BLOCKS = ("MambaBlock", "FalconMambaBlock", "Mamba2Block")
-"""The libraries' blocks that add mixer(norm(x)) to x."""
-
-
-class _Residual:
-    """The blocks of one run, in order: what a block adds and the norm of the next one are found in one pass, where
-    there is a kernel and nobody sees the norm."""
-
-    def __init__(self) -> None:
-        self.normed: tuple[Tensor, int, Tensor] | None = None  # of a block's output, as it was then
-
-    @classmethod
-    def handlers(cls, parts: Sequence[nn.Module]) -> list[tuple[nn.Module, Callable[..., Any]]]:
-        """Of all blocks but the last."""
-        blocks = [p for p in parts if type(p).__name__ in BLOCKS and taker_of(p) is None and _is_known(p.norm.weight)]
-        run = cls()
-        return [(block, partial(run.block, block, after)) for block, after in zip(blocks, [*blocks[1:], None])]
-
-    def block(self, block: Any, after: Any, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-        """The output of a block, which another one comes after."""
-        known = len(args) == 1 and set(kwargs) <= {*CACHES, "cache_position", "attention_mask"}
-        if not known or not is_own(block, below) or _passes(args[0]) is None:
-            return below(*args, **kwargs)
-        (x,), norm = args, block.norm
-        normed, self.normed = self.normed, None
-        ready = normed is not None and normed[0] is x and normed[1] == x._version and _unseen(norm)
-        added = block.mixer(normed[2] if ready and normed else norm(x.to(norm.weight.dtype)), **kwargs)
-        x = x.float() if block.residual_in_fp32 and x.dtype != torch.float32 else x
-        own = after is not None and _unseen(after.norm)
-        kernels = _passes(x, added, after.norm.weight) if own else None
-        if kernels is None or x.shape[-1] > passes.MOST:
-            return x + added
-        total, following = kernels.add_and_rms_norm(x, added, after.norm.weight, float(after.norm.variance_epsilon))
-        self.normed = total, total._version, following
-        return total
-
-
-def _unseen(norm: Any) -> bool:
-    """Whether a norm is run by `_normed` alone, and no hook sees it."""
-    taker = taker_of(norm)
-    plain = isinstance(taker, partial) and taker.func is _normed and is_own(norm, norm.forward)
-    return plain and not norm._forward_hooks and not norm._forward_pre_hooks
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
@@ -427,19 +339,6 @@ def computed_by(
         _computed_by.reset(tokens[0])
         _entering.reset(tokens[1])
         _taps.reset(tokens[2])
-
-
-def is_changed(mixer: nn.Module) -> bool:
-    """Whether a run changes what a mixer's convolution reads."""
-    return id(mixer) in _entering.get() or id(mixer) in _taps.get()
-
-
-def is_read(part: nn.Module) -> bool:
-    """Whether a mixer's linear layer computes what its weights say, and nobody sees it run."""
-    taker = taker_of(part)
-    alone = taker is None or (isinstance(taker, partial) and taker.func is run_linear)
-    seen = part._forward_hooks or part._forward_pre_hooks
-    return type(part) is nn.Linear and alone and is_own(part, part.forward) and not seen
 
 
 def entering(mixer: nn.Module, conv_input: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
@@ -333,7 +333,7 @@ class Model:
             part = batch.rows(chosen)
             places = torch.tensor(chosen, device=self.device)  # here: in each layer a GPU would be waited for
 
-            def record(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+            def record(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
                 seen.add(index, places, layer, scans)  # noqa: B023
                 if visit is not None:
                     visit(index, chosen, layer)  # noqa: B023
@@ -406,7 +406,7 @@ class Model:
         return as_images(batch.values, size, self.config.patch)
 
     def forward(self, batch: Batch, last_only: bool = False, *, checked: bool = True) -> Tensor:
-        """The module's own logits in the caller's context: with gradients unless they are off, and through `ssm.scan`
+        """The module's own logits in the caller's context: with gradients unless they are off, and through `ops.scan`
         within `running`. With `last_only` a language model's are those at each text's last position.
 
         Raises:
@@ -455,10 +455,14 @@ class Model:
     def _checked(self, logits: Tensor) -> Tensor:
         """The logits, or an InputError where one is NaN or infinite."""
         found = logits.detach()
-        if torch._C._functorch.is_functorch_wrapped_tensor(found) or not found.numel():
+        if not found.numel():
             return logits
         low, high = torch.aminmax(found)
-        if not bool(low.isfinite() & high.isfinite()):
+        try:
+            finite = bool(low.isfinite() & high.isfinite())
+        except RuntimeError:  # under torch.func.vmap there is no single answer
+            return logits
+        if not finite:
             raise InputError(
                 f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
                 + (" in float16; try --dtype float32" if logits.dtype == torch.float16 else "")

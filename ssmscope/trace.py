@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ssmscope import ssm, survival
+from ssmscope import ops
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.frozen import FrozenLayer
+from ssmscope.ops import survival
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class LayerTrace:
     """
 
     u: Tensor
-    recurrences: tuple[ssm.Recurrence, ...]
+    recurrences: tuple[ops.Recurrence, ...]
     mask: Tensor | None = None
     conv_input: Tensor | None = None
     conv_tail: Tensor | None = None
@@ -78,7 +79,7 @@ class LayerTrace:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def recurrence(self) -> ssm.Recurrence:
+    def recurrence(self) -> ops.Recurrence:
         """The layer's only recurrence.
 
         Raises:
@@ -88,17 +89,17 @@ class LayerTrace:
             raise ValueError(f"this layer has {len(self.recurrences)} recurrences: choose one of `recurrences`")
         return self.recurrences[0]
 
-    def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ssm.Scan, ...]:
-        """Run the layer's recurrences, from `state` when given; see `ssm.scan`."""
+    def scan(self, state: LayerState | None = None, *, retention: bool = False) -> tuple[ops.Scan, ...]:
+        """Run the layer's recurrences, from `state` when given; see `ops.scan_all`."""
         initial = state.ssm if state is not None else self.initial or (None,) * len(self.recurrences)
-        return tuple(ssm.scan(recurrence, H, retention=retention) for recurrence, H in zip(self.recurrences, initial))
+        return ops.scan_all(self.recurrences, initial, retention=retention)
 
     def retention(self) -> Tensor:
         """Mean of a_t over states, heads and the layer's recurrences, (batch, length) (Baleen, Eq. 10).
 
         Where recurrences take turns it is that of the one which token t steps: held states are no choice of the token.
         """
-        return self.joined([ssm.retention(r) for r in self.recurrences])
+        return self.joined([ops.retention(r) for r in self.recurrences])
 
     def survival(self, at: int | None = None, *, signed: bool = False, per_head: bool = False) -> Tensor:
         """Each position's share of the layer's states after position `at`, (batch, length): see `survival.shares`."""
@@ -150,7 +151,7 @@ class Recording:
         self.wanted = wanted
         self._kept: dict[int, Tensor] = {}
 
-    def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ssm.Scan]) -> None:
+    def add(self, index: int, rows: Tensor, layer: LayerTrace, scans: Sequence[ops.Scan]) -> None:
         """Take what is kept of a layer on these rows of the batch; no GPU is waited for."""
         kept = [scan.retention for scan in scans if scan.retention is not None]
         if kept:

@@ -23,7 +23,12 @@ import pytest
 import shapes
 
 # Shapes in annotations are checked when a test calls the function; users pay nothing for them.
-CHECKED = ("ssm", "scans.scalar", "models.parts", "models.classifier", "attacks.position.replaced")
+CHECKED = (
+    # Not what takes sequences of recurrences: beartype draws the item that it checks from the global generator, and
+    # every run of a model comes by.
+    *(f"ops.{name}" for name in ("ssd", "implicit_attention")),
+    *("models.parts", "models.classifier", "attacks.position.replaced"),
+)
 if "SSMSCOPE_FUZZ" not in os.environ:  # what a user has checks nothing, and `train --compile` cannot compile the checks
     shapes.check([f"ssmscope.{name}" for name in CHECKED])
 

@@ -14,7 +14,7 @@ from exhaustive import ALL, few
 from torch import nn
 
 import ssmscope.models
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.frozen import Path
 
 
@@ -106,11 +106,11 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-def log_decay(r: ssm.Recurrence) -> torch.Tensor:
+def log_decay(r: ops.Recurrence) -> torch.Tensor:
     return r.log_a if r.log_a is not None else r.log_decay()
 
 
-def decayed(r: ssm.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
+def decayed(r: ops.Recurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ops.Recurrence:
     return replace(r, A=None, log_a=change(log_decay(r)), expected=False)
 
 
@@ -128,7 +128,7 @@ def matrices(path: Path, level: str, skip: bool = True) -> torch.Tensor:
             D=D[:, p : p + 1] if D is not None and D.ndim == 2 else D,
         )
         each.append(
-            ssm.attention(
+            ops.attention(
                 one,
                 groups=heads,
                 skip=skip,

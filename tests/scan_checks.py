@@ -15,8 +15,8 @@ import torch
 from exhaustive import ALL
 from torch import Tensor
 
-from ssmscope import ssm
-from ssmscope.ssm import Recurrence
+from ssmscope import ops
+from ssmscope.ops import Recurrence
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("x", "b", "c", "initial", "delta", "A")
@@ -107,11 +107,11 @@ def leaves_of(terms: Terms) -> Terms:
     return {name: term.requires_grad_() for name, term in terms.items()}
 
 
-def definition(terms: Terms, *, expected: bool = False) -> ssm.Scan:
+def definition(terms: Terms, *, expected: bool = False) -> ops.Scan:
     """In float64."""
     t = {name: value.double() for name, value in terms.items()}
     initial = t.pop("initial")
-    return ssm.scan_reference(Recurrence(**t, expected=expected), initial)
+    return ops.scan_reference(Recurrence(**t, expected=expected), initial)
 
 
 class ScanChecks:
@@ -140,7 +140,7 @@ class ScanChecks:
         self.same_gradients(again, definition(leaves, expected=expected), leaves)
 
     @staticmethod
-    def same_gradients(out: Any, exact: ssm.Scan, leaves: Terms) -> None:
+    def same_gradients(out: Any, exact: ops.Scan, leaves: Terms) -> None:
         inputs = [leaves[name] for name in NAMES]
         for name, ours, slow in zip(NAMES, gradients(out, inputs), gradients(exact, inputs)):
             assert torch.isfinite(ours).all(), name
@@ -186,10 +186,10 @@ class ScanChecks:
     def is_what_ssm_scan_runs(self, terms: Terms, expected: bool) -> None:
         parts = {name: terms[name] for name in ("x", "b", "c", "delta", "A")}
         r = Recurrence(**parts, D=terms["x"][0, 0, :, 0].cos(), expected=expected)
-        ours = ssm.scan(r, terms["initial"], retention=True)
-        for a, b in zip(ours, ssm.scan_reference(r.to(torch.float64), terms["initial"])):
+        ours = ops.scan(r, terms["initial"], retention=True)
+        for a, b in zip(ours, ops.scan_reference(r.to(torch.float64), terms["initial"])):
             near(a, b)
         leaves = [t.requires_grad_() for t in (r.x, r.D)]
-        exact = ssm.scan_reference(r.to(torch.float64), terms["initial"])
-        for a, b in zip(gradients(ssm.scan(r, terms["initial"]), leaves), gradients(exact, leaves)):
+        exact = ops.scan_reference(r.to(torch.float64), terms["initial"])
+        for a, b in zip(gradients(ops.scan(r, terms["initial"]), leaves), gradients(exact, leaves)):
             near(a, b.double())

@@ -18,7 +18,7 @@ import ssmscope
 from ssmscope.cuts import cut_edges
 from ssmscope.edits import Edit, edited
 from ssmscope.errors import InputError
-from ssmscope.intercept import Switch, evaluating, parts_of, taken_over, watched
+from ssmscope.intercept import Switch, evaluating, taken_over, watched
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.methods.lrp import lrp
 from ssmscope.interp.objective import objective
@@ -37,21 +37,6 @@ def mamba(**options) -> MambaForCausalLM:
 def example(name: str) -> nn.Module:
     torch.manual_seed(0)
     return loud(EXAMPLES[name][0].examples()[name])
-
-
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_parts_are_those_of_torch_in_its_order(name):
-    module = example(name)
-    assert parts_of(module) == list(module.modules())
-
-
-def test_a_part_that_stands_twice_is_found_once():
-    shared = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    module = nn.ModuleDict({"first": nn.Sequential(nn.Tanh(), shared), "again": shared, "last": nn.Linear(2, 2)})
-    module.register_module("none", None)
-    module["last"].add_module("back", module["first"])
-    assert parts_of(module) == list(module.modules())
-    assert len(parts_of(module)) == 7
 
 
 def nothing_left(module: nn.Module) -> bool:

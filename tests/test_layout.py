@@ -15,8 +15,8 @@ from ssmscope import register
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "scans", "matrices", "ssm", "survival", "frozen", "trace"}
-READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "orders"}
+READ = {"errors", "intercept", "affine", "fingerprint", "backends", "ops", "frozen", "trace"}
+READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature", "sharding"}
 """What a package says its analysis is with."""
@@ -39,15 +39,12 @@ MAY_IMPORT = {
     "progress": set(),
     "bootstrap": set(),
     "show": {"errors", "bootstrap"},
-    "sharding": CORE | FILES | {"imports", "signature"},
+    "sharding": CORE | FILES | {"signature"},
     "tasks": {"errors", *FILES},
-    "scans": {"errors"},
-    "matrices": {"errors", "scans"},
-    "orders": {"errors"},
-    "ssm": {"errors", "scans", "matrices", "orders"},
-    "frozen": {"errors", "affine", "scans", "matrices", "orders", "ssm"},
-    "survival": {"errors", "scans", "matrices", "orders", "ssm"},
-    "trace": {"errors", "scans", "matrices", "ssm", "survival", "frozen"},
+    "backends": {"errors"},
+    "ops": {"errors", "backends"},
+    "frozen": {"errors", "affine", "ops"},
+    "trace": {"errors", "ops", "frozen"},
     "encoding": {"errors"},
     "states": {"trace"},
     "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts", "recomputing"},
@@ -57,10 +54,9 @@ MAY_IMPORT = {
     "cuts": READ - {"fingerprint", "cuts"},
     "model": READ - {"cuts"} | {"encoding"},
     "intercept": {"errors"},
-    "fingerprint": {"errors", "scans"},
+    "fingerprint": {"errors"},
     "shipped": set(),
-    "imports": set(),
-    "models": CORE - {"models"} | {"imports", "reading", "shipped"},
+    "models": CORE - {"models"} | {"reading", "shipped"},
     "evaluation": CORE | FILES | {"tasks", "sharding"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
@@ -81,7 +77,7 @@ MAY_IMPORT = {
     | FILES
     | ROOMS
     | DECLARED
-    | {"imports", "shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
+    | {"shipped", "results", "tasks", "evaluation", "training", "reports", "register"},
 }
 ENTRANCES = {"__init__", "__main__"}
 """The package's own face, which names everything lazily."""
@@ -166,7 +162,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {sorted(graph)}"
 
 
-@pytest.mark.parametrize("name", ["errors", "ssm", "trace", "encoding", "mixers", "model"])
+@pytest.mark.parametrize("name", ["errors", "ops", "trace", "encoding", "mixers", "model"])
 def test_transformers_is_not_imported_below_models(name: str) -> None:
     """The mathematics can be used without the seconds that transformers takes to import."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
@@ -185,6 +181,25 @@ def test_what_must_be_quick_to_import_imports_nothing_heavy(name: str) -> None:
     heavy = {"torch", "transformers", "datasets", "pandas", "matplotlib", "captum", "pyarrow", "scipy"}
     tops = {target.partition(".")[0] for target in imported(parsed(name), name, at_import=True)}
     assert not tops & heavy
+
+
+PRIVATE = re.compile(
+    r"torch\.(\w+\.)*_(?!dynamo\"\))\w|_functorch|_inductor|os\.environ\._|environ, *\"_|_current_level|_empty_strided"
+    r"|mkldnn|mallopt|gc\.(freeze|disable|set_threshold)|cuLaunchKernel|triton\.(compiler|backends|runtime)|\bCDLL\(None"
+)
+"""Private names of other libraries, and what changes the user's process. torch gives no other name to the class of
+compiled modules than one in `torch._dynamo`."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_private_name_of_another_library(name: str) -> None:
+    lines = MODULES[name].read_text("utf-8").splitlines()
+    assert not [f"{at}: {line}" for at, line in enumerate(lines, 1) if PRIVATE.search(line)]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("backends")])
+def test_only_backends_ask_what_applies(name: str) -> None:
+    assert "applicable" not in MODULES[name].read_text("utf-8")
 
 
 def texts() -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import re
 import subprocess
@@ -15,7 +14,6 @@ from exhaustive import few
 from warm import PLAIN, TORCH, Warm
 
 import ssmscope
-from ssmscope.imports import without_collection
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -69,36 +67,6 @@ def test_nothing_of_ours_stands_in_the_import_system() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "numpy", "pandas", "matplotlib", "typer"}
     assert python(f"import sys, ssmscope; print({heavy} & set(sys.modules))") == "set()"
-
-
-def test_importing_models_searches_no_garbage() -> None:
-    """That took a quarter of the import: a whole search goes through all that was imported before."""
-    counts = "import gc\ndef whole(): return gc.get_stats()[2]['collections']\nbefore = whole()"
-    code = f"{counts}\nimport ssmscope.models.load\nprint(whole() - before, gc.isenabled(), gc.get_freeze_count())"
-    assert python(code) == "0 True 0"
-
-
-def test_a_command_is_not_searched_when_it_ends() -> None:
-    code = """
-import atexit, gc, os, sys
-sys.argv = ["analyze", "heatmap", "demo/sst2-mamba2", "--text", "A film."]
-atexit.register(lambda: print(gc.get_freeze_count() > len(gc.get_objects()), gc.isenabled()))
-from ssmscope.cli import main
-main()"""
-    assert python(code).splitlines()[-1] == "True True"
-
-
-@pytest.mark.parametrize("collects", [True, False])
-def test_collection_is_as_it_was_after_an_import_that_failed(collects: bool) -> None:
-    frozen = gc.get_freeze_count()
-    (gc.enable if collects else gc.disable)()
-    try:
-        with pytest.raises(ImportError), without_collection():
-            assert not gc.isenabled()
-            raise ImportError
-        assert gc.isenabled() == collects and gc.get_freeze_count() == frozen
-    finally:
-        gc.enable()
 
 
 def test_every_public_name_is_there() -> None:

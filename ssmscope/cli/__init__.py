@@ -20,7 +20,6 @@ from ssmscope.cli import command
 from ssmscope.cli.pages import report, serve
 from ssmscope.cli.training import models, train
 from ssmscope.cli.verbs import add_to, declared
-from ssmscope.imports import for_good
 from ssmscope.signature import options_of
 from ssmscope.training import train_model
 
@@ -74,5 +73,6 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    for_good()
+        warnings.filterwarnings("default", message="ssmscope ")  # our own, such as that of a kernel that is missing
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     sys.exit(run(sys.argv[1:]))

@@ -81,8 +81,16 @@ def _next_step(out: Path, record: Mapping[str, Any]) -> str:
     return f"; try: analyze heatmap {shlex.quote(str(out))} --ids 0,1,1,0"
 
 
-def models(json: JSON = False) -> None:
+def models(
+    json: JSON = False,
+    backends: Annotated[
+        bool, typer.Option("--backends", help="List what computes the recurrences here, and why, instead.")
+    ] = False,
+) -> None:
     """The shipped models with their accuracy, and what can be loaded."""
+    if backends:
+        _list_backends(json)
+        return
     from ssmscope.shipped import demos, readable_types
 
     records = {name: json_module.loads((path / "training.json").read_bytes()) for name, path in demos().items()}
@@ -110,6 +118,24 @@ def models(json: JSON = False) -> None:
         "\nMODEL can also be a directory or hub id in transformers' layout, a directory in mamba_ssm's, or the file of "
         f"a selective SSM's state dict.\nModel types that can be read: {', '.join(readable_types())}"
     )
+
+
+def _list_backends(json: bool) -> None:
+    from ssmscope.backends import explain
+
+    if json:
+        print(json_module.dumps({"backends": [row._asdict() for row in explain()]}, indent=2))
+        return
+
+    from rich.table import Table
+
+    table = Table("operation", "device", "implementation", "in use", box=None, pad_edge=False)
+    for row in explain():
+        used = "yes" if row.reason is None else f"no, torch computes: {row.reason}"
+        table.add_row(row.operation.replace("_", " "), row.device, row.implementation, used)
+    console = command.console(highlight=False)
+    console.print(table)
+    console.print("\nWhatever is not listed is computed by torch. SSMSCOPE_BACKEND=torch switches all of these off.")
 
 
 def _accuracy(measured: Mapping[str, Any]) -> str:

@@ -18,7 +18,6 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole
 from ssmscope.evaluation.generating import Speaker
-from ssmscope.evaluation.packed import packs, plain, run_rows
 from ssmscope.evaluation.running import Read, continues, planned, run_pieces, states_together, tokens_together
 from ssmscope.evaluation.scoring import Paths, log_probabilities, table
 from ssmscope.evaluation.store import Store
@@ -93,7 +92,7 @@ class Evaluator:
             self._settings |= {"words": self._answering[1].words, "new_tokens": new_tokens, "vocabulary": vocabulary}
         elif self.words is not None:
             self._settings |= {"normalise": normalise}
-        self._forks, self._tried, self._packs, self._states_at_once = fork, not fork, False, NO_LIMIT
+        self._forks, self._tried, self._states_at_once = fork, not fork, NO_LIMIT
         self._tokens_at_once = tokens_at_once or tokens_together(model)
         self._paths: list[Paths] = []
         self._behind: dict[str, int] = {}
@@ -203,19 +202,17 @@ class Evaluator:
         return {**vars(self), "_store": None}
 
     def _try(self, rows: Sequence[tuple[bytes, int]]) -> None:
-        """Find out once, where it would save anything, whether the model runs packed, else whether it continues from
-        states, and how large these are."""
+        """Find out once, where it would save anything, whether the model continues from states, and how large these
+        are."""
         if self._tried:
             return
         ids = Rows.of([row for row, _ in rows])
-        self._packs = self._answering is None and packs(self.model)
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": NO_LIMIT}
         alone = self._answering is None and all(len(paths.beginnings) == 1 for paths in self._paths)
-        if self._packs or not alone or planned(self.model, ids, **most).kept.any():
+        if not alone or planned(self.model, ids, **most).kept.any():
             self._tried = True
-            if not self._packs:
-                self._forks, size = continues(self.model, ids)
-                self._states_at_once = states_together(self.model, size) if self._forks else NO_LIMIT
+            self._forks, size = continues(self.model, ids)
+            self._states_at_once = states_together(self.model, size) if self._forks else NO_LIMIT
 
     def _chunks(self, rows: list[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
         """Neighbours in parts of at most so many tokens that are run, and forks whose states are held."""
@@ -293,11 +290,8 @@ class Evaluator:
         return np.full((rows, len(self.words or self.model.labels or ())), np.nan)
 
     def _through(self, rows: Rows, read: Read, *, states: bool = False) -> None:
-        if self._packs and plain(self.model):
-            run_rows(self.model, rows, read, tokens_at_once=self._tokens_at_once)
-            return
         most = {"tokens_at_once": self._tokens_at_once, "states_at_once": self._states_at_once}
-        pieces = planned(self.model, rows, **most) if self._forking and not self._packs else whole(rows)
+        pieces = planned(self.model, rows, **most) if self._forking else whole(rows)
         run_pieces(self.model, rows, pieces, read, **most, states=states)
 
 

@@ -12,12 +12,9 @@ from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 
-from ssmscope.imports import without_collection
+import transformers
 
-with without_collection():
-    import transformers
-
-    from ssmscope import mixers
+from ssmscope import mixers
 
 LATER: dict[str, tuple[str, ...]] = {
     "bamba": ("bamba",),
@@ -78,5 +75,4 @@ def register() -> None:
             )
 
 
-with without_collection():
-    register()
+register()

@@ -34,7 +34,7 @@ from ssmscope.models import mamba, mamba2
 from ssmscope.models.concrete import mean_log_gate
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32
-from ssmscope.ssm import Scan
+from ssmscope.ops import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 GATES = {"bernoulli": "baleen-b", "exponential": "baleen-e"}

@@ -7,7 +7,7 @@ Each of `num_heads` heads keeps a matrix of value × key size, and exchanges wha
 q, k and v are projections behind a short causal convolution and SiLU, q and k then of length 1; β_t = σ(W_β u_t) is how
 much is exchanged and α_t = exp(−e^A softplus(W_α u_t + b)) how much of everything is kept, both one number per head.
 Each head's o_t is normalised by its root mean square, gated by SiLU(W_z u_t), and projected. DeltaNet has α_t = 1 and
-no W_z. In `ssm.DeltaRecurrence` b = k, c = q, x = v.
+no W_z. In `ops.DeltaRecurrence` b = k, c = q, x = v.
 
 The backbone is that of `linear_attention`.
 """
@@ -40,7 +40,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 # ---- the layer

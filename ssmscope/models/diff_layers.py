@@ -72,8 +72,11 @@ class Subtraction(nn.Module):
         return torch.sigmoid(at_least_float32(self.lambda_bar).sum()) + self.lambda_init
 
     def difference(self, first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
-        """N(first − λ second), all (batch, length, channels); N is the identity without `normalize`."""
-        y = first - weight.to(first.dtype) * second
+        """N(first − λ second), all (batch, length, channels)."""
+        return self.normed(first - weight.to(first.dtype) * second)
+
+    def normed(self, y: Tensor) -> Tensor:
+        """N(y), the identity without `normalize`."""
         return y if self.sub_norm is None else self.sub_norm(y)
 
 

@@ -24,12 +24,12 @@ from transformers import (
     MambaModel,
 )
 from transformers.models.mamba.modeling_mamba import MambaMixer
-from transformers.models.mamba2.modeling_mamba2 import Mamba2RMSNorm
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, Mamba2RMSNorm
 
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
-from ssmscope.models import mamba, mamba2
+from ssmscope.models import mamba, mamba2, mamba2_pair
 from ssmscope.models.diff_layers import LAMBDA_FORMS, DiffMambaMixer, DiffS6Mixer, Subtraction
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import (
@@ -46,7 +46,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 SCOPES = ("block", "s6")
@@ -68,8 +68,10 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     extras = {"lambda": mixer.current_lambda()}
     if isinstance(mixer, DiffS6Mixer):
         return _s6_quantities(mixer, u, as_mask(mask), state, extras)
+    if isinstance(mixer.m1, Mamba2Mixer):
+        return replace(mamba2_pair.terms((mixer.m1, mixer.m2), u, as_mask(mask), state), extras=extras)
     first, second = (
-        _base(m).quantities(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state))
+        mamba.quantities(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state))
     )
     return replace(
         first,
@@ -108,11 +110,15 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     if isinstance(mixer, DiffS6Mixer):
         first, second = (s.y.flatten(2) for s in scans)
         return mixer.gated(first, second, layer.z, weight)
-    first, second = (
-        _base(m).output(m, replace(layer, recurrences=(r,), z=z), (scan,))
-        for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
-    )
-    return (1 - mixer.lambda_init) * mixer.difference(first, second, weight)
+    if isinstance(mixer.m1, Mamba2Mixer):
+        y = mamba2_pair.difference((mixer.m1, mixer.m2), layer, scans, weight)
+    else:
+        first, second = (
+            mamba.output(m, replace(layer, recurrences=(r,), z=z), (scan,))
+            for m, r, z, scan in zip((mixer.m1, mixer.m2), layer.recurrences, layer.z.chunk(2, dim=-1), scans)
+        )
+        y = first - weight.to(first.dtype) * second
+    return (1 - mixer.lambda_init) * mixer.normed(y)
 
 
 def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:

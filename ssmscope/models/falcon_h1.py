@@ -22,7 +22,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import Scan
+from ssmscope.ops import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 __all__ = ["state_after"]

@@ -34,7 +34,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 EPS = 1e-6

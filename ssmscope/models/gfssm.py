@@ -38,7 +38,7 @@ from ssmscope.frozen import FrozenLayer, Path
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32, causal_convolution, constant, convolution_tail
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 # ---- the layer

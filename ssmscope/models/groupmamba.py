@@ -42,13 +42,13 @@ from transformers import (
 from transformers.models.mamba.modeling_mamba import MambaBlock, MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Block, Mamba2Mixer
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, FrozenLayer, Path
 from ssmscope.models import mamba, mamba2
 from ssmscope.models.generation import MAMBA2_TIED, WholeSequences
 from ssmscope.models.parts import ReadMixer, at_least_float32, constant
-from ssmscope.ssm import Recurrence, Scan, skip_alone
+from ssmscope.ops import Recurrence, Scan, skip_alone
 from ssmscope.trace import LayerState, LayerTrace
 
 # How many numbers of a module's states are in memory at a time: on a CPU what stays in its cache.
@@ -295,7 +295,7 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
     if not isinstance(layer, GroupTrace):
         return own
     others = zip(layer.before, layer.borrowed, layer.borrowed_initial)
-    before = (base.state_after(mixer, one, (ssm.scan(read, start),)) for one, read, start in others)
+    before = (base.state_after(mixer, one, (ops.scan(read, start),)) for one, read, start in others)
     return GroupState(own.conv, own.ssm, tuple(before))
 
 

@@ -30,7 +30,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, rms_norm, silu
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path, as_diagonal
 from ssmscope.models.linear_attention import LinearAttentionConfig, LinearAttentionModel, family
 from ssmscope.models.parts import (
@@ -43,7 +43,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 # ---- the layers
@@ -154,7 +154,7 @@ class SlotMixer(GatedMixer):
             c=q,
             log_a=rearrange(log_f, "b t h m -> b t (h m) 1"),
         )
-        keys = ssm.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
+        keys = ops.scan(each_slot, state.keys if isinstance(state, SlotState) else None)
         reads = rearrange(keys.y, "b t (h m) 1 -> b t h m", h=self.num_heads).softmax(-1)
         x = self.heads(self.value(self.i_proj(u)))
         return Recurrence(x=x, b=written, c=reads, log_a=log_f), {"keys": keys.state}

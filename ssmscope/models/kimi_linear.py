@@ -33,7 +33,7 @@ from ssmscope.models.parts import (
     rms_factor,
 )
 from ssmscope.models.qwen3_next import with_longer_memory
-from ssmscope.ssm import DeltaRecurrence, Scan
+from ssmscope.ops import DeltaRecurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (KimiLinearDeltaAttention,)

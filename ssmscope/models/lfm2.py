@@ -24,8 +24,8 @@ from ssmscope.models.parts import (
     layer_state,
     projection,
 )
-from ssmscope.scans.exponents import smallest_exponent
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (Lfm2ShortConv,)

@@ -6,7 +6,7 @@ Both are linear attention with a decay. Each of `num_heads` heads keeps a matrix
 
 GLA with a decay per key dimension that the token chooses, α_t = σ(W₂ W₁ x_t + b)^{1/τ}; RetNet with one constant decay
 per head, γ_h = 1 − 2^{−5−h}, on queries and keys that are rotated by their position. Each head's o_t is normalised by
-itself, gated by swish(W_z x_t), and projected. In `ssm.Recurrence` the key dimensions are the state, the value
+itself, gated by swish(W_z x_t), and projected. In `ops.Recurrence` the key dimensions are the state, the value
 dimensions a head's width, b = k, c = q / √(key size), x = v.
 
 Of RetNet's three normalisations of scores (its section 2.2) the first is the √(key size) above; the others scale an
@@ -36,7 +36,7 @@ from ssmscope.models.generation import MAMBA2_TIED, BlocksInTurn, HeadOnBackbone
 from ssmscope.models.linear_layers import GatedLinearAttention, LinearAttention, Retention
 from ssmscope.models.parts import as_mask, at_least_float32, constant, opened_by, projection, rms_factor
 from ssmscope.models.rotary_attention import RotaryAttention, unread
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 # ---- the configurations

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import as_constant, entering, is_changed, is_read, taps_read
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
-    SILU,
+    activated_convolution,
     as_mask,
     at_least_float32,
     constant,
     convolution,
-    convolved_and_wide,
     convolved_entry,
-    gated,
     hide_padding,
     layer_state,
     opened_by,
-    projected_step,
     projection,
+    step_projection,
 )
-from ssmscope.scans import mamba_native, passes, passes_native
-from ssmscope.scans.native import Tree
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (MambaMixer, FalconMambaMixer)
@@ -47,16 +44,17 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    x, wide = convolved_and_wide(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps, mask)
+    x = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
+    x = hide_padding(x, mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
     if isinstance(mixer, FalconMambaMixer):
         step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
     elif hasattr(mixer, "dt_layernorm"):  # Jamba's
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
-    delta = hide_padding(projected_step(mixer, step), mask)
+    delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
     recurrence = Recurrence(
-        x=wide.unsqueeze(-1),
+        x=at_least_float32(x).unsqueeze(-1),
         b=at_least_float32(B).unsqueeze(2),
         c=at_least_float32(C).unsqueeze(2),
         delta=delta,
@@ -67,40 +65,11 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
-def at_once(mixer: nn.Module, u: Tensor, tree: Tree | None = None) -> Tensor | None:
-    """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it. With a
-    tree as `over_tree`."""
-    if type(mixer) is not MambaMixer or not (is_read(mixer.x_proj) and is_read(mixer.dt_proj)) or is_changed(mixer):
-        return None
-    read, step = mixer.x_proj, mixer.dt_proj
-    weight, bias = convolution(mixer, u.new_empty(0, 0, mixer.intermediate_size))
-    few = weight.shape[-1] <= passes_native.TAPS and type(mixer.act).__name__ in SILU
-    if not few or u.ndim != 3 or not u.numel() or read.bias is not None or step.bias is None:
-        return None
-    weight, rest = as_constant(weight)[:, 0], (read.weight, step.weight, step.bias, mixer.A_log, mixer.D)
-    read_by, step_by, step_bias, A_log, D = map(as_constant, rest)
-    bias = None if bias is None else as_constant(bias)
-    terms = (u, weight, read_by, step_by, step_bias, A_log, D, *(() if bias is None else (bias,)))
-    if not mamba_native.applicable(*terms):
-        return None
-    projected = mixer.in_proj(u)
-    if not mamba_native.applicable(projected):
-        return None
-    inner = mamba_native.between(projected, (weight, bias), read_by, (step_by, step_bias), A_log, D, tree)
-    return mixer.out_proj(inner)
-
-
-def over_tree(mixer: nn.Module, u: Tensor, tree: Tree) -> Tensor | None:
-    """The mixer's output, (1, tokens, width), from its input in the pieces of a tree, without gradients; None where
-    there is no quicker way to it than piece by piece."""
-    return at_once(mixer, u, tree)
-
-
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """The mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
-    return mixer.out_proj(gated(mixer.act, scanned.y.squeeze(-1), layer.z))
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act(layer.z))
 
 
 def frozen(
@@ -134,8 +103,6 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:
-    if passes.applicable(t):
-        return passes.rms_norm(t, None, eps)
     wide = at_least_float32(t)
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(t.dtype)
 

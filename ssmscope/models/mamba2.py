@@ -11,20 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from ssmscope.affine import is_plain
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
-from ssmscope.mixers import as_constant, entering, is_changed, taps_read
+from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
-    GATED_NORMS,
-    SILU,
+    activated_convolution,
     as_mask,
     at_least_float32,
     constant,
     convolution,
     convolved_entry,
-    convolved_wide,
-    evenly_projected,
-    gated_norm,
     gated_norm_weight,
     hide_padding,
     layer_state,
@@ -32,8 +27,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.scans import mamba2_native, passes_native
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (Mamba2Mixer,)
@@ -45,7 +39,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 
     `mask` (batch, length) is True at real positions; `state` is where a run continues from.
     """
-    return terms(mixer, u, evenly_projected(mixer.in_proj, u), mixer.time_step_limit, mask, state)
+    return terms(mixer, u, mixer.in_proj(u), mixer.time_step_limit, mask, state)
 
 
 def terms(
@@ -64,7 +58,8 @@ def terms(
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    xBC = convolved_wide(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps, mask)
+    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
+    xBC = at_least_float32(hide_padding(xBC, mask))
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))
@@ -81,32 +76,12 @@ def terms(
     return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
-def at_once(mixer: nn.Module, u: Tensor) -> Tensor | None:
-    """The mixer's output from its input where nobody asks for terms; None where there is no quicker way to it."""
-    norm = mixer.norm
-    own = type(mixer) is Mamba2Mixer and type(norm).__name__ in GATED_NORMS and is_plain(norm, type(norm))
-    if not own or is_changed(mixer) or type(mixer.act).__name__ not in SILU or u.ndim != 3 or not u.numel():
-        return None
-    weight, bias = convolution(mixer, u.new_empty(0, 0, mixer.conv_dim))
-    kernel, bias = as_constant(weight)[:, 0], None if bias is None else as_constant(bias)
-    step, A_log, D, scale = map(as_constant, (mixer.dt_bias, mixer.A_log, mixer.D, norm.weight))
-    few = kernel.shape[-1] <= passes_native.TAPS
-    if not few or not mamba2_native.applicable(u, kernel, *(() if bias is None else (bias,)), step, A_log, D, scale):
-        return None
-    projected = mixer.in_proj(u)
-    if not mamba2_native.applicable(projected):
-        return None
-    size = getattr(norm, "group_size", None) or len(scale)  # transformers before 5 has one group
-    sizes = mamba2_native.Sizes(mixer.n_groups, mixer.time_step_limit, float(norm.variance_epsilon), size)
-    return mixer.out_proj(mamba2_native.between(projected, (kernel, bias), step, A_log, D, scale, sizes))
-
-
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:
     """The mixer's output (batch, length, width) from its terms: out_proj(RMSNorm(y ⊙ SiLU(z)))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
     y = rearrange(scanned.y, "b t h p -> b t (h p)")
-    return mixer.out_proj(gated_norm(mixer.norm, y, layer.z).to(layer.z.dtype))
+    return mixer.out_proj(mixer.norm(y, layer.z).to(layer.z.dtype))
 
 
 def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:

@@ -14,7 +14,7 @@ from ssmscope.frozen import FrozenLayer
 from ssmscope.models.gated_delta import Projected, frozen_through, output_through, state_after, terms
 from ssmscope.models.parts import projection
 from ssmscope.models.qwen3_next import SMALL, with_longer_memory
-from ssmscope.ssm import Scan
+from ssmscope.ops import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 __all__ = ["state_after"]

@@ -15,7 +15,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from ssmscope.frozen import FrozenLayer
 from ssmscope.models.gated_delta import Projected, frozen_through, output_through, state_after, terms
 from ssmscope.models.parts import projection
-from ssmscope.ssm import Scan
+from ssmscope.ops import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 __all__ = ["state_after"]

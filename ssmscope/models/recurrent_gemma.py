@@ -31,7 +31,7 @@ from ssmscope.models.parts import (
     opened_by,
     projection,
 )
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (RecurrentGemmaRecurrentBlock,)

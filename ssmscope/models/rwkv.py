@@ -52,7 +52,7 @@ from ssmscope.models.parts import (
     projection,
     rms_factor,
 )
-from ssmscope.ssm import Recurrence, Scan, skip_alone
+from ssmscope.ops import Recurrence, Scan, skip_alone
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (RwkvBlock,)

@@ -6,7 +6,7 @@ Each head keeps a matrix of value × key size and exchanges what it holds under 
 
 w_t the decay of each key dimension, exp(−e^{−1/2} σ(…)); κ̂_t = κ ⊙ ξ of length 1, under which the memory is looked up;
 a_t how much of what is found there is taken away; k̃_t = k_t ⊙ (1 + (a_t − 1) ⊙ α) what is written under. In
-`ssm.DeltaRecurrence` e = κ̂ / w, which reads the decayed memory as κ̂ reads the one before, r = a ⊙ κ̂, b = k̃, c = r_t,
+`ops.DeltaRecurrence` e = κ̂ / w, which reads the decayed memory as κ̂ reads the one before, r = a ⊙ κ̂, b = k̃, c = r_t,
 x = v, β = 1.
 
 All of these are made of the token's input mixed with the one before, through low-rank maps but for r, k and v. Later
@@ -46,7 +46,7 @@ from ssmscope.models.parts import (
     rms_factor,
 )
 from ssmscope.models.rwkv import frozen_layer_norm, mixed_with_before, token_before
-from ssmscope.ssm import DeltaRecurrence, Scan, skip_alone
+from ssmscope.ops import DeltaRecurrence, Scan, skip_alone
 from ssmscope.trace import LayerState, LayerTrace
 
 LEAST_LOG_DECAY = -math.exp(-0.5)

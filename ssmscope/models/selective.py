@@ -21,7 +21,7 @@ from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.models.classifier import last_real
 from ssmscope.models.generation import HeadOnBackbone
 from ssmscope.models.parts import as_mask, at_least_float32, hide_padding
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 

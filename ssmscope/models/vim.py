@@ -32,8 +32,8 @@ from ssmscope.models.parts import (
     opened_by,
     projection,
 )
-from ssmscope.orders import along
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
+from ssmscope.ops.order import along
 from ssmscope.trace import LayerState, LayerTrace
 
 MODEL_TYPES = ("ssm-vim",)

@@ -6,7 +6,7 @@
 with q divided by √(key size) (xLSTM, Eqs. 19 to 27 and 15; k is divided there, and there is no ε). The library holds
 e^{−m_t} C_t and e^{−m_t} n_t, which keeps both from overflowing; C and n themselves are what is read here: f is the
 decay of a head, and the stabiliser m is left in ε e^{m_t} alone. Both gates are capped softly, so that e^ĩ is no large
-number. In `ssm.Recurrence` x = v, b = i k and c = q / normaliser.
+number. In `ops.Recurrence` x = v, b = i k and c = q / normaliser.
 
 The normaliser is taken from a recurrence of its own, n, whose state and m_t a run continues from too. In implicit
 attention, relevance (LRP) and cut edges it is a constant, as the denominator of a softmax is: what it would be without
@@ -33,14 +33,14 @@ from transformers.models.xlstm.modeling_xlstm import (
     xLSTMOutput,
 )
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.affine import norm_terms
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.intercept import taken_over
 from ssmscope.mixers import CACHES, arguments
 from ssmscope.models.parts import as_mask, at_least_float32, constant, hide_padding, projection, rms_factor
-from ssmscope.ssm import Recurrence, Scan
+from ssmscope.ops import Recurrence, Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 MIXERS: tuple[type[nn.Module], ...] = (xLSTMLayer,)
@@ -99,7 +99,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     real = log_i if mask is None else log_i.masked_fill(~mask.unsqueeze(-1), -torch.inf)
     m = stabilizers(log_f, real, None if state is None else state.stabilizer)
     counted = Recurrence(x=torch.ones_like(v[..., :1]), b=b, c=q, log_a=log_f.unsqueeze(-1))
-    n = ssm.scan(counted, None if state is None else state.normalizer)
+    n = ops.scan(counted, None if state is None else state.normalizer)
     normalizer = n.y.squeeze(-1).abs().clamp(min=1) + mixer.config.eps * m[:, 1:].exp().to(n.y)
     recurrence = Recurrence(x=v, b=b, c=q / normalizer.unsqueeze(-1), log_a=log_f.unsqueeze(-1))
     extras = {"normalizer": normalizer, "n": n.state, "m": m[:, -1]}

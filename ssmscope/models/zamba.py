@@ -16,7 +16,7 @@ from ssmscope.mixers import entering, taps_read
 from ssmscope.models import mamba
 from ssmscope.models.mamba import output, state_after
 from ssmscope.models.parts import activated_convolution, as_mask, at_least_float32, convolution, hide_padding
-from ssmscope.ssm import Recurrence
+from ssmscope.ops import Recurrence
 from ssmscope.trace import LayerState, LayerTrace
 
 __all__ = ["output", "state_after"]

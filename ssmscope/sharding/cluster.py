@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from ssmscope.errors import InputError, extra
-from ssmscope.imports import for_good
 
 PATIENCE = 10.0
 """Seconds in which the address of a cluster must answer."""
@@ -66,7 +65,6 @@ class Setting:
         self.environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
 
     def apply(self) -> None:
-        for_good()
         os.environ.update(self.environment)
         if os.path.isdir(self.directory):
             os.chdir(self.directory)

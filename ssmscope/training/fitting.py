@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from ssmscope.models.baleen import anneal_prior
 from ssmscope.models.diff_layers import Subtraction
 from ssmscope.models.selective import SelectiveSSM
 from ssmscope.progress import progress_bar
-from ssmscope.scans.compiling import compiled_pieces
 from ssmscope.training.checkpoint import load_state, random_states, restore_random_states, save_state
 from ssmscope.training.objectives import Arrays, Objective
 from ssmscope.training.recording import Recording, recordable
@@ -141,34 +140,12 @@ class Fit:
         with ExitStack() as stack:
             stack.enter_context(fast_scan(self.module))
             stack.enter_context(matrix_products("high" if self.options["precision"] == "tf32" else "highest"))
-            if self.options["compile"] and self._compiles():
-                stack.enter_context(compiled_pieces())
             self._record()
             bar = stack.enter_context(progress_bar(self.console))
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
         assert self.best is not None
         return Outcome(self.best["weights"], self.best["extra"], self.best["epoch"], self.history)
-
-    def _compiles(self) -> bool:
-        """Whether compiled pieces give the gradients of plain torch, tried on the first batch of this epoch."""
-        rows = self.objective.batches(self.epoch)[0]
-        states, gradients = random_states(), []
-        self.module.train()
-        for context in (nullcontext(), compiled_pieces()):
-            restore_random_states(states)
-            self.optimizer.zero_grad(set_to_none=True)
-            # with all digits: in TF32 pieces that agreed early in a run were a thousandth apart late in it
-            with context, matrix_products("highest"):
-                self.objective.loss(self.module, rows).backward()
-            gradients.append(self._gradients())
-        restore_random_states(states)
-        self.optimizer.zero_grad(set_to_none=True)
-        apart = _apart(*gradients)
-        agrees = apart < ALIKE
-        verdict = "" if agrees else ": not compiled"
-        self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")
-        return agrees
 
     def _gradients(self) -> list[Tensor]:
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]

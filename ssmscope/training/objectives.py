@@ -15,8 +15,6 @@ from torch.nn.functional import dropout as drop
 
 from ssmscope.errors import InputError
 from ssmscope.models.baleen import information_loss
-from ssmscope.scans import fused_parts
-from ssmscope.scans.compiling import compiling
 from ssmscope.tasks.batches import collate, drop_tokens, encode, epoch_order, length_order
 from ssmscope.tasks.subwords import SubwordDropout
 from ssmscope.tasks.tokens import IGNORED
@@ -280,10 +278,7 @@ class NextTokens(Arrays):
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of logits (rows, answers) and the targets (rows,) that are asked for, in one pass where
-    pieces are compiled and there is a kernel."""
-    if compiling() and logits.shape[1] <= fused_parts.ANSWERS and fused_parts.applicable(logits):
-        return fused_parts.cross_entropy(logits, targets, IGNORED)
+    """Return the mean cross-entropy of logits (rows, answers) and the targets (rows,) that are asked for."""
     return cross_entropy(logits, targets, ignore_index=IGNORED)
 
 

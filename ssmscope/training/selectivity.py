@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssmscope.mixers import mixers
 from ssmscope.models.baleen import MIXERS, bernoulli_kl, exponential_kl, prior_of
-from ssmscope.ssm import Recurrence
+from ssmscope.ops import Recurrence
 from ssmscope.trace import LayerTrace
 
 FLAT = 0.1

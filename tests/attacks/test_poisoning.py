@@ -15,7 +15,6 @@ from leaky import leaky
 from sklearn.metrics import roc_auc_score
 from transformers import Mamba2Config
 
-from ssmscope import survival
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
 from ssmscope.attacks.poisoning.goals import Goal, Guided
@@ -38,6 +37,7 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.ops import survival
 from ssmscope.tasks.text import TextData, text_data
 
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "dull": -0.9, "fine": 0.7, "a": 0.1, "zap": 0.3, "the": -0.1}

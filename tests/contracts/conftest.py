@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from examples import EXAMPLES, VARIANTS, random_example
 from exhaustive import ALL, CONTRACTS
 from loud import loud
+from small_pieces import make_small
 
 from ssmscope.model import Model
 
@@ -38,3 +41,10 @@ def module(request):
 @pytest.fixture
 def model(module) -> Model:
     return Model(module)
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SSMSCOPE_SMALL_PIECES=1 whatever is cut into pieces is cut in every contract."""
+    if os.environ.get("SSMSCOPE_SMALL_PIECES") == "1":
+        make_small(monkeypatch)

@@ -13,7 +13,7 @@ from examples import HYBRIDS, TEXTS, decayed, log_decay, own_output, random_exam
 from loud import TrueFloat64, doubled
 
 import ssmscope.models
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.attention_layers import AttentionState
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
@@ -50,25 +50,25 @@ def test_recomputed_output_is_the_mixers_own(module, dtype, tolerance):
         assert relative(recomputed(mixer, u), own) < tolerance
 
 
-def _each(change: Callable[[ssm.Recurrence], ssm.Recurrence]) -> Callable[[LayerTrace], LayerTrace]:
+def _each(change: Callable[[ops.Recurrence], ops.Recurrence]) -> Callable[[LayerTrace], LayerTrace]:
     return lambda layer: replace(layer, recurrences=tuple(change(r) for r in layer.recurrences))
 
 
-def mean_decay(r: ssm.Recurrence) -> torch.Tensor:
+def mean_decay(r: ops.Recurrence) -> torch.Tensor:
     """The mean eigenvalue of the transition, (batch, length), of each matrix as a whole where it is one."""
-    if not isinstance(r, ssm.DeltaRecurrence):
+    if not isinstance(r, ops.DeltaRecurrence):
         return r.log_decay().exp().mean((2, 3))
     e, along = (t.unsqueeze(-1) for t in r.removal())
     transition = r.log_a.exp().unsqueeze(-1) * (torch.eye(e.shape[-2]) - r.beta[..., None, None] * e @ along.mT)
     return torch.linalg.eigvals(transition).real.mean((2, 3))
 
 
-def exchanging(r: ssm.DeltaRecurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ssm.Recurrence:
+def exchanging(r: ops.DeltaRecurrence, change: Callable[[torch.Tensor], torch.Tensor]) -> ops.Recurrence:
     """Another share exchanged; along another key where those that are removed are of their own."""
     return replace(r, beta=change(r.beta)) if r.r is None else replace(r, r=change(r.r))
 
 
-MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
+MUTATIONS: dict[str, Callable[[ops.Recurrence], ops.Recurrence]] = {
     "drop the decay": lambda r: decayed(r, torch.zeros_like),
     "shift the decay by a step": lambda r: decayed(r, lambda log_a: log_a.roll(1, dims=1)),
     "shift the input by a step": lambda r: replace(r, x=r.x.roll(1, dims=1)),
@@ -77,7 +77,7 @@ MUTATIONS: dict[str, Callable[[ssm.Recurrence], ssm.Recurrence]] = {
     "drop D": lambda r: replace(r, D=None),
     "swap B and C": lambda r: replace(r, b=r.c, c=r.b),
     "shift what is exchanged by a step": lambda r: exchanging(r, lambda t: t.roll(1, dims=1)),
-    "exchange nothing": lambda r: ssm.Recurrence(x=r.written, b=r.b, c=r.c, log_a=r.log_a),
+    "exchange nothing": lambda r: ops.Recurrence(x=r.written, b=r.b, c=r.c, log_a=r.log_a),
 }
 
 
@@ -87,7 +87,7 @@ def test_a_wrong_formula_is_seen(module, mutation):
         layer = reader_of(mixer).quantities(mixer, u)
         if mutation == "drop D" and all(r.D is None for r in layer.recurrences):
             pytest.skip("this architecture has no skip")
-        if "exchange" in mutation and not any(isinstance(r, ssm.DeltaRecurrence) for r in layer.recurrences):
+        if "exchange" in mutation and not any(isinstance(r, ops.DeltaRecurrence) for r in layer.recurrences):
             pytest.skip("this architecture has no delta rule")
         decays = [log_decay(r) for r in layer.recurrences]
         if mutation == "shift the decay by a step" and all((a == a[:, :1]).all() for a in decays):

@@ -11,7 +11,7 @@ from examples import HYBRIDS, TEXTS, matrices, random_example, relative
 from loud import TrueFloat64, doubled
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.attention_layers import attention_layers, look_back
 from ssmscope.cuts import contribution, cut_attention, cut_convolution, cut_edges
 from ssmscope.edits import PLACES, Edit, edited, new_state, recorded, replaced
@@ -31,11 +31,11 @@ OTHER = [[50, 7, 31, 9, 22, 1, 4, 60, 61, 62, 5], [71, 18, 9, 2, 2, 40, 1]]
 
 
 def attended(
-    r: ssm.Recurrence, keep: torch.Tensor, initial: torch.Tensor | None, path: Path | None = None
+    r: ops.Recurrence, keep: torch.Tensor, initial: torch.Tensor | None, path: Path | None = None
 ) -> torch.Tensor:
     """y from the matrices of every head with entries (batch, t, s) set to zero, its skip, and what it starts from; with
     a path the entries of the block's matrices, of every channel."""
-    alpha = ssm.attention(replace(r, D=None), groups=r.shape[2])
+    alpha = ops.attention(replace(r, D=None), groups=r.shape[2])
     if path is None:
         y = torch.einsum("bhts,bshp->bthp", alpha * keep.unsqueeze(1), r.x)
     else:
@@ -45,7 +45,7 @@ def attended(
         y = torch.einsum("bhts,bshp->bthp", alpha, r.x) - cut.unflatten(-1, r.x.shape[2:])
     if r.D is not None:
         y = y + (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
-    return y if initial is None else y + ssm.scan(replace(r, x=0 * r.x, D=None), initial).y
+    return y if initial is None else y + ops.scan(replace(r, x=0 * r.x, D=None), initial).y
 
 
 def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> torch.Tensor:
@@ -59,15 +59,15 @@ def brute_force(model: Model, batch, keep: torch.Tensor, level: str = "ssm") -> 
         if reader is rwkv:  # a token reads what the one before left
             later = torch.cat([keep[:, 1:], keep[:, -1:]], dim=1)
             y = attended(layer.recurrence, later, starts[0])  # it has no convolution behind its values
-            return reader.output(mixer, layer, (ssm.Scan(y, None, None),))
+            return reader.output(mixer, layer, (ops.Scan(y, None, None),))
         if isinstance(layer, groupmamba.GroupTrace) and layer.borrowed:
             weights = groupmamba.attend(mixer, layer).weights
             every = [replace(layer.recurrence, D=None), *layer.borrowed]
             y = sum(weights[..., j] * attended(r, keep, None, paths[j]) for j, r in enumerate(every))
             y = y + attended(layer.recurrence, 0 * keep, None)  # the skip
-            return groupmamba._base(mixer).output(mixer, layer, (ssm.Scan(y, None, None),))
+            return groupmamba._base(mixer).output(mixer, layer, (ops.Scan(y, None, None),))
         each = zip(layer.recurrences, starts, paths)
-        return reader.output(mixer, layer, tuple(ssm.Scan(attended(r, keep, H, path), H, None) for r, H, path in each))
+        return reader.output(mixer, layer, tuple(ops.Scan(attended(r, keep, H, path), H, None) for r, H, path in each))
 
     def bound(mixer):
         def run(below, *args, **kwargs):
@@ -286,7 +286,7 @@ def test_a_token_cut_from_all_is_the_state_without_its_write(module):
     one[:, 3] = every[:, :] = True
     for layer, scans in seen:
         for r, scan, H in zip(layer.recurrences, scans, layer.initial or (None,) * len(scans)):
-            without = ssm.scan_reference(replace(r, x=r.x.masked_fill(one[:, :, None, None], 0), D=None), H).y
+            without = ops.scan_reference(replace(r, x=r.x.masked_fill(one[:, :, None, None], 0), D=None), H).y
             skip = 0 if r.D is None else (r.D if r.D.ndim == 2 else r.D.unsqueeze(-1)) * r.x
             assert (
                 relative(scan.y - contribution(r, r.x.masked_fill(~one[:, :, None, None], 0), every), without + skip)

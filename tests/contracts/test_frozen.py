@@ -11,10 +11,10 @@ from examples import EXAMPLES, decayed, log_decay, matrices, own_output, relativ
 from loud import TrueFloat64, doubled
 from torch import nn
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.frozen import FrozenLayer, Path
 from ssmscope.mixers import mixers, reader_of
-from ssmscope.orders import straight
+from ssmscope.ops.order import straight
 from ssmscope.trace import LayerTrace
 
 LENGTH = 9
@@ -55,7 +55,7 @@ def multiplied(path: Path, level: str, skip: bool = True) -> torch.Tensor:
 
 def from_heads(path: Path, left: torch.Tensor | None, taps: torch.Tensor | None, skip: bool) -> torch.Tensor:
     (length, heads, width), D = path.recurrence.shape[1:4], path.recurrence.D
-    alpha = ssm.attention(replace(path.recurrence, D=None), groups=heads)
+    alpha = ops.attention(replace(path.recurrence, D=None), groups=heads)
     found = alpha.unsqueeze(2).expand(-1, -1, width, -1, -1)
     if skip and D is not None:
         found = found + D.reshape(heads, -1, 1, 1) * torch.eye(length, dtype=D.dtype)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from examples import TEXTS
 
-from ssmscope import ssm, survival
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import reader_of
-from ssmscope.scans import delta
+from ssmscope.ops import delta_rule, survival
 
 LENGTH, SHORT = 12, 8
 
@@ -66,13 +66,13 @@ def test_signed_shares_are_towards_the_state_and_sum_to_one(layers):
     for layer in layers:
         alone = left_alone(layer.recurrences)
         initial = layer.initial or [None] * len(layer.recurrences)
-        runs = [ssm.scan_reference(r, H).state.flatten(2) for r, H in zip(layer.recurrences, initial)]
+        runs = [ops.scan_reference(r, H).state.flatten(2) for r, H in zip(layer.recurrences, initial)]
         state = torch.cat(runs, dim=1)
         inner = (alone * state[:, None]).sum((2, 3)) / state.square().sum((1, 2))[:, None]
         found = layer.survival(signed=True)
         torch.testing.assert_close(found, inner, rtol=0, atol=1e-9)
         none = [replace(r, x=torch.zeros_like(r.x)) for r in layer.recurrences]
-        rest = torch.cat([ssm.scan_reference(r, H).state.flatten(2) for r, H in zip(none, initial)], dim=1)
+        rest = torch.cat([ops.scan_reference(r, H).state.flatten(2) for r, H in zip(none, initial)], dim=1)
         of_start = (rest * state).sum((1, 2)) / state.square().sum((1, 2))
         torch.testing.assert_close(found.sum(1) + of_start, torch.ones_like(of_start), rtol=0, atol=1e-9)
         assert (layer.initial is None) == (not of_start.any())
@@ -116,31 +116,31 @@ def test_a_traces_survival_is_its_layers_own(model):
         again.survival()
 
 
-def long_recurrence(kind: str, length: int) -> ssm.Recurrence:
+def long_recurrence(kind: str, length: int) -> ops.Recurrence:
     g = torch.Generator().manual_seed(3)
     b, c = (torch.randn(2, length, 2, 5, generator=g, dtype=torch.float64) for _ in range(2))
     x = torch.randn(2, length, 4, 1 if kind == "state" else 3, generator=g, dtype=torch.float64)
     rate = torch.rand(2, length, 4, 5 if kind.endswith("state") else 1, generator=g, dtype=torch.float64)
     if kind.startswith("delta"):
         b = b / b.norm(dim=-1, keepdim=True)
-        return ssm.DeltaRecurrence(x, b, c, log_a=-0.05 * rate, beta=rate[..., 0])
+        return ops.DeltaRecurrence(x, b, c, log_a=-0.05 * rate, beta=rate[..., 0])
     if kind == "step":
-        return ssm.Recurrence(x, b, c, delta=rate[..., 0], A=-torch.arange(1, 6.0).double().expand(4, 5) / 20)
-    return ssm.Recurrence(x, b, c, log_a=-0.1 * rate)
+        return ops.Recurrence(x, b, c, delta=rate[..., 0], A=-torch.arange(1, 6.0).double().expand(4, 5) / 20)
+    return ops.Recurrence(x, b, c, log_a=-0.1 * rate)
 
 
 @pytest.mark.parametrize("kind", ["head", "state", "step", "delta", "delta by state"])
 def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
     r = long_recurrence(kind, 90)  # several chunks of the delta rule
     alone = left_alone([r], 90)
-    monkeypatch.setattr(survival, "AT_ONCE", 300)  # several blocks
+    monkeypatch.setattr(survival, "MAX_KEY_NUMBERS_HELD", 300)  # several blocks
     torch.testing.assert_close(survival.left_norms(r), alone.norm(dim=-1), rtol=1e-9, atol=1e-12)
-    state = ssm.scan_reference(r).state.flatten(2)
+    state = ops.scan_reference(r).state.flatten(2)
     inner, rest = survival.left_towards_state(r)
     torch.testing.assert_close(inner, (alone * state[:, None]).sum(-1), rtol=1e-9, atol=1e-9)
     assert not rest.any()
     written = r.written.norm(dim=-1)
-    masses = written * survival._by_head(r.b.norm(dim=-1), written)
+    masses = written * by_head(r.b.norm(dim=-1), written.shape[2])
     for per_head, half in ((True, masses / 2), (False, masses.sum(2, keepdim=True) / 2)):
         walked = survival._walked([r], [written], half, per_head)
         found = survival.half_lives([r], per_head=per_head)
@@ -150,10 +150,11 @@ def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 7, 200])
 @pytest.mark.parametrize("kind", ["delta", "delta by state"])
-def test_the_keys_of_a_delta_rule_do_not_depend_on_its_chunks(kind, chunk):
+def test_the_keys_of_a_delta_rule_do_not_depend_on_its_chunks(kind, chunk, monkeypatch):
     r = long_recurrence(kind, 40)
-    terms = (r.log_a, r.beta, r.by_head()[0])
-    found, whole = (torch.cat([k for _, k in reversed([*delta.keys_left(*terms, n)])], 1) for n in (chunk, 40))
+    whole = torch.cat([k for _, k in reversed([*delta_rule.keys_left(r.log_a, r.beta, r.b)])], 1)
+    monkeypatch.setattr(delta_rule, "STEPS_PER_CHUNK", chunk)
+    found = torch.cat([k for _, k in reversed([*delta_rule.keys_left(r.log_a, r.beta, r.b)])], 1)
     torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-12)
 
 
@@ -161,7 +162,6 @@ def test_mamba_in_float32_is_mamba_in_float64():
     """Its lengths of keys come from a kernel where one can be compiled."""
     r = long_recurrence("step", 70)
     r = replace(r, b=r.b[:, :, :1], c=r.c[:, :, :1], x=r.x[..., :1])
-    assert survival.native.why_not() is not None or survival._compiled(r.to(torch.float32)) is not None
     found, exact = survival.left_norms(r.to(torch.float32)), survival.left_norms(r)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-9)
     torch.testing.assert_close(survival.half_lives([r.to(torch.float32)]).double(), survival.half_lives([r]))
@@ -170,7 +170,7 @@ def test_mamba_in_float32_is_mamba_in_float64():
 def test_a_long_text_loses_no_digits():
     """Sums from the beginning would leave no digits of what the last tokens are: Σ log a is 1e6 there."""
     g = torch.Generator().manual_seed(0)
-    r = ssm.Recurrence(
+    r = ops.Recurrence(
         x=torch.randn(1, 5000, 2, 3, generator=g),
         b=torch.randn(1, 5000, 1, 4, generator=g),
         c=torch.randn(1, 5000, 1, 4, generator=g),

@@ -88,7 +88,7 @@ def test_shared_beginnings_are_run_once(tokens_run):
 
     one, several = Evaluator(model, words=ONE), Evaluator(model, words=MANY)
     for evaluator in (one, several):
-        run(evaluator, ["w80"])  # finds out whether it forks
+        run(evaluator, [f"{start} w80", f"{start} w81"])  # finds out whether it forks
     assert run(one, texts) == 20 + 5 * 3
     assert run(one, [*texts, f"{start} w50"]) == 21  # one is new
     assert run(one, texts[::-1]) == 0

@@ -13,9 +13,8 @@ from evaluation.slow import FILLING, MANY, ONE, TEXTS, language_model, sentences
 from warm import TRANSFORMERS
 
 from ssmscope.errors import InputError
-from ssmscope.evaluation import Evaluator, evaluator, packed, running, store
+from ssmscope.evaluation import Evaluator, evaluator, running, store
 from ssmscope.evaluation.forking import as_bytes
-from ssmscope.evaluation.packed import planned
 from ssmscope.evaluation.store import Store
 
 SMALL = dict(words=MANY, tokens_at_once=45)
@@ -138,7 +137,6 @@ asked.scores(WAVES[1])
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system kills otherwise")
 def test_a_killed_process_leaves_a_file_to_go_on_from(tmp_path, watched, small_chunks, monkeypatch):
     monkeypatch.setattr(evaluator, "planned", running.planned)  # as the process has them
-    monkeypatch.setattr(packed, "planned", planned)
     cache = tmp_path / "scores.sqlite"
     done = TRANSFORMERS.run(KILLED.format(tests=str(HERE.parent), cache=str(cache)), cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr

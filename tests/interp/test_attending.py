@@ -13,7 +13,7 @@ from examples import random_example
 from loud import loud
 
 import ssmscope
-from ssmscope import explain, ssm
+from ssmscope import explain, ops
 from ssmscope.attention_layers import attention_layers, attention_numbers
 from ssmscope.errors import InputError
 from ssmscope.frozen import Path
@@ -81,7 +81,7 @@ def test_rows_cells_heads_and_parts():
     close(parts["kept"] + parts["subtracted"], whole)
     lam = trace.layers[1].extras["lambda"].item()
     ssm_parts = {m.part: m.values for m in implicit_attention(trace, layers=[1], level="ssm", parts=True)[0].maps}
-    second = ssmscope.ssm.attention(trace.layers[1].recurrences[1], skip=True)[0, 0]
+    second = ssmscope.ops.attention(trace.layers[1].recurrences[1], skip=True)[0, 0]
     close(ssm_parts["subtracted"], -lam * second)
 
 
@@ -165,7 +165,7 @@ def each_channel(path: Path) -> torch.Tensor:
             of_channel: dict[str, Any] = {"skip": True, "left": left[:, :, head : head + 1, p : p + 1]}
             if taps is not None:
                 of_channel["taps"] = taps[..., head : head + 1, p : p + 1]
-            found.append(ssm.attention(replace(one, x=one.x[..., p : p + 1]), **of_channel)[0, 0].double())
+            found.append(ops.attention(replace(one, x=one.x[..., p : p + 1]), **of_channel)[0, 0].double())
     return torch.stack(found)
 
 

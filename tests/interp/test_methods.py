@@ -16,7 +16,7 @@ from warm import PLAIN
 
 import ssmscope
 import ssmscope.model
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.interp.baselines import baseline_embeddings
 from ssmscope.interp.explain import explain
@@ -77,7 +77,7 @@ class Reader:
             keep = mask.view(*mask.shape, 1, 1)
             x, log_a = x * keep, log_a * keep
         one = torch.ones_like(x)
-        return LayerTrace(u=u, recurrences=(ssm.Recurrence(x=x, b=one, c=one, log_a=log_a),), mask=mask)
+        return LayerTrace(u=u, recurrences=(ops.Recurrence(x=x, b=one, c=one, log_a=log_a),), mask=mask)
 
     @staticmethod
     def output(mixer: Tiny, layer: LayerTrace, scans=None) -> Tensor:

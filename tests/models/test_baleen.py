@@ -15,7 +15,7 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import mixers
 from ssmscope.models import baleen, mamba, mamba2
@@ -62,7 +62,7 @@ def test_the_gates_gradient_is_the_soft_gates():
 
     torch.manual_seed(5)
     log_gates = baleen.sample_log_gates(log_keep, tau=0.5)
-    ours = ssm.scan(ssm.Recurrence(x=x, b=b, c=c, log_a=log_gates)).y.square().sum()
+    ours = ops.scan(ops.Recurrence(x=x, b=b, c=c, log_a=log_gates)).y.square().sum()
 
     torch.manual_seed(5)
     uniform = torch.rand_like(log_keep).clamp(1e-7, 1 - 1e-7)
@@ -255,10 +255,10 @@ def test_retention_is_that_of_the_expected_gates(base):
     plain = plain_reader.quantities(mixers(base)[0], u).recurrence
     for gate in ("bernoulli", "exponential"):
         mixer = mixers(baleen.convert(base, gate).eval())[0]
-        found = ssm.retention(baleen.quantities(mixer, u).recurrence)
+        found = ops.retention(baleen.quantities(mixer, u).recurrence)
         rate = -plain.log_decay()  # |A| Δ
         expected = (-rate).exp() if gate == "bernoulli" else 1 / (1 + rate)
         torch.testing.assert_close(found, expected.mean((2, 3)))
     torch.testing.assert_close(
-        ssm.retention(replace(plain, expected=True)), (1 / (1 + rate)).mean((2, 3)), rtol=1e-5, atol=1e-6
+        ops.retention(replace(plain, expected=True)), (1 / (1 + rate)).mean((2, 3)), rtol=1e-5, atol=1e-6
     )

@@ -7,13 +7,13 @@ import torch
 from loud import TrueFloat64, loud
 from torch.nn.functional import silu, softplus
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import delta
+from ssmscope.ops import delta_rule
 from ssmscope.probes.stability.layers import step_gains
-from ssmscope.scans import delta as scans
 
 SMALL = dict(vocab_size=50, hidden_size=12, num_hidden_layers=2, num_heads=3, key_size=12, value_size=15)
 KINDS = {"gated": True, "plain": False}
@@ -37,7 +37,7 @@ def recurrence(length: int = 37, groups: int = 3, scale=1.0, D: bool = True, dty
     from."""
     torch.manual_seed(length)
     b, c = torch.randn(2, 2, length, groups, 4, dtype=dtype).unbind()
-    return ssm.DeltaRecurrence(
+    return ops.DeltaRecurrence(
         x=torch.randn(2, length, 3, 5, dtype=dtype),
         b=b / b.norm(dim=-1, keepdim=True),
         c=c,
@@ -47,7 +47,7 @@ def recurrence(length: int = 37, groups: int = 3, scale=1.0, D: bool = True, dty
     ), torch.randn(2, 3, 5, 4, dtype=dtype)
 
 
-def in_words(r: ssm.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> torch.Tensor:
+def in_words(r: ops.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> torch.Tensor:
     """y of one text and head: decay, look up, correct what was found, read."""
     rows, share = [], r.x.shape[2] // r.b.shape[2]
     for t in range(r.x.shape[1]):
@@ -63,7 +63,7 @@ def in_words(r: ssm.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> t
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_reference_is_the_rule_in_words(groups, decays):
     r, H = recurrence(groups=groups, decays=decays)
-    slow = ssm.scan_reference(r, H)
+    slow = ops.scan_reference(r, H)
     for text, head in ((0, 0), (1, 2)):
         assert relative(slow.y[text, :, head], in_words(r, H[text, head], text, head)) < 1e-12
 
@@ -72,26 +72,27 @@ def test_the_reference_is_the_rule_in_words(groups, decays):
 @pytest.mark.parametrize(("groups", "decays"), [(1, 1), (3, 1), (1, 4), (3, 4)])
 def test_the_chunked_scan_is_the_reference(length, groups, decays):
     r, H = recurrence(length, groups, decays=decays)
-    fast, slow = ssm.scan(r, H, retention=True), ssm.scan_reference(r, H)
+    fast, slow = ops.scan(r, H, retention=True), ops.scan_reference(r, H)
     for one, other in zip(fast, slow):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(ssm.scan(r).y, ssm.scan_reference(r).y, rtol=1e-10, atol=1e-11)
-    assert ssm.scan(r).retention is None
+    torch.testing.assert_close(ops.scan(r).y, ops.scan_reference(r).y, rtol=1e-10, atol=1e-11)
+    assert ops.scan(r).retention is None
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 64])
-def test_the_size_of_chunks_does_not_matter(chunk):
+def test_the_size_of_chunks_does_not_matter(chunk, monkeypatch):
+    monkeypatch.setattr(delta_rule, "STEPS_PER_CHUNK", chunk)
     r, H = recurrence(50)
-    y, final = scans.scan(r.log_a, r.beta, *r.by_head(), r.x, H, chunk)
-    slow = ssm.scan_reference(r, H)
+    y, final = delta_rule.scan(r.log_a, r.beta, r.b, r.c, r.x, H)
+    slow = ops.scan_reference(r, H)
     torch.testing.assert_close(y + r.D.unsqueeze(-1) * r.x, slow.y, rtol=1e-10, atol=1e-11)
     torch.testing.assert_close(final, slow.state, rtol=1e-10, atol=1e-11)
 
 
 def test_long_sequences_are_worked_in_segments(monkeypatch):
     r, H = recurrence(100)
-    monkeypatch.setattr(scans, "SEGMENT", 45)
-    torch.testing.assert_close(ssm.scan(r, H).y, ssm.scan_reference(r, H).y, rtol=1e-10, atol=1e-11)
+    monkeypatch.setattr(delta_rule, "STEPS_PER_SEGMENT", 45)
+    torch.testing.assert_close(ops.scan(r, H).y, ops.scan_reference(r, H).y, rtol=1e-10, atol=1e-11)
 
 
 def test_the_parallel_form_agrees():
@@ -104,7 +105,7 @@ def test_the_parallel_form_agrees():
     system = torch.eye(37) + (beta @ (b @ b.mT * decay)).tril(-1)
     attention = (c @ b.mT * decay) @ torch.linalg.inv(system) @ beta
     y = (attention @ r.x.transpose(1, 2)).transpose(1, 2)
-    torch.testing.assert_close(ssm.scan(r).y, y, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(ops.scan(r).y, y, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("decays", [1, 4])
@@ -114,7 +115,7 @@ def test_gradients_are_the_references(decays):
     H.requires_grad_()
     found, wanted = (
         torch.autograd.grad(run(r, H).y.sin().sum() + run(r, H).state.sin().sum(), [*terms.values(), H])
-        for run in (ssm.scan, ssm.scan_reference)
+        for run in (ops.scan, ops.scan_reference)
     )
     for a, b in zip(found, wanted):
         assert relative(a, b) < 1e-10
@@ -124,8 +125,8 @@ def test_gradients_are_the_references(decays):
 def test_strong_decays_overflow_nowhere(decays):
     r, H = recurrence(70, scale=400.0, dtype=torch.float32, decays=decays)
     terms = [t.requires_grad_() for t in (r.x, r.b, r.c, r.log_a, r.beta)]
-    y = ssm.scan(r, H).y
-    torch.testing.assert_close(y, ssm.scan_reference(r, H).y, rtol=1e-4, atol=1e-5)
+    y = ops.scan(r, H).y
+    torch.testing.assert_close(y, ops.scan_reference(r, H).y, rtol=1e-4, atol=1e-5)
     assert all(g.isfinite().all() for g in torch.autograd.grad(y.square().sum(), terms))
 
 
@@ -133,22 +134,22 @@ def test_a_key_reads_what_was_written_last_under_it():
     """Without decay, β = 1: the memory is a dictionary. A sum of writes, as linear attention keeps, is none."""
     keys, values = torch.eye(4).double()[[0, 1, 2, 1, 3, 1]], torch.randn(6, 5).double()
     keys, values = keys.view(1, 6, 1, 4), values.view(1, 6, 1, 5)
-    r = ssm.DeltaRecurrence(
+    r = ops.DeltaRecurrence(
         x=values, b=keys, c=keys, log_a=torch.zeros(1, 6, 1, 1).double(), beta=torch.ones(1, 6, 1).double()
     )
-    state = ssm.scan(r).state[0, 0]
+    state = ops.scan(r).state[0, 0]
     torch.testing.assert_close(state, values[0, [0, 5, 2, 4], 0].T)
 
 
 def test_cuts_and_states_of_a_run():
     r, H = recurrence(50)
-    whole = ssm.scan(r, H)
-    first = ssm.scan(r.between(0, 21), H)
-    second = ssm.scan(r.between(21), first.state)
+    whole = ops.scan(r, H)
+    first = ops.scan(r.between(0, 21), H)
+    second = ops.scan(r.between(21), first.state)
     torch.testing.assert_close(torch.cat([first.y, second.y], 1), whole.y)
     torch.testing.assert_close(second.state, whole.state)
-    torch.testing.assert_close(ssm.states(r, [49, 20], H)[:, 1], first.state)
-    assert ssm.scan(r.to(torch.float32), H.float()).y.dtype == torch.float32
+    torch.testing.assert_close(ops.states(r, [49, 20], H)[:, 1], first.state)
+    assert ops.scan(r.to(torch.float32), H.float()).y.dtype == torch.float32
 
 
 @pytest.mark.parametrize("decays", [1, 4])
@@ -157,11 +158,11 @@ def test_retention_is_the_mean_eigenvalue(decays):
     b = r.by_head()[0].unsqueeze(-1)
     transition = r.log_a.exp().unsqueeze(-1) * (torch.eye(4) - r.beta[..., None, None] * b @ b.mT)
     mean = torch.linalg.eigvals(transition).real.mean(-1)
-    torch.testing.assert_close(ssm.retention(r, per_head=True), mean)
-    torch.testing.assert_close(ssm.write(r), (1 - mean).mean(-1))
-    faint = ssm.DeltaRecurrence(x=r.x, b=r.b, c=r.c, log_a=r.log_a * 1e-20, beta=r.beta * 1e-20)
+    torch.testing.assert_close(ops.retention(r, per_head=True), mean)
+    torch.testing.assert_close(ops.write(r), (1 - mean).mean(-1))
+    faint = ops.DeltaRecurrence(x=r.x, b=r.b, c=r.c, log_a=r.log_a * 1e-20, beta=r.beta * 1e-20)
     expected = 1e-20 * (r.beta / 4 - r.log_a.mean(-1))
-    torch.testing.assert_close(ssm.write(faint, per_head=True), expected, rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(ops.write(faint, per_head=True), expected, rtol=1e-10, atol=0.0)
 
 
 def test_wrong_terms_are_refused():
@@ -170,13 +171,13 @@ def test_wrong_terms_are_refused():
         r.log_decay()
     given = dict(x=r.x, b=r.b, c=r.c)
     with pytest.raises(ValueError, match=r"write strength beta, of shape \(2, 37, 3\)"):
-        ssm.DeltaRecurrence(**given, log_a=r.log_a)
+        ops.DeltaRecurrence(**given, log_a=r.log_a)
     with pytest.raises(ValueError, match="write strength beta"):
-        ssm.DeltaRecurrence(**given, log_a=r.log_a, beta=r.beta[:, 1:])
+        ops.DeltaRecurrence(**given, log_a=r.log_a, beta=r.beta[:, 1:])
     with pytest.raises(ValueError, match=r"the decay \(2, 37, 3, 3\) must be"):
-        ssm.DeltaRecurrence(**given, log_a=r.log_a.expand(-1, -1, -1, 3), beta=r.beta)
+        ops.DeltaRecurrence(**given, log_a=r.log_a.expand(-1, -1, -1, 3), beta=r.beta)
     with pytest.raises(ValueError, match="given as log_a"):
-        ssm.DeltaRecurrence(**given, A=-torch.ones(3, 1), delta=r.beta, beta=r.beta)
+        ops.DeltaRecurrence(**given, A=-torch.ones(3, 1), delta=r.beta, beta=r.beta)
 
 
 def test_no_largest_gain_is_known_of_a_decay_per_state():

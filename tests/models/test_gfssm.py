@@ -12,7 +12,7 @@ from loud import TrueFloat64, loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
@@ -57,7 +57,7 @@ def summed(layer) -> torch.Tensor:
     return sum(s.y for s in layer.scan())
 
 
-def by_hand(mixer, r: ssm.Recurrence, groups: int, *, own_turn: bool = True) -> torch.Tensor:
+def by_hand(mixer, r: ops.Recurrence, groups: int, *, own_turn: bool = True) -> torch.Tensor:
     """The outputs of a layer step by step, from the terms of its base (the paper's equations, in a loop)."""
     batch, length, heads, width, state = r.shape
     share = heads // r.b.shape[2]
@@ -143,7 +143,7 @@ def test_retention_is_the_decay_of_the_group_that_a_token_steps(base):
     """Whatever the number of groups, it is what the base's gates are: held states do not count."""
     mixer, layer, recurrence = first_layer(base, state_groups=3)
     with torch.no_grad():
-        torch.testing.assert_close(layer.retention(), ssm.retention(recurrence))
+        torch.testing.assert_close(layer.retention(), ops.retention(recurrence))
         assert (layer.retention() < 0.99).all()
         for group, one in enumerate(layer.recurrences):
             own = torch.arange(19) % 3 == group
@@ -227,9 +227,9 @@ def final_states(growth: float, steps: int, groups: int, dtype: torch.dtype) -> 
     x[:, 0] = 1
     ones = torch.ones(1, steps, 1, 1, dtype=dtype)
     A = torch.full((1, 1), growth, dtype=dtype)
-    plain = ssm.Recurrence(x=x, b=ones, c=ones, delta=ones[..., 0], A=A)
+    plain = ops.Recurrence(x=x, b=ones, c=ones, delta=ones[..., 0], A=A)
     turn = gfssm.turns(None, 1, steps, groups)
-    return torch.stack([ssm.scan(r).state for r in gfssm.grouped(plain, turn, groups)])
+    return torch.stack([ops.scan(r).state for r in gfssm.grouped(plain, turn, groups)])
 
 
 def test_two_groups_survive_1000_steps_on_which_the_plain_recurrence_overflows():
@@ -252,10 +252,10 @@ def test_states_are_bounded_with_and_without_groups_where_the_transition_decays(
     torch.manual_seed(0)
     steps, decay = 1000, 0.98
     x, b = torch.rand(1, steps, 1, 1).double(), torch.ones(1, steps, 1, 1).double()
-    r = ssm.Recurrence(x=x, b=b, c=b, delta=b[..., 0], A=torch.full((1, 1), math.log(decay)).double())
+    r = ops.Recurrence(x=x, b=b, c=b, delta=b[..., 0], A=torch.full((1, 1), math.log(decay)).double())
     for groups in (1, 2):
         for one in gfssm.grouped(r, gfssm.turns(None, 1, steps, groups), groups):
-            assert ssm.states(one, range(0, steps, 10)).abs().max() < x.max() / (1 - decay)
+            assert ops.states(one, range(0, steps, 10)).abs().max() < x.max() / (1 - decay)
     memory = [final_states(math.log(decay), 201, groups, torch.float64).max().item() for groups in (1, 2)]
     assert memory == pytest.approx([decay**200, decay**100])
 

@@ -13,7 +13,7 @@ from loud import TrueFloat64, loud
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
@@ -49,7 +49,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 # ---- the definition
 
 
-def states_by_hand(r: ssm.Recurrence) -> list[torch.Tensor]:
+def states_by_hand(r: ops.Recurrence) -> list[torch.Tensor]:
     """h_t of every t, (batch, channels, state): channels are heads and their widths."""
     batch, length, heads, width, state = r.shape
     b = r.b.repeat_interleave(heads // r.b.shape[2], 2)
@@ -102,7 +102,7 @@ def by_hand(model, ids, k: int, base, *, window=group, **wrong) -> torch.Tensor:
             if k > 1:
                 h = attend_by_hand(block.mixer.attention, h, seen, **wrong)
             y.append((c[:, t] * h).sum(-1).view(batch, heads, width) + D * r.x[:, t])
-        scanned = ssm.Scan(torch.stack(y, 1), r.x, None)
+        scanned = ops.Scan(torch.stack(y, 1), r.x, None)
         hidden = hidden + base.output(block.mixer, layer, (scanned,))
     return model.backbone.norm_f(hidden)
 
@@ -206,7 +206,7 @@ def test_the_layer_is_a_matrix(base):
                     kept = one.log_decay(s + 1, t + 1).sum(1).exp()
                     L[:, :, t, s] = (c[:, t] * kept * one.delta[:, s, :, None] * b[:, s]).sum(-1)
             y = y + alpha[..., j] * torch.einsum("bhts,bshp->bthp", L, one.x)
-        made = PLAIN[base][0].output(mixer, layer, (ssm.Scan(y, r.x, None),))
+        made = PLAIN[base][0].output(mixer, layer, (ops.Scan(y, r.x, None),))
         assert relative(made, groupmamba.output(mixer, layer)) < 1e-11
 
 
@@ -255,10 +255,10 @@ def test_states_by_doubling_are_the_states():
     torch.manual_seed(0)
     for state in (1, 3):
         x, b, c = torch.randn(2, 37, 4, 5), torch.randn(2, 37, 2, 3), torch.randn(2, 37, 2, 3)
-        r = ssm.Recurrence(x=x, b=b, c=c, delta=torch.rand(2, 37, 4), A=-torch.rand(4, state)).to(torch.float64)
+        r = ops.Recurrence(x=x, b=b, c=c, delta=torch.rand(2, 37, 4), A=-torch.rand(4, state)).to(torch.float64)
         start = torch.randn(2, 4, 5, 3).double()
-        torch.testing.assert_close(groupmamba.all_states(r, start), ssm.states(r, range(37), start))
-        torch.testing.assert_close(groupmamba.all_states(r), ssm.states(r, range(37)))
+        torch.testing.assert_close(groupmamba.all_states(r, start), ops.states(r, range(37), start))
+        torch.testing.assert_close(groupmamba.all_states(r), ops.states(r, range(37)))
 
 
 # ---- streams

@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from transformers import AutoModel, AutoModelForCausalLM, MambaConfig, MambaModel
 from warm import TRANSFORMERS
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
@@ -133,7 +133,7 @@ def test_the_forms_agree(decays, chunk):
     total = log_a.cumsum(1).exp()
     scores = torch.einsum("bthn,bshn->bhts", q * total, k / total).tril()
     parallel = torch.einsum("bhts,bshp->bthp", scores, v)
-    recurrent = ssm.scan_reference(ssm.Recurrence(x=v, b=k, c=q, log_a=log_a)).y
+    recurrent = ops.scan_reference(ops.Recurrence(x=v, b=k, c=q, log_a=log_a)).y
     assert relative(recurrent, parallel) < 1e-9
     assert relative(chunked(q, k, v, log_a, chunk), recurrent) < 1e-12
 

@@ -46,28 +46,3 @@ def test_the_convolution_is_causal():
 def test_hidden_padding_is_zero():
     mask = torch.tensor([[True, False], [True, True]])
     assert hide_padding(torch.ones(2, 2, 3), mask).sum((1, 2)).tolist() == [3, 6]
-
-
-def test_what_is_fused_where_pieces_are_compiled_is_the_same(monkeypatch):
-    """The formulas that torch.compile is given; that it compiles them soundly is checked when a run begins."""
-    from transformers import Mamba2Config
-    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=12, state_size=4, num_heads=3, head_dim=8, n_groups=1, expand=2, chunk_size=4)
-    mixer = Mamba2Mixer(Mamba2Config(**sizes), 0).double()
-    torch.nn.init.normal_(mixer.norm.weight)
-    torch.nn.init.normal_(mixer.conv1d.bias)
-    x = torch.randn(2, 7, mixer.conv_dim, dtype=torch.float64)
-    y, z = (torch.randn(2, 7, mixer.intermediate_size, dtype=torch.float64) for _ in range(2))
-    conv = mixer.conv1d.weight, mixer.conv1d.bias
-    plain = parts.activated_convolution(x, *conv, mixer.act), parts.gated_norm(mixer.norm, y, z)
-    monkeypatch.setattr(parts, "compiling", lambda: True)
-    monkeypatch.setattr(type(mixer.norm), "forward", lambda *_: pytest.fail("not fused"))
-    monkeypatch.setattr(mixer, "act", torch.nn.SiLU())
-    fused = parts.activated_convolution(x, *conv, mixer.act), parts.gated_norm(mixer.norm, y, z)
-    for one, other in zip(plain, fused, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # the library's norm is in float32
-    tail = torch.randn(2, mixer.conv_kernel_size - 1, mixer.conv_dim, dtype=torch.float64)
-    joined = parts.activated_convolution(torch.cat([tail, x], 1), *conv, mixer.act)[:, tail.shape[1] :]
-    torch.testing.assert_close(parts.activated_convolution(x, *conv, mixer.act, tail), joined)

@@ -9,7 +9,7 @@ import torch
 from loud import loud
 from transformers import RwkvConfig, RwkvForCausalLM, RwkvModel
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan, mixers
 from ssmscope.model import Model
@@ -150,7 +150,7 @@ def test_retention_is_the_share_of_the_mean_that_a_token_leaves():
     assert (retained[:, 0] == 0).all() and retained[:, 1:].std() > 0.1
     torch.testing.assert_close(layer.extras["decay"], (-w).exp().detach())
     mean = torch.einsum("btsc,bsc->btc", weight, layer.recurrence.x.squeeze(-1)) / weight.sum(2)
-    torch.testing.assert_close(ssm.scan(layer.recurrence).y.squeeze(-1), mean)
+    torch.testing.assert_close(ops.scan(layer.recurrence).y.squeeze(-1), mean)
 
 
 def test_a_token_of_great_weight_clears_the_memory():

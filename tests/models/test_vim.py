@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 import ssmscope
-from ssmscope import ssm, survival
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.mixers import reader_of
+from ssmscope.ops import survival
 from ssmscope.reads import Texts
 
 WIDTH, STATE, RANK, TAPS, DEPTH, CLASSES = 12, 3, 2, 4, 2, 5
@@ -181,22 +182,22 @@ def test_survival_is_at_the_class_token(model, batch):
 
 def test_an_order_is_that_of_the_flipped_sequence():
     torch.manual_seed(0)
-    plain = ssm.Recurrence(
+    plain = ops.Recurrence(
         *(torch.randn(2, 7, n, 3).double() for n in (4, 2, 2)),
         delta=torch.rand(2, 7, 4).double(),
         A=-torch.rand(4, 3).double(),
         D=torch.randn(4).double(),
     )
     back = torch.arange(6, -1, -1)
-    ordered = ssm.Recurrence(**{**vars(plain.at(back)), "order": back})
-    for run in (ssm.scan, ssm.scan_reference):
+    ordered = ops.Recurrence(**{**vars(plain.at(back)), "order": back})
+    for run in (ops.scan, ops.scan_reference):
         there, here = run(ordered), run(plain)
         torch.testing.assert_close(there.y.flip(1), here.y)
         torch.testing.assert_close(there.state, here.state)
-    torch.testing.assert_close(ssm.scan(ordered, retention=True).retention, ssm.retention(ordered))
+    torch.testing.assert_close(ops.scan(ordered, retention=True).retention, ops.retention(ordered))
     for options in ({}, {"absolute": True}, {"rows": [1, 6]}):
         mirrored = {"rows": [5, 0]} if "rows" in options else options
-        found, expected = ssm.attention(ordered, skip=True, **options), ssm.attention(plain, skip=True, **mirrored)
+        found, expected = ops.attention(ordered, skip=True, **options), ops.attention(plain, skip=True, **mirrored)
         torch.testing.assert_close(found, expected.flip(-1) if "rows" in options else expected.flip(-1, -2))
 
 

@@ -9,7 +9,7 @@ from loud import TrueFloat64, doubled, loud
 from torch import Tensor
 from torch.nn.functional import sigmoid
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.interp.methods.lrp import bias_relevance, lrp
 from ssmscope.interp.objective import objective
@@ -50,7 +50,7 @@ def test_the_recurrence_is_the_papers(module):
         with torch.no_grad(), TrueFloat64():
             layer = xlstm.quantities(mixer, u)
             h, normalizer = by_steps(mixer, u)
-            y, slow = layer.scan()[0].y, ssm.scan_reference(layer.recurrence).y
+            y, slow = layer.scan()[0].y, ops.scan_reference(layer.recurrence).y
         assert relative(layer.extras["normalizer"], normalizer) < 1e-12
         assert relative(y, h) < 1e-12 and relative(slow, h) < 1e-12
         assert (normalizer > 1.1).any() and (normalizer < 1.1).any()  # both sides of the maximum

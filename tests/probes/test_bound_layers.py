@@ -10,7 +10,7 @@ import torch
 from examples import FEW, TEXTS, random_example
 from loud import loud
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.probes.bound import generalization_bound
@@ -41,12 +41,12 @@ class TestOtherArchitectures:
             assert (one.channels, one.state) == (heads * width, state)
             for layer, recurrence in zip(layers, each):
                 if layer.initial is None:
-                    scanned = ssm.scan_reference(recurrence)
+                    scanned = ops.scan_reference(recurrence)
                     length = recurrence.x.shape[1]
                     size = scanned.state.double().norm().item()
                     assert math.log(size) <= one.log_state(length) + 1e-5
                     skip = dataclasses.replace(recurrence, D=None)
-                    y = ssm.scan_reference(skip).y[0, -1].double().norm().item()
+                    y = ops.scan_reference(skip).y[0, -1].double().norm().item()
                     assert math.log(max(y, 1e-300)) <= one.log_output(length) + 1e-5
         assert norms.shape == (model.num_layers, 3, 1)
 

@@ -16,7 +16,7 @@ from loud import loud
 from theorem import exact_sums, log_fraction, make, numbers
 
 import ssmscope
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -235,7 +235,7 @@ class TestGrowth:
         assert log_a.max() <= norms.log_rho + 1e-9
         assert norms.delta_min <= recurrence.delta.min() and recurrence.delta.max() <= norms.M_delta
         S1, _ = log_sums(norms.log_rho, 30)
-        states = ssm.scan_reference(recurrence).state.double().flatten(1).norm(dim=1)
+        states = ops.scan_reference(recurrence).state.double().flatten(1).norm(dim=1)
         log_most = math.log(norms.M_delta * norms.B_B) + 2 * math.log(norms.B_u) + S1
         assert states.max().log() <= log_most  # Lemma E.4
         if abscissa > 0:

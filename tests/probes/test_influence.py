@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ssmscope import mixers, ssm
+from ssmscope import mixers, ops
 from ssmscope.bootstrap import RESAMPLES
 from ssmscope.errors import InputError
 from ssmscope.model import Model
@@ -60,7 +60,7 @@ def _quantities(mixer, u, mask=None, state=None) -> LayerTrace:
     batch, length, _ = u.shape
     log_a = torch.full((batch, length, 1, 1), math.log(mixer.decay), dtype=u.dtype)
     b, c = (t.expand(batch, length, 1, 3) for t in (mixer.b, mixer.c))
-    return LayerTrace(u, (ssm.Recurrence(x=(u @ mixer.V.mT).unsqueeze(2), b=b, c=c, log_a=log_a),), mask=mask)
+    return LayerTrace(u, (ops.Recurrence(x=(u @ mixer.V.mT).unsqueeze(2), b=b, c=c, log_a=log_a),), mask=mask)
 
 
 def _output(mixer, layer, scans=None):

@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 from transformers import Mamba2Config
 
 import ssmscope
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.bootstrap import Estimate
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
@@ -40,9 +40,9 @@ def example(name: str) -> Model:
 # ---- every architecture against a slow reference
 
 
-def log_gains(recurrence: ssm.Recurrence, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+def log_gains(recurrence: ops.Recurrence, t: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-gains of step t of one text, (heads, states), and of each head's transition as a whole, (heads,)."""
-    if not isinstance(recurrence, ssm.DeltaRecurrence):
+    if not isinstance(recurrence, ops.DeltaRecurrence):
         log_a = recurrence.log_decay(t, t + 1)[0, 0].double()
         return log_a, log_a.amax(-1)
     b = recurrence.by_head()[0][0, t].double()
@@ -63,7 +63,7 @@ def reference(model: Model, row: list[int], positions: list[int]) -> list[list[d
             gains = [log_gains(recurrence, t) for t in steps]
             own = [t for t in steps if layer.turn is None or layer.turn[0, t] == place]
             squares = [
-                ssm.scan_reference(recurrence.between(0, at + 1), start).state.double().square().sum().item()
+                ops.scan_reference(recurrence.between(0, at + 1), start).state.double().square().sum().item()
                 for at in positions
                 if at < len(row)
             ]
@@ -268,13 +268,13 @@ class TestClosedForms:
         b = torch.zeros(1, 3, 1, 2)
         b[0, :, 0, 0] = torch.tensor([1.0, 2.0, 0.0])
         terms = dict(x=torch.zeros(1, 3, 1, 1), c=b, log_a=torch.full((1, 3, 1, 1), -0.1))
-        recurrence = ssm.DeltaRecurrence(b=b, beta=torch.ones(1, 3, 1), **terms)
+        recurrence = ops.DeltaRecurrence(b=b, beta=torch.ones(1, 3, 1), **terms)
         counted = torch.ones(1, 3, dtype=torch.bool)
         gains = step_gains(recurrence, counted, counted)
         assert gains.largest.item() == pytest.approx(-0.1 + math.log(3))  # |1 − 1 · 4|
         assert gains.sums.item() == pytest.approx(-0.3 - 80 / 2 + math.log(3) / 2, rel=1e-6)
         one_state = {name: term[..., :1] for name, term in terms.items()}
-        narrow = ssm.DeltaRecurrence(b=b[..., :1] * 0.5, beta=torch.ones(1, 3, 1), **one_state)
+        narrow = ops.DeltaRecurrence(b=b[..., :1] * 0.5, beta=torch.ones(1, 3, 1), **one_state)
         first = torch.tensor([[True, False, False]])
         assert step_gains(narrow, counted, first).largest.item() == pytest.approx(-0.1 + math.log(0.75))
 

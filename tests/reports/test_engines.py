@@ -46,7 +46,6 @@ class TestAWorker:
     @pytest.fixture(autouse=True)
     def own_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "_kept", None)
-        monkeypatch.setattr("ssmscope.sharding.cluster.for_good", lambda: None)  # this process has other tests to run
         unpainted(monkeypatch)
 
     def test_sends_what_it_wrote_and_loads_a_model_once(self, models, monkeypatch) -> None:

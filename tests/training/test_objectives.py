@@ -1,32 +1,24 @@
-"""Losses, scores, batches and compiled steps, each against what it should be by hand."""
+"""Losses, scores, batches, each against what it should be by hand."""
 
 from __future__ import annotations
 
-import inspect
-import io
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ssmscope.models.baleen import BaleenMamba2Config, BaleenMamba2ForCausalLM, information_loss
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.scans import scalar
-from ssmscope.scans.building import SWITCH
-from ssmscope.scans.compiling import compiled_pieces, compiling, piece
 from ssmscope.tasks.babi import QuestionData, QuestionTokens, question_tokens, questions
 from ssmscope.tasks.language import word_tokenizer
 from ssmscope.tasks.mad import compression
 from ssmscope.tasks.sequences import majority
 from ssmscope.tasks.tokens import IGNORED, TokenData
 from ssmscope.training.card import bootstrap_interval, score_record, wilson_interval
-from ssmscope.training.fitting import Fit
 from ssmscope.training.objectives import (
     SPREAD,
     Arrays,
@@ -346,51 +338,3 @@ class TestBatches:
         few = NextTokens(parts(token_data(rows=3)), OPTIONS, CPU)
         (rows,) = few.batches(0)
         assert sorted(rows) == [0, 1, 2]
-
-
-class TestCompiled:
-    @pytest.fixture
-    def fit(self, monkeypatch, tmp_path: Path) -> Fit:
-        compiled = torch.compile
-        monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, **options, backend="aot_eager"))
-        # as users run them: torch.compile cannot trace through the shapes that tests have checked
-        for name in ("segment_sums", "_segment"):
-            monkeypatch.setattr(scalar, name, inspect.unwrap(getattr(scalar, name)))
-        monkeypatch.setattr(scalar, "_segment", piece(scalar._segment))
-        torch.manual_seed(0)
-        data = token_data(rows=8, length=20)
-        console = Console(file=io.StringIO(), soft_wrap=True)
-        module = language_model(gate="bernoulli", beta=0.1)
-        return Fit(module, NextTokens(parts(data), OPTIONS, CPU), OPTIONS, tmp_path / "state.pt", console)
-
-    def test_pieces_give_the_gradients_of_plain_torch(self, fit) -> None:
-        before = torch.get_rng_state()
-        assert fit._compiles()
-        assert torch.equal(torch.get_rng_state(), before)
-        assert all(parameter.grad is None for parameter in fit.parameters)
-        printed = fit.console.file.getvalue()
-        assert "compiled gradients are" in printed and "not compiled" not in printed
-
-    @pytest.mark.parametrize("fault", ["no gradient", "nan", "larger"])
-    def test_a_wrong_piece_is_not_used(self, fit, monkeypatch, fault) -> None:
-        monkeypatch.setenv(SWITCH, "0")  # else the scan is one C kernel, in no pieces
-        right, called = inspect.unwrap(scalar._segment), []
-        faults = {"no gradient": Tensor.detach, "nan": lambda y: y * math.nan, "larger": lambda y: y + 0.1}
-
-        def wrong(*args):
-            y, H = right(*args)
-            called.append(compiling())
-            return (faults[fault](y) if compiling() else y), H
-
-        monkeypatch.setattr(scalar, "_segment", wrong)
-        assert not fit._compiles()
-        assert True in called and False in called
-        assert ": not compiled" in fit.console.file.getvalue()
-
-    def test_pieces_run_plain_outside_and_without_gradients(self) -> None:
-        assert not compiling()
-        with compiled_pieces():
-            assert compiling()
-            with torch.no_grad():
-                assert not compiling()
-        assert not compiling()

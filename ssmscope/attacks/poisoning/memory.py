@@ -1,8 +1,8 @@
 """What is left of a text's beginning in the states behind a trigger, and how suspicious the memory looks.
 
-All is of ‖R_s(t)‖, what is left after position t of what a recurrence wrote at s (`ssmscope.survival`), summed over the
-heads of a layer. What stands before a trigger is run once, and every trigger continues from its states; its terms are
-put before those of the rest, so that the survival is that of the whole text.
+All is of ‖R_s(t)‖, what is left after position t of what a recurrence wrote at s (`ssmscope.ops.survival`), summed over
+the heads of a layer. What stands before a trigger is run once, and every trigger continues from its states; its terms
+are put before those of the rest, so that the survival is that of the whole text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ssmscope import ssm, survival
+from ssmscope import ops
 from ssmscope.attacks.poisoning.triggers import Slot
 from ssmscope.batching import tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
-from ssmscope.ssm import Recurrence
+from ssmscope.ops import Recurrence, survival
 from ssmscope.states import States, gathered
 from ssmscope.trace import LayerState, LayerTrace, detached
 
@@ -152,7 +152,7 @@ def _terms(model: Model, beginning: Beginning, rest: np.ndarray) -> Terms:
 
 def behind(first: Recurrence, second: Recurrence) -> Recurrence:
     """The terms of one text's beginning before those of several that go on from it."""
-    terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in ssm.OVER_TIME}
+    terms = {name: (getattr(first, name, None), getattr(second, name, None)) for name in ops.OVER_TIME}
     both: dict[str, Any] = {
         name: torch.cat([one.expand(len(other), *one.shape[1:]), other], dim=1)
         for name, (one, other) in terms.items()
@@ -169,7 +169,7 @@ def run(model: Model, ids: Int[np.ndarray, "rows length"], states: States | None
     terms: dict[int, tuple[Recurrence, ...]] = {}
     after: list[LayerState] = []
 
-    def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+    def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
         terms[index] = detached(layer.recurrences)
 
     with model.running(mask=batch.mask, states=states, visit=visit, keep=after):
@@ -192,7 +192,7 @@ def steps(model: Model, beginnings: Sequence[Beginning], ids: Sequence[int]) -> 
                 terms, _ = run(model, part, gathered(beginning.states, zeros))
             else:
                 terms = _terms(model, beginning, part)
-            kept = torch.stack([torch.stack([ssm.retention(r)[:, -1] for r in each]).mean(0) for each in terms])
+            kept = torch.stack([torch.stack([ops.retention(r)[:, -1] for r in each]).mean(0) for each in terms])
             total[first : first + step] += 1 - kept.mean(0).double().cpu().numpy()
     return total / len(beginnings)
 
@@ -217,9 +217,9 @@ def share_gradients(
         inside[np.flatnonzero(slot.span)] = 1
         found: list[Tensor] = []
 
-        def visit(_: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        def visit(_: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
             alone = [replace(r, x=r.x * inside[:, None, None].to(r.x)) for r in layer.recurrences]  # noqa: B023
-            parts = [ssm.scan(r).state for r in alone]
+            parts = [ops.scan(r).state for r in alone]
             ours = torch.stack([_norm(part) for part in parts]).sum(0)
             others = torch.stack([_norm(scan.state - part) for scan, part in zip(scans, parts)]).sum(0)
             found.append(ours / (ours + others).clamp(min=1e-30))  # noqa: B023

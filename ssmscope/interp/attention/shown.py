@@ -13,7 +13,7 @@ from torch import Tensor
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.readouts import Readouts, read
 from ssmscope.interp.attention.result import AttendedText, AttentionMap
-from ssmscope.matrices.pooled import causal_pairs, edges
+from ssmscope.ops.pooled import causal_pairs, edges
 from ssmscope.show.tokens import written
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.measure import row_normalised
 
@@ -107,7 +107,7 @@ class Layers:
         return scores
 
     def _take_heads(self, index: int, chosen: tuple[np.ndarray, ...], layer: LayerTrace) -> None:
-        replaced = torch.cat([ssm.write(r, per_head=True) for r in layer.recurrences], dim=2)
+        replaced = torch.cat([ops.write(r, per_head=True) for r in layer.recurrences], dim=2)
         if self.score == "survival":
             found = layer.survival(self.at, per_head=True)
         else:

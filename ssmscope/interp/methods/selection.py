@@ -22,7 +22,7 @@ def check_survival(model: Model) -> None:
 
 def survival(objective: Objective) -> Scores:
     """score_t = the share of token t in the states after the text's last token, its mean over layers: see
-    `ssmscope.survival.shares`.
+    `ssmscope.ops.survival.shares`.
 
     It is of the text alone, whatever the target: what the model still has of a token, and not what it makes of it.
     """

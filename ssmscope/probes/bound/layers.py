@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.bound.terms import LayerTerms
@@ -31,7 +31,7 @@ def measured(model: Model, batch: Batch) -> tuple[LayerTerms, ...]:
     for rows in by_length(batch.lengths):
         part = batch.rows(rows)
 
-        def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
             for place, recurrence in enumerate(layer.recurrences):
                 if len(found[index]) == place:
                     found[index].append(_Extremes())
@@ -55,7 +55,7 @@ class _Extremes:
         self.A: Tensor | None = None
         self.shape: Sequence[int] = ()
 
-    def add(self, layer: LayerTrace, place: int, recurrence: ssm.Recurrence) -> None:
+    def add(self, layer: LayerTrace, place: int, recurrence: ops.Recurrence) -> None:
         counted, stepping = counts(layer, place)
         self.shape, self.A = recurrence.shape[2:], recurrence.A
         real = torch.ones_like(counted) if layer.mask is None else layer.mask

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssmscope import ssm
+from ssmscope import ops
 from ssmscope.batching import by_length
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.models.delta import DeltaMixer
@@ -86,7 +86,7 @@ def run(model: Model, batch: Batch, positions: Sequence[int]) -> Run:
     for rows in by_length(batch.lengths):
         part = batch.rows(rows)
 
-        def visit(index: int, layer: LayerTrace, scans: tuple[ssm.Scan, ...]) -> None:
+        def visit(index: int, layer: LayerTrace, scans: tuple[ops.Scan, ...]) -> None:
             mixer = mixers[index]
             norms[index, rows] = state_norms(layer, positions).cpu()  # noqa: B023
             for place, recurrence in enumerate(layer.recurrences):
@@ -118,7 +118,7 @@ def counts(layer: LayerTrace, place: int) -> tuple[Tensor, Tensor]:
     return counted, counted if layer.turn is None else counted & (layer.turn == place)
 
 
-def step_gains(recurrence: ssm.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
+def step_gains(recurrence: ops.Recurrence, counted: Tensor, stepping: Tensor) -> StepGains:
     """The log-gains of a recurrence's steps, means over the steps `counted`, maxima over those `stepping`.
 
     A diagonal transition's gains are its decays, log a_t. The delta rule's transition a (I − β b bᵀ) is symmetric, with
@@ -131,7 +131,7 @@ def step_gains(recurrence: ssm.Recurrence, counted: Tensor, stepping: Tensor) ->
             is not symmetric.
     """
     steps = counted.sum(1).double().unsqueeze(-1)
-    if isinstance(recurrence, ssm.DeltaRecurrence):
+    if isinstance(recurrence, ops.DeltaRecurrence):
         assert recurrence.log_a is not None and recurrence.beta is not None
         if recurrence.log_a.shape[-1] > 1 or recurrence.e is not None:
             raise Unanswerable("the largest gain of a step is not known of a delta rule with a decay per state")
@@ -174,7 +174,7 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
     for recurrence, H in zip(layer.recurrences, starts):
         before = 0
         for place, at in enumerate(inside):
-            H = ssm.scan(recurrence.between(before, at + 1), H).state
+            H = ops.scan(recurrence.between(before, at + 1), H).state
             size = torch.linalg.vector_norm(H.flatten(1), dim=1, dtype=torch.float64)
             squares[:, place] += size.square().nan_to_num(torch.inf, posinf=torch.inf)
             before = at + 1
@@ -184,7 +184,7 @@ def state_norms(layer: LayerTrace, positions: Sequence[int]) -> Tensor:
     return squares.sqrt()
 
 
-def described(mixer: nn.Module, layer: LayerTrace, recurrence: ssm.Recurrence, norms: Norms | None) -> Recorded:
+def described(mixer: nn.Module, layer: LayerTrace, recurrence: ops.Recurrence, norms: Norms | None) -> Recorded:
     """What the weights alone say of a recurrence: each head's spectral abscissa, and the most that any input lets it
     grow in a step. `norms` are those of a model of the generalisation theorem.
 
@@ -199,7 +199,7 @@ def described(mixer: nn.Module, layer: LayerTrace, recurrence: ssm.Recurrence, n
         if isinstance(mixer, GATED) or "log_weight" in layer.extras:
             none = torch.zeros(recurrence.shape[2], dtype=torch.float64, device=recurrence.x.device)
             bare = layer.extras["decay"].double() if "log_weight" in layer.extras else None
-            mixes = isinstance(recurrence, ssm.DeltaRecurrence)
+            mixes = isinstance(recurrence, ops.DeltaRecurrence)
             return Recorded(None, none, "gates are at most 1", state, mixes=mixes, bare=bare)
         return Recorded(None, None, "no bound is known", state)
     s = recurrence.A.double().amax(-1)

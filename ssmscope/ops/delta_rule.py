@@ -1,0 +1,141 @@
+"""The scan of the delta rule, as matrix products over chunks (Gated Delta Networks, Yang et al. 2024, section 3;
+RWKV-7, Peng et al. 2025, section 3).
+
+H_t = a_t H_{t-1} (I − β_t e_t r_tᵀ) + β_t x_t b_tᵀ looks up what the decayed memory holds under e_t and takes it away
+along r_t; both are b_t in the plain rule. With f_t = a_t H_{t-1} e_t what is found, H_t = a_t H_{t-1} + β_t (x_t b_tᵀ −
+f_t r_tᵀ). Within a chunk that starts from H_0 the f_t therefore solve a triangular system, Γ being the decays,
+
+    f_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} r_s) f_s = H_0 Γ_{≤t} e_t + Σ_{s<t} β_s (e_tᵀ Γ_{s<…≤t} b_s) x_s,
+
+whose two right sides are solved for all chunks at once (the WY representation of the products of the transitions); a
+pass over the chunks then carries H. With a decay per state (Kimi Linear, Zhang et al. 2025, section 3) Γ stands within
+the products over states, see `ssmscope.ops.wide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssmscope import backends
+from ssmscope.ops import wide
+from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.recurrence import by_head
+from ssmscope.ops.ssd import segment_sums
+
+STEPS_PER_CHUNK = 32  # of one triangular system
+STEPS_PER_SEGMENT = 1024  # whose systems are held at once
+
+
+def scan(
+    log_a: Float[Tensor, "batch length heads #state"],
+    beta: Float[Tensor, "batch length heads"],
+    b: Float[Tensor, "batch length groups state"],
+    c: Float[Tensor, "batch length groups state"],
+    x: Float[Tensor, "batch length heads width"],
+    initial: Float[Tensor, "batch heads width state"],
+    e: Float[Tensor, "batch length heads state"] | None = None,
+    r: Float[Tensor, "batch length heads state"] | None = None,
+) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+    """Return y_t = H_t c_t and the final H, differentiable in every term; e and r are b where absent."""
+    if e is None and (backend := backends.find("delta_rule", log_a, beta, b, c, x, initial)):
+        return backend.scan(log_a, beta, b, c, x, initial)
+    b, c = by_head(b, x.shape[2]), by_head(c, x.shape[2])
+    strength = beta.unsqueeze(-1)
+    removed = strength * (b if r is None else r)
+    terms = (log_a, b if e is None else e, removed if r is None else strength * b, removed, c, x)
+    outputs, H = [x[:, :0]], initial
+    with torch.autocast(x.device.type, enabled=False):  # taken away and written must cancel to full precision
+        for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
+            y, H = _segment(*(t[:, start : start + STEPS_PER_SEGMENT] for t in terms), H, plain=r is None)
+            outputs.append(y)
+    return torch.cat(outputs, dim=1), H
+
+
+def _segment(
+    log_a: Tensor, e: Tensor, b: Tensor, r: Tensor, c: Tensor, x: Tensor, H: Tensor, *, plain: bool
+) -> tuple[Tensor, Tensor]:
+    """Return outputs and the last state of some steps, with β within b and r, which are the same in the plain rule."""
+    length, width = x.shape[1], x.shape[-1]
+    chunk = min(STEPS_PER_CHUNK, 1 << (length - 1).bit_length())
+    padded = (
+        pad(t, (0, 0, 0, 0, 0, -length % chunk)) for t in (log_a, e, b, r, c, x)
+    )  # with steps that hold the state
+    log_a, e, b, r, c, x = (rearrange(t, "b (k q) h n -> b k h q n", q=chunk) for t in padded)
+
+    (found_r, read_r), from_start, to_end = _decayed(log_a, r, e, c)
+    found_b, read_b = (found_r, read_r) if plain else _decayed(log_a, b, e, c)[0]
+    sides = torch.cat([found_b.tril(-1) @ x, from_start * e], dim=-1)
+    solved = torch.linalg.solve_triangular(found_r, sides, upper=False, unitriangular=True)  # reads below the diagonal
+    of_written, of_before = solved.split([width, sides.shape[-1] - width], dim=-1)
+
+    read, kept, b, r = from_start * c, from_start[..., -1:, :], to_end * b, to_end * r
+    outputs = []
+    for k in range(x.shape[1]):
+        found = of_written[:, k] + of_before[:, k] @ H.mT
+        if plain:
+            y, added = read_r[:, k] @ (x[:, k] - found), (x[:, k] - found).mT @ r[:, k]
+        else:
+            y = read_b[:, k] @ x[:, k] - read_r[:, k] @ found
+            added = x[:, k].mT @ b[:, k] - found.mT @ r[:, k]
+        outputs.append(read[:, k] @ H.mT + y)
+        H = kept[:, k] * H + added
+    y = rearrange(torch.stack(outputs, dim=1), "b k h q p -> b (k q) h p")
+    return y[:, :length], H
+
+
+def _decayed(log_a: Tensor, b: Tensor, *readers: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return, for chunks (…, chunk, state), c_tᵀ Γ b_s with Γ = ∏_{s<r≤t} a_r for each of the readers c, (…, chunk,
+    chunk), zero for s > t; and the decays from the chunk's start through t and from t, exclusive, to its end, (…,
+    chunk, state or 1)."""
+    floor = smallest_exponent(b.dtype)
+    if log_a.shape[-1] > 1:
+        each = [wide.within(log_a, b, c, floor) for c in readers]
+        _, from_start, to_end = each[0]
+        return [S for S, *_ in each], from_start.clamp(min=floor).exp(), to_end.clamp(min=floor).exp()
+    decay = segment_sums(log_a.squeeze(-1)).clamp(min=floor).exp().tril()
+    from_start = log_a.cumsum(-2).clamp(min=floor).exp()
+    return [decay * (c @ b.mT) for c in readers], from_start, decay[..., -1, :, None]
+
+
+def keys_left(
+    log_a: Float[Tensor, "batch length heads #state"],
+    beta: Float[Tensor, "batch length heads"],
+    b: Float[Tensor, "batch length groups state"],
+    e: Float[Tensor, "batch length heads state"] | None = None,
+    r: Float[Tensor, "batch length heads state"] | None = None,
+) -> Iterator[tuple[slice, Float[Tensor, "batch chunk heads state"]]]:
+    """Yield k_sᵀ = b_sᵀ ∏_{s<t≤T} a_t (I − β_t e_t r_tᵀ) of chunks of positions, the last first: what the key that was
+    written at s has become by the end.
+
+    With P_s the product of the transitions after s and l_sᵀ = r_sᵀ P_s, P_{s−1} = a_s (P_s − β_s e_s l_sᵀ). Within a
+    chunk that ends with P the l_s solve a triangular system, of which the keys are made; where r is b they are the keys:
+
+        l_s + Σ_{t>s} β_t (r_sᵀ Γ_{s<…≤t} e_t) l_t = (Γ_{s<…≤end} P)ᵀ r_s,
+        k_s = (Γ_{s<…≤end} P)ᵀ b_s − Σ_{t>s} β_t (b_sᵀ Γ_{s<…≤t} e_t) l_t.
+    """
+    if e is None and (backend := backends.find("delta_rule", log_a, beta, b)):
+        yield slice(0, b.shape[1]), backend.keys_left(log_a, beta, b)
+        return
+    b = by_head(b, beta.shape[2])
+    looked_up = beta.unsqueeze(-1) * (b if e is None else e)
+    P = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device).expand(b.shape[0], b.shape[2], -1, -1)
+    with torch.autocast(b.device.type, enabled=False):
+        for stop in range(b.shape[1], 0, -STEPS_PER_CHUNK):
+            part = slice(max(stop - STEPS_PER_CHUNK, 0), stop)
+            before = (1 << (stop - part.start - 1).bit_length()) - (stop - part.start)  # steps that change nothing
+            terms = (rearrange(t[:, part], "b q h n -> b h q n") for t in (log_a, b, looked_up, b if r is None else r))
+            a, keys, found, along = (pad(t, (0, 0, before, 0)) for t in terms)
+            (among,), from_start, to_end = _decayed(a, along, found)
+            sides = (to_end * along) @ P  # the system's matrix is read above the diagonal only
+            left = torch.linalg.solve_triangular(among.mT, sides, upper=True, unitriangular=True)
+            following = from_start[..., -1, :, None] * P - (from_start * found).mT @ left
+            if r is not None:
+                left = (to_end * keys) @ P - _decayed(a, keys, found)[0][0].tril(-1).mT @ left
+            P = following
+            yield part, rearrange(left[..., before:, :], "b h q n -> b q h n")

@@ -1,0 +1,256 @@
+"""The terms of a linear recurrence, as one value that functions on tensors take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmscope.errors import InputError
+
+MAX_DECAYS_HELD = 2**22  # 16 MB of float32
+OVER_TIME = ("x", "b", "c", "delta", "log_a", "beta", "e", "r")
+"""The terms that have a value for each step, (batch, length, …)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence:
+    """The terms of H_t = a_t ⊙ H_{t-1} + b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t for a batch of sequences.
+
+    The decay is a_t = exp(log_a_t). It is given either whole, as `log_a`, or by its factors: `delta` (Δ_t) and `A`, so
+    that log a_t = Δ_t A, never stored for all t. With `delta`, the written term is b_t x_tᵀ = Δ_t B_t x_tᵀ, where `b`
+    holds B_t. With `expected` the decay is the mean of exp(Δ A) over Δ ~ Exponential(mean `delta`),
+    a_t = 1 / (1 + |A| Δ_t) (Baleen-E at inference).
+
+    Shapes: `x` (batch, length, heads, width); `b`, `c` (batch, length, groups, state), groups divide heads and head h
+    reads group h // (heads / groups); `delta` (batch, length, heads); `A` (heads, state) or (heads, 1), negative;
+    `log_a` (batch, length, heads, state) or (…, 1), ≤ 0 where the state decays; `D` (heads,) or (heads, width); `order`
+    (length,), the positions as the state comes by them, from the first to the last where it is None.
+
+    Raises:
+        ValueError: when shapes disagree, or neither or both forms of the decay are given.
+    """
+
+    x: Tensor
+    b: Tensor
+    c: Tensor
+    delta: Tensor | None = None
+    A: Tensor | None = None
+    log_a: Tensor | None = None
+    D: Tensor | None = None
+    expected: bool = False
+    order: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        batch, length, heads, _ = self.x.shape
+        groups, state = self.b.shape[2:]
+        if self.b.shape != self.c.shape or self.b.shape[:2] != (batch, length) or heads % groups:
+            raise ValueError(
+                f"b {tuple(self.b.shape)} and c {tuple(self.c.shape)} must both be (batch, length, groups, state) "
+                f"with groups dividing the {heads} heads of x {tuple(self.x.shape)}"
+            )
+        if (self.A is None) == (self.log_a is None):
+            raise ValueError("give the decay once: either A (with delta) or log_a")
+        if self.A is not None and self.delta is None:
+            raise ValueError("A needs delta: the log-decay is their product")
+        if self.expected and self.A is None:
+            raise ValueError("the expected decay 1 / (1 + |A| delta) needs A and delta, not log_a")
+        if self.delta is not None and self.delta.shape != (batch, length, heads):
+            raise ValueError(f"delta {tuple(self.delta.shape)} must be {(batch, length, heads)}")
+        decay = self.A if self.A is not None else self.log_a
+        leading = (heads,) if self.A is not None else (batch, length, heads)
+        if decay is None or decay.shape[:-1] != leading or decay.shape[-1] not in (1, state):
+            raise ValueError(
+                f"the decay {tuple(decay.shape) if decay is not None else None} must be {(*leading, state)}, "
+                "or 1 in place of the state size"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """(batch, length, heads, width, state)."""
+        return (*self.x.shape, self.b.shape[-1])
+
+    @property
+    def one_decay_per_head(self) -> bool:
+        """Whether all states of a head decay alike, as in Mamba-2."""
+        decay = self.A if self.A is not None else self.log_a
+        assert decay is not None
+        return decay.shape[-1] == 1
+
+    @property
+    def written(self) -> Tensor:
+        """The input as the state sees it, Δ_t x_t, (batch, length, heads, width)."""
+        return self.x if self.delta is None else self.x * self.delta.unsqueeze(-1)
+
+    def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """log a_t for start ≤ t < stop, (batch, time, heads, state) or (…, 1)."""
+        if self.log_a is not None:
+            return self.log_a[:, start:stop]
+        assert self.delta is not None and self.A is not None
+        log_a = self.delta[:, start:stop, :, None] * self.A
+        return -torch.log1p(-log_a) if self.expected else log_a
+
+    def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The mean of a_t over states for start ≤ t < stop, (batch, time, heads)."""
+        return self.log_decay(start, stop).exp().mean(-1)
+
+    def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """1 − `kept`, computed without cancellation."""
+        return -torch.expm1(self.log_decay(start, stop)).mean(-1)
+
+    def between(self, start: int, stop: int | None = None) -> Recurrence:
+        """The recurrence restricted to start ≤ t < stop."""
+        cut: dict[str, Any] = self._each(lambda value: value[:, start:stop])
+        if (order := self.order) is not None:
+            cut["order"] = order[(order >= start) & (order < self.x.shape[1] if stop is None else order < stop)] - start
+        return replace(self, **cut)
+
+    def at(self, positions: Tensor) -> Recurrence:
+        """The terms at these positions alone, one after the other."""
+        return replace(self, **self._each(lambda value: value[:, positions.to(value.device)]), order=None)
+
+    def of_heads(self, start: int, stop: int) -> Recurrence:
+        """The recurrence restricted to the heads start ≤ h < stop; they read one group, or a group each."""
+        heads = self.x.shape[2]
+        share, stop = heads // self.b.shape[2], min(stop, heads)
+        first, last = start // share, (stop - 1) // share
+        groups = torch.arange(start, stop, device=self.b.device) // share
+        chosen = slice(first, first + 1) if first == last else groups
+        cut = self._each(lambda v: v[:, :, start:stop]) | self._each(lambda v: v[start:stop], ("A", "D"))
+        return replace(self, **cut | {"b": self.b[:, :, chosen], "c": self.c[:, :, chosen]})
+
+    def of_rows(self, start: int, stop: int) -> Recurrence:
+        """The recurrence restricted to the sequences start ≤ i < stop of the batch."""
+        return replace(self, **self._each(lambda value: value[start:stop]))
+
+    @property
+    def step(self) -> Tensor | None:
+        """By how much x_t is multiplied when it is written, (batch, length, heads): Δ_t; None where by 1."""
+        return self.delta
+
+    def to(self, *args, **kwargs) -> Recurrence:
+        """The recurrence with every tensor moved or cast, as `Tensor.to`."""
+        return replace(self, **self._each(lambda value: value.to(*args, **kwargs), (*OVER_TIME, "A", "D")))
+
+    def _each(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = OVER_TIME) -> dict[str, Any]:
+        """The terms of these names that there are, changed."""
+        return {name: change(value) for name in names if (value := getattr(self, name, None)) is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaRecurrence(Recurrence):
+    """The terms of the delta rule, H_t = a_t (I − β_t b_t b_tᵀ) H_{t-1} + β_t b_t x_tᵀ, y_t = c_tᵀ H_t + D x_t
+    (Gated Delta Networks, Yang et al. 2024, section 3): what the memory holds under the key b_t is exchanged for x_t,
+    by the share β_t where b_t has length 1.
+
+    Its retention is the mean eigenvalue of the transition, a_t (1 − β_t ‖b_t‖² / state): one of the state's directions
+    is exchanged, the others decay. A decay per state (Kimi Linear, Zhang et al. 2025, section 3) comes first,
+    H_t = (I − β_t b_t b_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
+
+    In the generalised rule (RWKV-7, Peng et al. 2025, section 3) what is found under one key, `e`, is taken away along
+    another, `r`, and neither need be the key that is written:
+
+        H_t = (I − β_t r_t e_tᵀ) Diag(a_t) H_{t-1} + β_t b_t x_tᵀ.
+
+    Shapes as in `Recurrence`; `log_a` (batch, length, heads, 1 or state), `beta` (batch, length, heads), `e` and `r`
+    (batch, length, heads, state), both or neither, b where absent. `delta`, `A` and `expected` stay unset.
+
+    Raises:
+        ValueError: for shapes that disagree, no `beta`, one of `e` and `r` alone, or a decay not given as `log_a`.
+        InputError: from `log_decay`, as the states do not decay one by one.
+    """
+
+    beta: Tensor | None = None
+    e: Tensor | None = None
+    r: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = (*self.x.shape[:3], self.b.shape[-1])
+        if (self.e is None) != (self.r is None) or any(t is not None and t.shape != wanted for t in (self.e, self.r)):
+            raise ValueError(f"a generalised delta rule has both keys, e and r, of shape {wanted}")
+        if self.beta is None or self.beta.shape != self.x.shape[:3]:
+            raise ValueError(f"a delta rule needs its write strength beta, of shape {tuple(self.x.shape[:3])}")
+        if self.log_a is None or self.delta is not None:
+            raise ValueError("a delta rule's decay is given as log_a, without delta")
+
+    @property
+    def written(self) -> Tensor:
+        """β_t x_t, (batch, length, heads, width)."""
+        assert self.beta is not None
+        return self.x * self.beta.unsqueeze(-1)
+
+    @property
+    def step(self) -> Tensor | None:
+        """β_t, (batch, length, heads)."""
+        return self.beta
+
+    def log_decay(self, start: int = 0, stop: int | None = None) -> Tensor:
+        raise InputError(
+            "a delta rule's transition, a (I − β b bᵀ), mixes the states: what reads one decay per state cannot read it"
+        )
+
+    def kept(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The mean eigenvalue of the transition for start ≤ t < stop, (batch, time, heads)."""
+        assert self.log_a is not None
+        return self.log_a[:, start:stop].exp().mean(-1) - self._exchanged(start, stop)
+
+    def replaced(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """1 − `kept`, computed without cancellation."""
+        assert self.log_a is not None
+        return -torch.expm1(self.log_a[:, start:stop]).mean(-1) + self._exchanged(start, stop)
+
+    def by_head(self) -> tuple[Tensor, Tensor]:
+        """`b` and `c` of every head, (batch, length, heads, state)."""
+        heads = self.x.shape[2]
+        return by_head(self.b, heads), by_head(self.c, heads)
+
+    def removal(self) -> tuple[Tensor, Tensor]:
+        """`e` and `r` of every head, (batch, length, heads, state)."""
+        b, _ = self.by_head()
+        return (b, b) if self.e is None or self.r is None else (self.e, self.r)
+
+    def _exchanged(self, start: int, stop: int | None) -> Tensor:
+        """β_t r_tᵀ Diag(a_t) e_t / state."""
+        assert self.beta is not None and self.log_a is not None
+        own = self.b.square() if self.e is None or self.r is None else self.e * self.r
+        a, along = self.log_a[:, start:stop].exp(), own[:, start:stop]
+        along = along.mean(-1, keepdim=True) if a.shape[-1] == 1 else along
+        return self.beta[:, start:stop] * (a * by_head(along, self.x.shape[2])).mean(-1)
+
+
+def by_head(t: Tensor, heads: int) -> Tensor:
+    """Return a term of groups, (batch, length, groups, …), for each of the heads."""
+    share = heads // t.shape[2]
+    return t.repeat_interleave(share, dim=2) if share > 1 else t
+
+
+def skip_alone(recurrence: Recurrence, D: Tensor) -> Recurrence:
+    """A recurrence that only passes its input on, multiplied by D."""
+    batch, length, heads, _ = recurrence.x.shape
+    nothing = recurrence.x.new_zeros(batch, length, 1, 1)
+    return Recurrence(x=recurrence.x, b=nothing, c=nothing, log_a=recurrence.x.new_zeros(batch, length, heads, 1), D=D)
+
+
+def retention(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
+    """Mean of a_t over states and heads, (batch, length), or per head (batch, length, heads) (Baleen, Eq. 10).
+
+    1 means that token t leaves the memory as it was, 0 that it clears it.
+    """
+    return _over_time(recurrence, recurrence.kept, per_head)
+
+
+def write(recurrence: Recurrence, *, per_head: bool = False) -> Tensor:
+    """1 − retention, computed without cancellation: how much of the memory token t replaces. Shapes as `retention`."""
+    return _over_time(recurrence, recurrence.replaced, per_head)
+
+
+def _over_time(recurrence: Recurrence, quantity: Callable[[int, int], Tensor], per_head: bool) -> Tensor:
+    batch, length, heads, _, state = recurrence.shape
+    step = max(1, MAX_DECAYS_HELD // max(1, batch * heads * state))
+    parts = [quantity(start, start + step) for start in range(0, length, step)]
+    kept = torch.cat(parts, dim=1) if parts else recurrence.x.new_zeros(batch, 0, heads)
+    return kept if per_head else kept.mean(-1)

@@ -1,0 +1,92 @@
+"""The scan with one decay per head, as matrix products over chunks (SSD; Mamba-2, Dao & Gu 2024, section 6)."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssmscope import backends
+from ssmscope.ops.exponents import smallest_exponent
+
+STEPS_PER_CHUNK = 32
+STEPS_PER_SEGMENT = 1024  # whose chunks' states are held at once
+
+
+def segment_sums(log_a: Float[Tensor, "*batch length"]) -> Float[Tensor, "*batch length length"]:
+    """Σ_{s<r≤t} log a_r at [t, s], and 0 above the diagonal.
+
+    Every sum starts at its own s, so no digits are lost to the difference of two long sums, and what lies above the
+    diagonal is masked before anything is exponentiated.
+    """
+    length = log_a.shape[-1]
+    below = torch.ones(length, length, dtype=torch.bool, device=log_a.device).tril(-1)
+    spread = log_a.unsqueeze(-1).expand(*log_a.shape, length)
+    return torch.where(below, spread, 0.0).cumsum(-2)
+
+
+def scan(
+    log_a: Float[Tensor, "batch length heads"],
+    b: Float[Tensor, "batch length groups state"],
+    c: Float[Tensor, "batch length groups state"],
+    x: Float[Tensor, "batch length heads width"],
+    initial: Float[Tensor, "batch heads width state"] | None = None,
+    delta: Float[Tensor, "batch length heads"] | None = None,
+) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]]:
+    """Return y_t = c_tᵀ H_t and the final H of H_t = a_t H_{t-1} + Δ_t x_t b_tᵀ; Δ is 1 and H_0 is 0 when absent."""
+    if backend := backends.find("ssd", log_a, b, c, x, initial, delta):
+        return backend.scan(log_a, b, c, x, initial, delta)
+    length = x.shape[1]
+    if initial is None:
+        initial = x.new_zeros(*x.shape[:1], *x.shape[2:], b.shape[3])
+    x = x if delta is None else x * delta.unsqueeze(-1)
+    outputs, H = [], initial
+    for start in range(0, length, STEPS_PER_SEGMENT):
+        part = slice(start, min(start + STEPS_PER_SEGMENT, length))
+        y, H = _segment(log_a[:, part], b[:, part], c[:, part], x[:, part], H)
+        outputs.append(y)
+    if not outputs:
+        return torch.zeros_like(x), initial
+    return (torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]), H
+
+
+def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    batch, length, heads, width = x.shape
+    groups, state = b.shape[2:]
+    chunk = min(STEPS_PER_CHUNK, length)
+    missing = -length % chunk
+    if missing:  # steps with decay 1 that write nothing
+        log_a = pad(log_a, (0, 0, 0, missing))
+        b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (b, c, x))
+    floor = smallest_exponent(x.dtype)
+
+    log_a = rearrange(log_a, "b (k q) h -> b k h q", q=chunk)
+    b, c = (rearrange(t, "b (k q) g n -> b k g q n", q=chunk) for t in (b, c))
+    x = rearrange(x, "b (k q) (g h) p -> b k g h q p", q=chunk, g=groups)
+
+    # within a chunk: (c bᵀ ∘ decay) x
+    decay = segment_sums(log_a).clamp(min=floor).exp().tril()
+    decay = rearrange(decay, "b k (g h) t s -> b k g h t s", g=groups)
+    inner = (c @ b.mT).unsqueeze(3) * decay
+    y = inner @ x
+
+    # what each chunk writes, decayed to its end, and the state at each chunk's start
+    total = log_a.sum(-1).clamp(min=floor).exp()
+    to_end = decay[..., -1, :]
+    added = rearrange(x * to_end.unsqueeze(-1), "b k g h q p -> b k g (h p) q") @ b
+    added = rearrange(added, "b k g (h p) n -> b k (g h) p n", p=width)
+    before = []
+    for new, held in zip(added.unbind(1), total[..., None, None].unbind(1)):  # indexing would fill whole gradients
+        before.append(H)
+        H = torch.addcmul(new, held, H)
+
+    # what the state at a chunk's start adds to the chunk's outputs
+    from_start = log_a.cumsum(-1).clamp(min=floor).exp()
+    carried = rearrange(torch.stack(before, dim=1), "b k (g h) p n -> b k g n (h p)", g=groups)
+    read = rearrange(c @ carried, "b k g q (h p) -> b k g h q p", p=width)
+    from_start = rearrange(from_start, "b k (g h) q -> b k g h q 1", g=groups)
+    y = torch.addcmul(y, read, from_start)
+    y = rearrange(y, "b k g h q p -> b (k q) (g h) p")
+    return y[:, :length], H

@@ -1,0 +1,317 @@
+"""What is left in a recurrence's state of what was written at each position: the survival of tokens.
+
+At s a recurrence writes W_s = x_s b_sᵀ (Δ_s and β_s within x_s), and at T there is R_s = W_s ∏_{s<r≤T} M_r of it, M_r
+the transition: a_r, a_r (I − β_r b_r b_rᵀ) of the delta rule, or a_r (I − β_r e_r r_rᵀ) of the generalised one. The
+state is H_T = Σ_s R_s, and what is left of the state before the first position. W_s has rank one and the transitions
+act on its key alone, so R_s = x_s k_sᵀ with the key b_s as it stands at T: one sweep from the end gives every k_s, and
+‖R_s‖ = ‖x_s‖ ‖k_s‖. Log-decays are summed from the end, never taken as differences of sums from the beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssmscope import backends
+from ssmscope.errors import InputError
+from ssmscope.ops import delta_rule
+from ssmscope.ops.exponents import smallest_exponent
+from ssmscope.ops.order import check_one_way
+from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head
+from ssmscope.ops.scans import scan, scan_reference
+
+POSITIONS_PER_PIECE = 128  # that are summed one after the other
+MAX_KEY_NUMBERS_HELD = 2**19  # they stay in a CPU's cache
+
+
+def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
+    """R_s of every s by its definition: the final state of a run that writes at s alone. Slow; what `left_norms` and
+    `half_lives` are tested against."""
+    x, length = recurrence.x, recurrence.x.shape[1]
+    each = {n: v.repeat_interleave(length, 0) for n in OVER_TIME if (v := getattr(recurrence, n, None)) is not None}
+    alone = x.unsqueeze(1) * torch.eye(length).to(x)[..., None, None]  # (batch, s, t, heads, width)
+    each["x"] = alone.flatten(0, 1)
+    return scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
+
+
+def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+    """‖R_s‖ (Frobenius) of every position and head after the last position; on Mamba-1 a head is a channel.
+
+    Time and memory are linear in the length: a decay per state costs one exponential for each, as the scan does.
+    """
+    written = _written_norms(recurrence)
+    if isinstance(recurrence, DeltaRecurrence):
+        for part, keys in _keys_left(recurrence):
+            written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
+        return written
+    if recurrence.one_decay_per_head:
+        kept = _sums_from_end(recurrence.log_decay().squeeze(-1)).clamp_(min=smallest_exponent(written.dtype))
+        return (
+            written * kept.exp().to(written) * by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written.shape[2])
+        )
+    timed = _timed(recurrence)
+    if timed is not None and (backend := backends.find("survival", *timed, recurrence.b)):
+        return backend.key_norms(*timed, recurrence.b).mul_(written)
+    reached = written.shape[1]
+    for part, exponents in _exponents_left(recurrence):
+        keys = exponents.clamp_(min=smallest_exponent(written.dtype)).exp_() * by_head(
+            recurrence.b[:, part], written.shape[2]
+        )
+        written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
+        reached = part.start
+    written[:, :reached] = 0
+    return written
+
+
+def _written_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
+    """What is written at each position: the length of the input times the step."""
+    norms, step = torch.linalg.vector_norm(recurrence.x, dim=-1), recurrence.step
+    return norms if step is None else norms * step.abs()
+
+
+def left_towards_state(
+    recurrence: Recurrence, initial: Tensor | None = None
+) -> tuple[Float[Tensor, "batch length heads"], Float[Tensor, "batch heads"]]:
+    """⟨R_s, H_T⟩ of every position and head, and the same of what is left of the state before the first position: all
+    together are ‖H_T‖²."""
+    H = scan(recurrence, initial).state
+    found = torch.zeros_like(recurrence.x[..., 0])
+    for part, keys in _keys_left(recurrence):
+        read = einsum(H, keys, "b h p n, b t h n -> b t h p")
+        found[:, part] = (read * recurrence.written[:, part]).sum(-1)
+    if initial is None:
+        return found, torch.zeros_like(found[:, 0])
+    rest = scan(replace(recurrence, x=torch.zeros_like(recurrence.x)), initial).state
+    return found, (rest * H).sum((2, 3))
+
+
+@torch.no_grad()
+def shares(
+    recurrences: Sequence[Recurrence],
+    *,
+    initial: Sequence[Tensor | None] | None = None,
+    at: int | None = None,
+    signed: bool = False,
+    per_head: bool = False,
+) -> Tensor:
+    """Each position's share of the states after position `at`, by default the last one, (batch, length): the survival
+    ‖R_s‖ / Σ_s' ‖R_s'‖ of every head, averaged over the heads of all recurrences weighted by Σ_s' ‖R_s'‖. What comes
+    after `at` has none, and where nothing is left all are zero.
+
+    Args:
+        initial: the states before the first position, which a share of the state itself may come from.
+        signed: ⟨R_s, H_T⟩ / ‖H_T‖² instead, sums over heads above and below; 1 less the sum is the share of `initial`.
+        per_head: each head by itself, (batch, length, heads), the recurrences' side by side.
+
+    Raises:
+        InputError: for a position that is not there.
+    """
+    batch, length = recurrences[0].shape[:2]
+    if at is not None and not 0 <= at < length:
+        raise InputError(f"there is no position {at}; allowed are 0 to {length - 1}")
+    cut, places = zip(*(_until(r, at) for r in recurrences))
+    if signed:
+        both = [left_towards_state(r, H) for r, H in zip(cut, initial or [None] * len(cut))]
+        left = _beside([_at(place, found, length) for place, (found, _) in zip(places, both)])
+        whole = left.sum(1, keepdim=True) + torch.cat([rest for _, rest in both], dim=1).unsqueeze(1)
+    else:
+        found = [left_norms(r) if per_head else left_norms(r).sum(2, keepdim=True) for r in cut]
+        left = _beside([_at(place, each, length) for place, each in zip(places, found)])
+        whole = left.sum(1, keepdim=True)
+    if not per_head:
+        left, whole = (each.squeeze(2) if each.shape[2] == 1 else each.sum(2) for each in (left, whole))
+    return left / torch.where(whole > 0, whole, 1)
+
+
+def _beside(heads: Sequence[Tensor]) -> Tensor:
+    """The heads of all recurrences, (batch, length, heads), of one without a copy."""
+    return heads[0] if len(heads) == 1 else torch.cat(list(heads), dim=2)
+
+
+def _until(recurrence: Recurrence, at: int | None) -> tuple[Recurrence, Tensor | None]:
+    """The positions that the state has come by after position `at`, and where they are, None for the first ones."""
+    if recurrence.order is None:
+        return recurrence if at is None else recurrence.between(0, at + 1), None
+    order = recurrence.order
+    places = order if at is None else order[: int((order == at).nonzero()) + 1]
+    return recurrence.at(places), places
+
+
+def _at(places: Tensor | None, left: Tensor, length: int) -> Tensor:
+    """What is left of these positions, (batch, length, heads), with zeros at others."""
+    if places is None:
+        return pad(left, (0, 0, 0, length - left.shape[1])) if left.shape[1] < length else left
+    return left.new_zeros(len(left), length, left.shape[2]).index_copy(1, places.to(left.device), left)
+
+
+@torch.no_grad()
+def half_lives(recurrences: Sequence[Recurrence], *, per_head: bool = False) -> Tensor:
+    """After how many positions half of what was written at each is left, (batch, length): the smallest d with Σ ‖R_s‖
+    at s + d at most half of Σ ‖W_s‖, the sums over the heads of all recurrences. Infinite where that is not reached
+    before the end, and where nothing was written. `per_head`: each head by itself, (batch, length, heads), the
+    recurrences' side by side.
+
+    Where states decay, d is found by halving: log-decays are summed over windows of 2^k positions, O(length · log²
+    length) sums and O(length · log length) exponentials. A delta rule is walked step by step.
+
+    Raises:
+        InputError: for recurrences that come by the positions in another order.
+    """
+    check_one_way(recurrences, "a half-life")
+    if per_head:
+        return torch.cat([_half_lives([r], per_head=True) for r in recurrences], dim=2)
+    return _half_lives(recurrences, per_head=False).squeeze(2)
+
+
+def _half_lives(recurrences: Sequence[Recurrence], *, per_head: bool) -> Tensor:
+    """`half_lives`, (batch, length, heads), or one in place of the heads; of several recurrences not per head."""
+    written = [_written_norms(r) for r in recurrences]
+    norms = [torch.linalg.vector_norm(r.b, dim=-1) for r in recurrences]
+    whole = _together((w * by_head(b, w.shape[2]) for w, b in zip(written, norms)), per_head)
+    walk = _walked if any(isinstance(r, DeltaRecurrence) for r in recurrences) else _halved
+    return walk(recurrences, written, whole / 2, per_head).masked_fill(whole == 0, math.inf)
+
+
+def _together(masses: Iterable[Tensor], per_head: bool) -> Tensor:
+    """Masses (batch, length, heads) of recurrences: as they are, or summed over all heads, (batch, length, 1)."""
+    found = list(masses)
+    return found[0] if per_head else torch.stack([each.sum(-1) for each in found]).sum(0).unsqueeze(2)
+
+
+def _walked(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
+    """`half_lives` by its definition, all positions a step further at a time."""
+    found = torch.full_like(half, math.inf)
+    keys = [r.by_head()[0] if isinstance(r, DeltaRecurrence) else by_head(r.b, r.shape[2]) for r in recurrences]
+    for lag in range(1, half.shape[1]):
+        keys = [_stepped(r, k[:, : half.shape[1] - lag], lag) for r, k in zip(recurrences, keys)]
+        norms = [torch.linalg.vector_norm(k, dim=-1) for k in keys]
+        left = _together((w[:, : n.shape[1]] * n for w, n in zip(written, norms)), per_head)
+        now = (left <= half[:, :-lag]) & found[:, :-lag].isinf()
+        found[:, :-lag] = found[:, :-lag].masked_fill(now, lag)
+        if not bool(found[:, : -lag - 1].isinf().any()):
+            break
+    return found
+
+
+def _stepped(recurrence: Recurrence, keys: Tensor, lag: int) -> Tensor:
+    """The keys of the positions s after the transition at s + lag."""
+    if not isinstance(recurrence, DeltaRecurrence):
+        return keys * recurrence.log_decay(lag).exp()
+    assert recurrence.log_a is not None and recurrence.beta is not None
+    (e, r), beta = (t[:, lag:] for t in recurrence.removal()), recurrence.beta[:, lag:, :, None]
+    keys = recurrence.log_a[:, lag:].exp() * keys
+    return keys - beta * (keys * e).sum(-1, keepdim=True) * r
+
+
+def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: Tensor, per_head: bool) -> Tensor:
+    """`half_lives` of decays: the last position at which more than half is left, by windows that shrink."""
+    length = half.shape[1]
+    clocks = [_clock(r) for r in recurrences]
+    start = torch.arange(length, device=half.device)[:, None].expand_as(half)
+    at, sums = start, [torch.zeros_like(clock) for clock in clocks]
+    for k in reversed(range(max(length - 1, 1).bit_length())):
+        to = at + 2**k
+        ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
+        further = [total + more for total, more in zip(sums, ahead)]
+        left = _together((w * _key_norms(r, s) for r, w, s in zip(recurrences, written, further)), per_head)
+        go = (to < length) & (left > half)
+        at = torch.where(go, to, at)
+        sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
+    return (at + 1 - start).to(half).masked_fill(at + 1 >= length, math.inf)
+
+
+def _clock(recurrence: Recurrence) -> Tensor:
+    """What adds up between two positions and gives the log-decay of every state, (batch, length, heads, state or 1)."""
+    timed = _timed(recurrence)
+    return recurrence.log_decay() if timed is None else timed[0].unsqueeze(-1)
+
+
+def _windows(clock: Tensor, k: int) -> Tensor:
+    """Sums over the 2^k positions from each on; beyond the end there is nothing."""
+    for i in range(k):
+        ahead = torch.zeros_like(clock)
+        ahead[:, : -(2**i)] = clock[:, 2**i :]
+        clock = clock + ahead
+    return clock
+
+
+def _gathered(t: Tensor, at: Tensor) -> Tensor:
+    return t.gather(1, at.unsqueeze(3).expand(*at.shape[:2], *t.shape[2:]))
+
+
+def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:
+    """‖k_s‖ of keys that have decayed by sums of `_clock`."""
+    batch, length, heads = sums.shape[:3]
+    timed = _timed(recurrence)
+    step = max(1, MAX_KEY_NUMBERS_HELD // max(1, batch * heads * recurrence.shape[-1]))
+    found = []
+    for start in range(0, length, step):
+        part = slice(start, start + step)
+        log_a = sums[:, part] if timed is None else sums[:, part] * timed[1]
+        keys = log_a.exp() * by_head(recurrence.b[:, part], sums.shape[2])
+        found.append(torch.linalg.vector_norm(keys, dim=-1))
+    return torch.cat(found, dim=1)
+
+
+def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
+    """Δ and A where log-decays are their products, so that sums of Δ are enough."""
+    r = recurrence
+    return None if r.delta is None or r.A is None or r.expected else (r.delta, r.A)
+
+
+def _sums_from_end(log_a: Tensor) -> Tensor:
+    """Σ_{s<r≤T} log a_r in float64, for (batch, length, …): within pieces and over them, since a GPU sums one after
+    the other along what is not the last dimension."""
+    length = log_a.shape[1]
+    count = -(-length // POSITIONS_PER_PIECE)
+    shifted = log_a.new_zeros(len(log_a), count * POSITIONS_PER_PIECE, *log_a.shape[2:], dtype=torch.float64)
+    shifted[:, : max(length - 1, 0)] = log_a[:, 1:]
+    pieces = shifted.unflatten(1, (count, POSITIONS_PER_PIECE))
+    within = pieces.flip(2).cumsum(2).flip(2)
+    later = torch.zeros_like(within[:, :, 0])
+    later[:, :-1] = within[:, 1:, 0].flip(1).cumsum(1).flip(1)
+    return (within + later.unsqueeze(2)).flatten(1, 2)[:, :length]
+
+
+def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
+    """Σ_{s<r≤T} log a_r of blocks of positions, the last first, (batch, block, heads, state or 1), until every state
+    has decayed to nothing; to be changed as one likes."""
+    batch, length, heads, _, state = recurrence.shape
+    step = max(1, MAX_KEY_NUMBERS_HELD // max(1, batch * heads * state))
+    floor = smallest_exponent(recurrence.x.dtype)
+    timed = _timed(recurrence)
+    clock = None if timed is None else _sums_from_end(timed[0]).to(timed[0])
+    carried: Tensor | None = None
+    for stop in range(length, 0, -step):
+        part = slice(max(stop - step, 0), stop)
+        if timed is not None and clock is not None:
+            log_a = clock[:, part, :, None] * timed[1]
+        else:
+            log_a = recurrence.log_decay(part.start, stop)
+            total = log_a.double().flip(1).cumsum(1).flip(1)
+            after = torch.zeros_like(total)
+            after[:, :-1] = total[:, 1:]
+            after = after if carried is None else after + carried
+            carried = total[:, :1] if carried is None else total[:, :1] + carried
+            log_a = after.to(log_a)
+        if float(log_a[:, -1].max()) < floor:
+            return
+        yield part, log_a
+
+
+def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
+    """Yield k_s of blocks of positions, the last first, (batch, block, heads, state)."""
+    if isinstance(recurrence, DeltaRecurrence):
+        assert recurrence.log_a is not None and recurrence.beta is not None
+        yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b, recurrence.e, recurrence.r)
+        return
+    floor = smallest_exponent(recurrence.x.dtype)
+    for part, exponents in _exponents_left(recurrence):
+        yield part, exponents.clamp_(min=floor).exp_() * by_head(recurrence.b[:, part], recurrence.shape[2])

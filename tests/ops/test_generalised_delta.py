@@ -1,0 +1,113 @@
+"""The generalised delta rule, whose removed keys are not those that are written: scan, matrices and survival."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples import relative
+
+from ssmscope import ops
+from ssmscope.ops import delta_rule, survival
+
+CLOSE = dict(rtol=1e-10, atol=1e-11)
+
+
+def recurrence(length: int = 37, decays: int = 4, groups: int = 3) -> tuple[ops.DeltaRecurrence, torch.Tensor]:
+    """A random one of 3 heads, width 5, state 4, and a state to start from."""
+    torch.manual_seed(length)
+    b, c = torch.randn(2, 2, length, groups, 4, dtype=torch.float64).unbind()
+    e, r = torch.nn.functional.normalize(torch.randn(2, 2, length, 3, 4, dtype=torch.float64), dim=-1).unbind()
+    log_a, beta = -0.3 * torch.rand(2, length, 3, decays).double(), torch.rand(2, length, 3).double()
+    x, H = torch.randn(2, length, 3, 5, dtype=torch.float64), torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    return ops.DeltaRecurrence(x, b, c, log_a=log_a, D=torch.randn(3).double(), beta=beta, e=e, r=r), H
+
+
+def in_words(r: ops.DeltaRecurrence, H: torch.Tensor, text: int, head: int) -> torch.Tensor:
+    """y of one text and head: decay, look up under e, take away along r, write under b, read."""
+    rows, (b, c), (e, along) = [], r.by_head(), r.removal()
+    for t in range(r.x.shape[1]):
+        at = text, t, head
+        H = H * r.log_a[at].exp()
+        H = H - r.beta[at] * torch.outer(H @ e[at], along[at]) + r.beta[at] * torch.outer(r.x[at], b[at])
+        rows.append(H @ c[at] + r.D[head] * r.x[at])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("length", "decays", "groups"), [(1, 4, 3), (32, 1, 1), (37, 4, 3), (100, 4, 1)])
+def test_the_scan_is_the_rule_in_words(length, decays, groups, monkeypatch):
+    r, H = recurrence(length, decays, groups)
+    slow = ops.scan_reference(r, H)
+    for text, head in ((0, 0), (1, 2)):
+        assert relative(slow.y[text, :, head], in_words(r, H[text, head], text, head)) < 1e-12
+    monkeypatch.setattr(delta_rule, "STEPS_PER_SEGMENT", 45)
+    for one, other in zip(ops.scan(r, H, retention=True), slow):
+        torch.testing.assert_close(one, other, **CLOSE)
+    b, _ = r.by_head()
+    plain, same = (
+        ops.DeltaRecurrence(r.x, r.b, r.c, log_a=r.log_a, beta=r.beta, D=r.D, **keys) for keys in ({}, {"e": b, "r": b})
+    )
+    if length < 50:  # states of longer runs grow: these keys are not of length 1
+        for one, other in zip(ops.scan(same, H, retention=True), ops.scan_reference(plain, H)):
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
+    joined = ops.scan(r.between(13, None), ops.scan(r.between(0, 13), H).state)
+    torch.testing.assert_close(joined.y, slow.y[:, 13:], **CLOSE)
+
+
+def test_gradients_are_the_references():
+    r, H = recurrence(40)
+    terms = [*(getattr(r, n).requires_grad_() for n in ("x", "b", "c", "log_a", "beta", "D", "e", "r")), H]
+    H.requires_grad_()
+    found, wanted = (
+        torch.autograd.grad(run(r, H).y.sin().sum() + run(r, H).state.sin().sum(), terms)
+        for run in (ops.scan, ops.scan_reference)
+    )
+    for a, b in zip(found, wanted):
+        assert relative(a, b) < 1e-9
+
+
+@pytest.mark.parametrize("decays", [1, 4])
+def test_matrices_are_the_references(decays):
+    r, _ = recurrence(21, decays)
+    expected = ops.attention_reference(r)
+    torch.testing.assert_close(ops.attention(r, groups=3), expected, **CLOSE)
+    torch.testing.assert_close(ops.attention(r, groups=3, rows=[20, 3]), expected[:, :, [20, 3]], **CLOSE)
+    cells = ops.pooled_attention(r, 5, groups=3)
+    edge = [i * 21 // 5 for i in range(6)]
+    past = torch.ones(21, 21).tril()
+    for t in range(5):
+        for s in range(t + 1):
+            cell = (..., slice(edge[t], edge[t + 1]), slice(edge[s], edge[s + 1]))
+            torch.testing.assert_close(cells[..., t, s], expected[cell].sum((-2, -1)) / past[cell].sum(), **CLOSE)
+
+
+@pytest.mark.parametrize("decays", [1, 4])
+def test_what_survives_is_what_a_run_that_writes_once_leaves(decays, monkeypatch):
+    r, H = recurrence(70, decays)
+    left = survival.left_reference(r)
+    torch.testing.assert_close(survival.left_norms(r), left.norm(dim=(-2, -1)), **CLOSE)
+    inner, rest = survival.left_towards_state(r, H)
+    state = ops.scan_reference(r, H).state
+    torch.testing.assert_close(inner, (left * state[:, None]).sum((-2, -1)), **CLOSE)
+    torch.testing.assert_close(inner.sum(1) + rest, state.square().sum((-2, -1)), **CLOSE)
+    terms, keys = (r.log_a, r.beta, r.by_head()[0], r.e, r.r), []
+    for steps in (128, 7):
+        monkeypatch.setattr(delta_rule, "STEPS_PER_CHUNK", steps)
+        keys.append(torch.cat([k for _, k in reversed([*delta_rule.keys_left(*terms)])], 1))
+    torch.testing.assert_close(*keys, **CLOSE)
+    lives = survival.half_lives([r], per_head=True)
+    masses = survival.left_norms(r.between(0, 12))[0, 11], (r.written.norm(dim=-1) * r.by_head()[0].norm(dim=-1))[0, 11]
+    torch.testing.assert_close(*masses, **CLOSE)  # nothing has come after
+    each = [survival.left_norms(r.between(0, t + 1))[1] for t in range(70)]  # after every token
+    for s in (3, 20):
+        for head in range(3):
+            norms = [after[s, head].item() for after in each[s:]]
+            halved = [lag for lag, norm in enumerate(norms) if norm <= norms[0] / 2]
+            assert lives[1, s, head] == (halved[0] if halved else torch.inf)
+
+
+def test_one_key_alone_or_of_another_shape_is_refused():
+    r, _ = recurrence()
+    given = dict(x=r.x, b=r.b, c=r.c, log_a=r.log_a, beta=r.beta)
+    for keys in ({"e": r.e}, {"e": r.e, "r": r.r[:, 1:]}):
+        with pytest.raises(ValueError, match="has both keys, e and r, of shape"):
+            ops.DeltaRecurrence(**given, **keys)

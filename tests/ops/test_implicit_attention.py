@@ -1,0 +1,326 @@
+"""Implicit attention matrices against the definition, channel by channel, in float64; and float32 against float64."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from exhaustive import ALL, in_turns
+from torch import Tensor
+
+from ssmscope import ops
+from ssmscope.errors import InputError
+from ssmscope.ops import DeltaRecurrence, Recurrence, matrices, pooled, triangle
+from ssmscope.ops.terms import Around
+
+# name: heads, width, groups of b and c, state
+KINDS = {
+    "mamba": (6, 1, 1, 3),
+    "mamba, two groups": (6, 1, 2, 3),
+    "mamba-2": (6, 4, 2, 5),
+    "linear attention": (6, 1, 6, 1),
+    "gla": (4, 3, 4, 5),
+    "delta": (4, 3, 2, 5),
+    "delta, a decay per state": (4, 3, 2, 5),
+}
+AROUND = ("nothing", "left", "taps", "both")
+
+
+def draw(kind: str, length: int, *, batch: int = 2, seed: int = 0, dtype=torch.float64) -> Recurrence:
+    heads, width, groups, state = KINDS[kind]
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=dtype)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=g, dtype=dtype)
+
+    x = normal(batch, length, heads, width)
+    b, c = normal(batch, length, groups, state), normal(batch, length, groups, state)
+    D = normal(heads) if kind.startswith("mamba,") else normal(heads, width)
+    if kind == "gla":
+        return Recurrence(x, b, c, log_a=-uniform(batch, length, heads, state), D=D)
+    if kind.startswith("delta"):
+        b, beta = torch.nn.functional.normalize(b, dim=-1), uniform(batch, length, heads)
+        return DeltaRecurrence(
+            x, b, c, log_a=-uniform(batch, length, heads, 1 if kind == "delta" else state), beta=beta, D=D
+        )
+    A = -uniform(heads, 1 if kind == "mamba-2" else state)
+    return Recurrence(x, b, c, delta=uniform(batch, length, heads), A=A, D=D)
+
+
+def surroundings(r: Recurrence, which: str, *, reach: int = 4, narrow: bool = False) -> dict[str, Tensor]:
+    batch, length, heads, width, _ = r.shape
+    width = 1 if narrow else width
+    g = torch.Generator().manual_seed(1)
+    left = torch.randn(batch, length, heads, width, generator=g, dtype=r.b.dtype)
+    taps = torch.randn(batch, length, reach, heads, width, generator=g, dtype=r.b.dtype)
+    given = {"left": left, "taps": taps}
+    return {n: t for n, t in given.items() if which in (n, "both")}
+
+
+def channels(r: Recurrence, skip: bool, left: Tensor | None = None, taps: Tensor | None = None) -> Tensor:
+    """Every channel's matrix, (batch, heads, width, t, s), entry by entry."""
+    batch, length, heads, width, _ = r.shape
+    M = ops.attention_reference(r).unsqueeze(2).expand(-1, -1, width, -1, -1).clone()
+    if skip and r.D is not None:
+        D = r.D if r.D.ndim == 2 else r.D[:, None].expand(heads, width)
+        M = M + torch.eye(length, dtype=M.dtype) * D[..., None, None]
+    if taps is not None:
+        taps, spread = taps.expand(batch, length, -1, heads, width), torch.zeros_like(M)
+        for s in range(length):
+            for i in range(min(taps.shape[2], length - s)):
+                spread[..., s] += M[..., s + i] * taps[:, s, i][..., None]
+        M = spread
+    if left is not None:
+        M = M * left.expand(batch, length, heads, width).permute(0, 2, 3, 1)[..., None]
+    return M
+
+
+def means(M: Tensor, groups: int) -> Tensor:
+    return M.reshape(len(M), groups, -1, *M.shape[-2:]).mean(2)
+
+
+def in_cells(mean: Tensor, cells: int) -> Tensor:
+    """The mean over the pairs t ≥ s of every cell, by a product with who belongs where."""
+    length = mean.shape[-1]
+    edge = [i * length // cells for i in range(cells + 1)]
+    within = torch.tensor([[a <= t < b for t in range(length)] for a, b in itertools.pairwise(edge)]).to(mean)
+    pairs = within @ torch.ones(length, length).tril().to(mean) @ within.T
+    return within @ mean.tril() @ within.T / pairs.clamp(min=1)
+
+
+def near(ours: Tensor, exact: Tensor, tolerance: float = 1e-12) -> None:
+    assert ours.shape == exact.shape
+    if exact.numel():
+        assert (ours - exact).abs().max() <= tolerance * exact.abs().max().clamp(min=1e-30)
+
+
+@pytest.mark.parametrize("length", [1, 2, 13, 37] if ALL else [13])
+@pytest.mark.parametrize(("kind", "around"), in_turns(KINDS, AROUND))
+def test_all_forms_are_those_of_the_definition(kind, around, length):
+    r = draw(kind, length)
+    rows = [length - 1, 0, length // 2]
+    for narrow, skip in ((False, True), (True, False)):
+        given = surroundings(r, around, narrow=narrow)
+        M = channels(r, skip, **given)
+        for groups in (1, 2, r.shape[2]):
+            for absolute in (False, True):
+                exact = means(M.abs() if absolute else M, groups)
+                options = {"groups": groups, "absolute": absolute, "skip": skip, **given}
+                near(ops.attention(r, **options), exact)
+                near(ops.attention(r, rows=rows, **options), exact[:, :, rows])
+            exact = means(M, groups)
+            for cells in {1, max(1, length // 6), max(1, length // 3), length}:
+                near(ops.pooled_attention(r, cells, groups=groups, skip=skip, **given), in_cells(exact, cells))
+
+
+def test_no_steps():
+    r = draw("mamba", 5).between(0, 0)
+    assert ops.attention(r, groups=3).shape == (2, 3, 0, 0)
+    assert ops.attention_reference(r).shape == (2, 6, 0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_times_the_input_is_the_output_of_the_scan(kind):
+    r = draw(kind, 29)
+    if kind.startswith("delta") or r.shape[3] > 1:
+        r = replace(r, D=r.D[:, :1].expand(-1, r.shape[3]))  # as one matrix serves a head's whole width
+    matrix = ops.attention(r, groups=r.shape[2], skip=True)
+    near(torch.einsum("bhts,bshp->bthp", matrix, r.x), ops.scan(r).y)
+
+
+@pytest.mark.parametrize("kind", [k for k, (_, width, *_) in KINDS.items() if width == 1])
+def test_with_what_stands_around_it_too(kind):
+    r = draw(kind, 29)
+    given = surroundings(r, "both")
+    arriving = torch.zeros_like(r.x)
+    for i in range(4):
+        arriving[:, i:] += (r.x * given["taps"][:, :, i])[:, : 29 - i]
+    output = given["left"] * ops.scan(replace(r, x=arriving)).y
+    matrix = ops.attention(r, groups=r.shape[2], skip=True, **given)
+    near(torch.einsum("bhts,bshp->bthp", matrix, r.x), output)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 21])
+def test_triangle(length):
+    g = torch.Generator().manual_seed(0)
+    a, R, W = (torch.rand(2, length, 3, generator=g, dtype=torch.float64) for _ in range(3))
+    exact = triangle.reference(a, R, W)
+    near(triangle.differentiable(a, R, W), exact)
+    out = torch.ones(2, length, length, dtype=torch.float64)
+    triangle.add(out, a, R, W)
+    near(out - 1, exact, 1e-14)
+
+
+# ---- float32
+
+
+REGIMES = ("small steps", "constant steps", "large steps", "mixed", "expected", "log_a", "growing")
+
+
+def in_regime(regime: str, kind: str, length: int = 260) -> Recurrence:
+    heads, width, groups, state = {"mamba": (32, 1, 1, 4), "mamba-2": (6, 4, 1, 16)}[kind]
+    g = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g)
+
+    x, D = normal(1, length, heads, width), normal(heads)
+    b, c = normal(1, length, groups, state), normal(1, length, groups, state)
+    delta = torch.rand(1, length, heads, generator=g)
+    A = -16 * torch.rand(heads, state if kind == "mamba" else 1, generator=g)
+    if regime == "small steps":
+        delta = 1e-3 * delta
+    elif regime == "constant steps":
+        delta = torch.full_like(delta, 1e-3)
+    elif regime == "large steps":
+        delta = 1e3 * delta
+    elif regime == "mixed":
+        delta = torch.nn.functional.softplus(8 * normal(1, length, heads) - 4)
+    elif regime == "growing":
+        delta, A = 2e-3 * delta, A.abs()
+    elif regime == "log_a":
+        return Recurrence(x, b, c, log_a=3 * delta.unsqueeze(-1) * A, D=D)
+    return Recurrence(x, b, c, delta=delta, A=A, D=D, expected=regime == "expected")
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("kind", ["mamba", "mamba-2"])
+def test_float32(kind, regime):
+    r = in_regime(regime, kind)
+    exact, last = r.to(torch.float64), r.shape[1] - 1
+    for around in ("nothing", "both"):
+        given = surroundings(r, around)
+        precise = {name: t.double() for name, t in given.items()}
+        for options in ({}, {"absolute": True}, {"rows": [last]}, {"skip": True, "groups": 2}):
+            near(ops.attention(r, **options, **given).double(), ops.attention(exact, **options, **precise), 1e-5)
+        ours, slow = (ops.pooled_attention(t, 9, skip=True, **g) for t, g in ((r, given), (exact, precise)))
+        near(ours.double(), slow, 1e-5)
+
+
+# ---- gradients
+
+
+def leaves_of(r: Recurrence) -> dict[str, Tensor]:
+    names = ("b", "c", "delta", "A", "log_a", "D", "beta")
+    found = {n: t for n in names if (t := getattr(r, n, None)) is not None}
+    return {n: t.clone().requires_grad_() for n, t in found.items()}
+
+
+@pytest.mark.parametrize("rows", [None, [4, 1]], ids=["whole", "rows"])
+@pytest.mark.parametrize("around", ["nothing", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients(kind, around, rows):
+    r = draw(kind, 5, batch=1)
+    terms = leaves_of(r)
+    given = {n: t.requires_grad_() for n, t in surroundings(r, around, reach=3).items()}
+    leaves = [*terms.values(), *given.values()]
+    weights = torch.randn(1, 2, 5, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+    recurrence = replace(r, **terms)
+    ours = ops.attention(recurrence, groups=2, skip=True, rows=rows, **given)
+    exact = means(channels(recurrence, True, **given), 2)
+    if rows is not None:
+        weights, exact = weights[:, :, rows], exact[:, :, rows]
+    near(ours, exact)
+    found = torch.autograd.grad((ours * weights).sum(), leaves)
+    for ours_, slow in zip(found, torch.autograd.grad((exact * weights).sum(), leaves)):
+        near(ours_, slow, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba-2"])
+def test_gradients_by_differences(kind):
+    r = draw(kind, 4, batch=1).of_heads(0, 2)
+    terms = leaves_of(r)
+    given = {n: t.requires_grad_() for n, t in surroundings(r, "both", reach=2).items()}
+    names = [*terms, *given]
+
+    def made(*values):
+        all_of = dict(zip(names, values))
+        around = {n: all_of.pop(n) for n in given}
+        return ops.attention(replace(r, **all_of), skip=True, **around)
+
+    assert torch.autograd.gradcheck(made, [*terms.values(), *given.values()])
+
+
+def test_chunks_of_heads_change_nothing(monkeypatch):
+    r = draw("mamba", 9)
+    plain = ops.attention(r, **surroundings(r, "both"))
+    asked = replace(r, A=r.A.clone().requires_grad_())
+    monkeypatch.setattr(matrices, "MAX_FACTOR_COLUMNS", 6)
+    near(ops.attention(r, **surroundings(r, "both")), plain)
+    near(ops.attention(asked, **surroundings(r, "both")), plain)
+
+
+def test_no_gradient_flows_through_cells():
+    r = draw("mamba", 9)
+    asked = replace(r, A=r.A.clone().requires_grad_())
+    assert not ops.pooled_attention(asked, 3).requires_grad
+
+
+# ---- cells, and errors
+
+
+def test_pairs_of_cells():
+    edge = pooled.edges(11, 4)
+    assert edge.tolist() == [0, 2, 5, 8, 11]
+    assert pooled.causal_pairs(edge).tolist() == [[3, 0, 0, 0], [6, 6, 0, 0], [6, 9, 6, 0], [6, 9, 9, 6]]
+
+
+def test_chunks_of_cells_change_nothing(monkeypatch):
+    r = draw("mamba-2", 37)
+    given = surroundings(r, "both")
+    before = ops.pooled_attention(r, 7, **given)
+    monkeypatch.setattr(pooled, "MAX_PAIRS_HELD", 50)
+    near(ops.pooled_attention(r, 7, **given), before)
+
+
+def test_a_long_delta_rule_goes_by_the_adjoint(monkeypatch):
+    r = draw("delta", 23)
+    before = ops.pooled_attention(r, 5, groups=2, skip=True)
+    monkeypatch.setattr(pooled, "MAX_EXACT_DELTA_LENGTH", 10)
+    near(ops.pooled_attention(r, 5, groups=2, skip=True), before)
+    with pytest.raises(InputError, match="of at most 10 tokens, not 23"):
+        ops.pooled_attention(r, 5, **surroundings(r, "left"))
+
+
+@pytest.mark.parametrize("groups", [0, 4, 7])
+def test_groups_that_do_not_divide(groups):
+    r = draw("mamba", 5)
+    for make in (ops.attention, lambda r, groups: ops.pooled_attention(r, 2, groups=groups)):
+        with pytest.raises(ValueError, match=f"{groups} groups do not divide 6 heads"):
+            make(r, groups=groups)
+
+
+def test_rows_outside():
+    r = draw("mamba", 5)
+    for rows in ([5], [-1, 2], []):
+        with pytest.raises(ValueError, match="give at least one, each from 0 to 4"):
+            ops.attention(r, rows=rows)
+
+
+def test_cells_outside():
+    r = draw("mamba", 5)
+    for cells in (0, 6):
+        with pytest.raises(ValueError, match=f"{cells} cells: give from 1 to the length, 5"):
+            ops.pooled_attention(r, cells)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6, 1), (2, 5, 3, 1), (1, 5, 6, 1), (2, 5, 6, 2)])
+def test_what_does_not_fit(shape):
+    r = draw("mamba", 5)
+    batch, length, heads, width = shape
+    for given in ({"left": torch.ones(shape)}, {"taps": torch.ones(batch, length, 3, heads, width)}):
+        with pytest.raises(ValueError, match="does not fit x"):
+            ops.attention(r, **given)
+
+
+def test_a_reach_beyond_the_length_is_cut():
+    r = draw("mamba", 3)
+    given = surroundings(r, "both", reach=7)
+    near(ops.attention(r, **given), means(channels(r, False, **given), 1))
+    assert Around(None, given["taps"]).reach == 7

@@ -1,0 +1,124 @@
+"""Parts of recurrences and layers: some positions of an order, one text of a batch, groups of heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssmscope import ops
+from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
+
+BATCH, LENGTH, HEADS, WIDTH, STATE = 3, 9, 4, 2, 3
+
+
+def normal(g: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def recurrence(g: torch.Generator) -> ops.Recurrence:
+    b, c = (normal(g, BATCH, LENGTH, 2, STATE) for _ in range(2))
+    log_a = -normal(g, BATCH, LENGTH, HEADS, 1).abs()
+    return ops.Recurrence(normal(g, BATCH, LENGTH, HEADS, WIDTH), b, c, log_a=log_a, D=normal(g, HEADS, WIDTH))
+
+
+def path(g: torch.Generator, name: str = "") -> Path:
+    """One in which everything that can be of a text alone is another one for each text."""
+    channels = HEADS * WIDTH
+    source = normal(g, BATCH, LENGTH, channels)
+    return Path(
+        recurrence=recurrence(g),
+        entry=Entry(
+            source=source,
+            enter=lambda u, biased: u,
+            kernel=normal(g, channels, 3),
+            bias=normal(g, channels),
+            tail=normal(g, BATCH, 2, channels),
+            taps=torch.rand(BATCH, LENGTH, 3, generator=g) > 0.3,
+            activation=normal(g, BATCH, LENGTH, channels),
+        ),
+        exit=Exit(project=lambda y: y, gate=normal(g, BATCH, LENGTH, channels), behind=normal(g, BATCH, LENGTH)),
+        name=name,
+        filter=normal(g, 2),
+        filter_tail=normal(g, BATCH, 1, channels),
+        initial=normal(g, BATCH, HEADS, WIDTH, STATE),
+        weight=normal(g, BATCH, LENGTH, channels),
+    )
+
+
+# ---- positions of an order
+
+
+@pytest.mark.parametrize("start, stop", [(0, 5), (3, 9), (2, 7), (4, None)])
+@pytest.mark.parametrize("order", [list(range(LENGTH))[::-1], [4, 7, 0, 8, 2, 6, 1, 3, 5]], ids=["backwards", "mixed"])
+def test_between_keeps_the_order_of_the_positions_that_stay(order, start, stop):
+    r = replace(recurrence(torch.Generator().manual_seed(0)), order=torch.tensor(order))
+    part = r.between(start, stop)
+    last = LENGTH if stop is None else stop
+    stays = [t for t in order if start <= t < last]
+    assert part.order.tolist() == [t - start for t in stays]
+    H = torch.zeros(BATCH, HEADS, WIDTH, STATE, dtype=torch.float64)
+    y = torch.zeros(BATCH, last - start, HEADS, WIDTH, dtype=torch.float64)
+    for t in stays:
+        b, c = (term[:, t].repeat_interleave(HEADS // 2, dim=1) for term in (r.b, r.c))
+        H = r.log_a[:, t, :, :, None].exp() * H + r.x[:, t, :, :, None] * b[:, :, None, :]
+        y[:, t - start] = (H * c[:, :, None, :]).sum(-1) + r.D * r.x[:, t]
+    found = ops.scan(part)
+    torch.testing.assert_close(found.y, y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.state, H, rtol=1e-9, atol=1e-9)
+
+
+# ---- one text of a batch
+
+
+@pytest.mark.parametrize("row, length", [(0, LENGTH), (1, 6), (2, 4)])
+def test_the_path_of_a_text_has_nothing_of_another_text(row, length):
+    whole = path(torch.Generator().manual_seed(1))
+    own = whole.of_text(row, length)
+    for level in ("ssm", "block"):
+        sink = whole.sink(level)[row : row + 1, :length]
+        torch.testing.assert_close(own.sink(level), sink, rtol=1e-9, atol=1e-12)
+        for options in ({}, {"groups": HEADS}, {"absolute": True}, {"skip": False}):
+            map_ = whole.attention(level, **options)[row : row + 1, :, :length, :length]
+            torch.testing.assert_close(own.attention(level, **options), map_, rtol=1e-9, atol=1e-12)
+    for biased in (False, True):  # tails, the state before the first position, taps, filter, gate and weight
+        y, expected = (p.finish(p.read(p.entry.values(p.entry.source, biased), biased)) for p in (own, whole))
+        torch.testing.assert_close(y, expected[row : row + 1, :length], rtol=1e-9, atol=1e-12)
+
+
+# ---- groups of heads
+
+
+def by_columns(p: Path, level: str, skip: bool) -> Tensor:
+    """Every channel's matrix, (batch, channels, length, length), by what is read of a 1 at one position."""
+    columns = []
+    if not skip:
+        p = replace(p, recurrence=replace(p.recurrence, D=None))
+    for s in range(LENGTH):
+        one = torch.zeros_like(p.entry.source)
+        one[:, s] = 1
+        y = p.read(one if level == "ssm" else p.entry.values(one, False), False)
+        columns.append(y if level == "ssm" else p.finish(y) * p.exit.behind.unsqueeze(-1))
+    return torch.stack(columns, dim=-1).transpose(1, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 2, HEADS])
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("level", ["ssm", "block"])
+def test_absolute_maps_of_joined_paths_are_of_their_sum_in_every_group(level, skip, groups):
+    """Channels of opposite sign on two paths cancel before the absolute value; every group has its own heads."""
+    g = torch.Generator().manual_seed(2)
+    paths = (path(g, "first"), path(g, "second"))
+    layer = FrozenLayer(u=normal(g, BATCH, LENGTH, HEADS * WIDTH), paths=paths)
+    total = sum(by_columns(p, level, skip) for p in paths).abs()
+    expected = total.unflatten(1, (groups, -1)).mean(2)
+    found = layer.attention(level, groups=groups, absolute=True, skip=skip)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    rows = [7, 0, 3]
+    chosen = layer.attention(level, groups=groups, absolute=True, skip=skip, rows=rows)
+    torch.testing.assert_close(chosen, expected[:, :, rows], rtol=1e-9, atol=1e-12)
+    apart = replace(layer, joined=False).attention(level, groups=groups, absolute=True, skip=skip)
+    each = sum(by_columns(p, level, skip).abs() for p in paths).unflatten(1, (groups, -1)).mean(2)
+    torch.testing.assert_close(apart, each, rtol=1e-9, atol=1e-12)

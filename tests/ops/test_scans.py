@@ -1,0 +1,311 @@
+"""Recurrences: the fast scans against the definition, identities, gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssmscope import ops
+from ssmscope.ops import Recurrence, diagonal, elementwise, scans, ssd
+
+FORMS = ["factors", "factors-expected", "whole"]
+
+
+def recurrence(
+    form: str = "factors",
+    *,
+    batch: int = 2,
+    length: int = 37,
+    heads: int = 6,
+    width: int = 3,
+    state: int = 4,
+    groups: int = 2,
+    decays: str = "state",
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    requires_grad: bool = False,
+) -> tuple[Recurrence, dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    n = state if decays == "state" else 1
+    terms = {
+        "x": draw(batch, length, heads, width),
+        "b": draw(batch, length, groups, state),
+        "c": draw(batch, length, groups, state),
+        "D": draw(heads),
+    }
+    if form == "whole":  # decays from 1e-30 to 1, many of them close to 1
+        log_a = -69.0 * uniform(batch, length, heads, n) ** 4
+        log_a[:, ::7] = 0.0
+        log_a[:, 3::7] = -69.0
+        terms["log_a"] = log_a
+        terms["delta"] = uniform(batch, length, heads) + 0.1
+    else:
+        terms["delta"] = 5 * uniform(batch, length, heads) ** 3
+        terms["A"] = -16 * uniform(heads, n)
+    if requires_grad:
+        for t in terms.values():
+            t.requires_grad_()
+    return Recurrence(**terms, expected=form == "factors-expected"), terms
+
+
+SHAPES = [
+    dict(heads=6, width=1, groups=1),
+    dict(heads=6, width=3, groups=2),
+    dict(heads=3, width=4, groups=3, length=1),
+    dict(heads=2, width=1, groups=1, length=70, batch=3),
+    dict(heads=4, width=2, groups=2, length=33, state=1),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decays", ["state", "head"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scan_is_the_definition(form, decays, shape):
+    r, _ = recurrence(form, decays=decays, **shape)
+    initial = torch.randn(shape.get("batch", 2), shape["heads"], shape["width"], shape.get("state", 4)).double()
+    for start in (None, initial):
+        fast, slow = ops.scan(r, start, retention=True), ops.scan_reference(r, start)
+        for a, b in zip(fast, slow):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decays", ["state", "head"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_are_those_of_the_definition(form, decays, shape):
+    r, terms = recurrence(form, decays=decays, requires_grad=True, **shape)
+    initial = torch.randn(shape.get("batch", 2), shape["heads"], shape["width"], shape.get("state", 4)).double()
+    initial.requires_grad_()
+    inputs = [*terms.values(), initial]
+
+    def gradients(scan):
+        out = scan(r, initial)
+        weighted = (out.y * torch.sin(torch.arange(out.y.numel()).view(out.y.shape))).sum()
+        return torch.autograd.grad(weighted + (out.state**2).sum(), inputs)
+
+    for fast, slow in zip(gradients(ops.scan), gradients(ops.scan_reference)):
+        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_longer_than_a_segment(decays):
+    r, _ = recurrence("whole", decays=decays, batch=1, length=ssd.STEPS_PER_SEGMENT + 45, heads=2, groups=1)
+    fast, slow = ops.scan(r), ops.scan_reference(r)
+    torch.testing.assert_close(fast.y, slow.y, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(fast.state, slow.state, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_a_run_cut_in_two_is_the_whole_run(form, decays):
+    r, _ = recurrence(form, decays=decays, length=50)
+    whole = ops.scan(r, retention=True)
+    for cut in (1, 16, 31):
+        first = ops.scan(r.between(0, cut), retention=True)
+        second = ops.scan(r.between(cut), first.state, retention=True)
+        torch.testing.assert_close(torch.cat([first.y, second.y], 1), whole.y)
+        torch.testing.assert_close(second.state, whole.state)
+        torch.testing.assert_close(torch.cat([first.retention, second.retention], 1), whole.retention)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_decays_give_finite_values_and_gradients(decays, dtype):
+    r, terms = recurrence(decays=decays, dtype=dtype, requires_grad=True, length=64)
+    with torch.no_grad():
+        terms["delta"][:, ::3] = 0.0  # decay 1
+        terms["delta"][:, 1::3] = 1e6  # decay 0
+    out = ops.scan(r)
+    (out.y.sum() + out.state.sum()).backward()
+    assert out.y.isfinite().all() and out.state.isfinite().all()
+    for name, t in terms.items():
+        assert t.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_float32_is_within_1e_5_of_float64(decays):
+    for form in FORMS:
+        r, _ = recurrence(form, decays=decays, length=300, dtype=torch.float32)
+        fast = ops.scan(r)
+        exact = ops.scan_reference(r.to(torch.float64))
+        assert (fast.y - exact.y).abs().max() < 1e-5 * exact.y.abs().max()
+
+
+def test_constant_decay_has_the_geometric_series():
+    length, a = 40, 0.9
+    ones = torch.ones(1, length, 1, 1, dtype=torch.float64)
+    r = Recurrence(x=ones, b=ones, c=ones, log_a=ones * torch.tensor(a).double().log())
+    t = torch.arange(1, length + 1, dtype=torch.float64)
+    torch.testing.assert_close(ops.scan(r).y.flatten(), (1 - a**t) / (1 - a), rtol=1e-6, atol=0)
+
+
+def test_expected_decay_is_the_mean_over_exponential_steps():
+    mean, A = 0.7, -1.3
+    steps = torch.distributions.Exponential(1 / mean).sample((400_000,)).double()
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    r = Recurrence(
+        x=one,
+        b=one,
+        c=one,
+        delta=torch.full((1, 1, 1), mean).double(),
+        A=torch.tensor([[A]]).double(),
+        expected=True,
+    )
+    samples = (steps * A).exp()
+    error = 5 * samples.std() / samples.numel() ** 0.5
+    assert abs(r.log_decay().exp().item() - samples.mean()) < error
+    assert abs(torch.tensor(A * mean).exp() - samples.mean()) > 5 * error  # exp of the mean is no mean
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_retention_and_write(form):
+    r, _ = recurrence(form)
+    a = r.log_decay().exp()
+    torch.testing.assert_close(ops.retention(r, per_head=True), a.mean(-1))
+    torch.testing.assert_close(ops.retention(r), a.mean((2, 3)))
+    torch.testing.assert_close(ops.write(r), 1 - a.mean((2, 3)))
+    torch.testing.assert_close(ops.scan(r, retention=True).retention, a.mean((2, 3)))
+
+
+def test_write_of_a_tiny_step_keeps_its_digits():
+    one = torch.ones(1, 1, 1, 1)
+    r = Recurrence(x=one, b=one, c=one, delta=torch.full((1, 1, 1), 1e-9), A=torch.tensor([[-1.0]]))
+    torch.testing.assert_close(ops.write(r).item(), 1e-9, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("decays", ["state", "head"])
+def test_states_are_those_of_the_definition(decays):
+    r, _ = recurrence(decays=decays, length=20)
+    chosen = [7, 0, 19, 7]
+    expected = torch.stack([ops.scan_reference(r.between(0, p + 1)).state for p in chosen], dim=1)
+    torch.testing.assert_close(ops.states(r, chosen), expected)
+    with pytest.raises(ValueError, match="outside 0…19"):
+        ops.states(r, [20])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    length=st.integers(0, 40),
+    heads=st.sampled_from([1, 2, 4]),
+    width=st.integers(1, 3),
+    state=st.integers(1, 5),
+    batch=st.integers(1, 3),
+    decays=st.sampled_from(["state", "head"]),
+    form=st.sampled_from(FORMS),
+    seed=st.integers(0, 2**16),
+)
+def test_any_shape(length, heads, width, state, batch, decays, form, seed):
+    r, _ = recurrence(
+        form,
+        batch=batch,
+        length=length,
+        heads=heads,
+        width=width,
+        state=state,
+        groups=1,
+        decays=decays,
+        seed=seed,
+    )
+    fast, slow = ops.scan(r), ops.scan_reference(r)
+    torch.testing.assert_close(fast.y, slow.y, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(fast.state, slow.state, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [{}, {"width": 1, "state": 1, "groups": 6}], ids=str)
+def test_joint_scans_are_the_separate_ones(form, shape, monkeypatch):
+    """Each with its own decays, skip, state and retention, gradients too; one may have no skip."""
+    drawn = [recurrence(form, decays="head", seed=seed, requires_grad=True, **shape) for seed in (1, 2, 3)]
+    drawn[2][1].pop("D")
+    rs = [drawn[0][0], drawn[1][0], replace(drawn[2][0], D=None)]
+    terms = [t for _, each in drawn for t in each.values()]
+    starts = [None, *(torch.randn(2, r.shape[2], *r.shape[3:]).double().requires_grad_() for r in rs[1:])]
+    runs = []
+    monkeypatch.setattr(scans, "scan", lambda r, *args, **kwargs: runs.append(r.shape) or ops.scan(r, *args, **kwargs))
+    for initials in ([None] * len(rs), starts):
+        inputs = [*terms, *(H for H in initials if H is not None)]
+        found = scans.scan_all(rs, initials, retention=True)
+        alone = [ops.scan(r, H, retention=True) for r, H in zip(rs, initials)]
+        for ours, expected in zip(found, alone, strict=True):
+            for a, b in zip(ours, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        gradients = (
+            torch.autograd.grad(sum((s.y.sin() * i).sum() + (s.state**2).sum() for i, s in enumerate(each, 1)), inputs)
+            for each in (found, alone)
+        )
+        for ours, expected in zip(*gradients):
+            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    assert [shape[0] for shape in runs] == [6, 6]
+    assert scans.scan_all(rs, [None] * len(rs))[0].retention is None
+
+
+def test_recurrences_of_different_forms_are_scanned_one_by_one():
+    r, _ = recurrence(decays="head")
+    others = [
+        recurrence(decays="head", groups=3)[0],
+        recurrence(decays="head", state=5)[0],
+        recurrence(decays="head", width=2)[0],
+        recurrence(decays="head", dtype=torch.float32)[0],
+        recurrence(decays="head", batch=3)[0],
+        replace(recurrence("whole", decays="head")[0], delta=None),
+        recurrence(decays="state")[0],
+        replace(r, order=torch.arange(36, -1, -1)),
+    ]
+    for other in others:
+        for pair in ([r, other], [other, other]):
+            for found, expected in zip(scans.scan_all(pair, [None, None]), map(ops.scan, pair), strict=True):
+                torch.testing.assert_close(found.y, expected.y)
+                torch.testing.assert_close(found.state, expected.state)
+
+
+def test_segment_sums():
+    log_a = -torch.rand(3, 9, dtype=torch.float64)
+    sums = ssd.segment_sums(log_a)
+    for t in range(9):
+        for s in range(9):
+            expected = log_a[:, s + 1 : t + 1].sum(-1) if s <= t else torch.zeros(3).double()
+            torch.testing.assert_close(sums[:, t, s], expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chunks", [1, None])
+def test_a_decay_per_state_in_pieces_of_any_size(form, chunks, monkeypatch):
+    """Steps held a few at a time, with gradients through each piece's first state, in one chunk and in several."""
+    r, terms = recurrence(form, heads=3, width=1, groups=1, length=45, requires_grad=True)
+    initial = torch.randn(2, 3, 1, 4).double().requires_grad_()
+    monkeypatch.setitem(diagonal.MAX_NUMBERS_HELD, "cpu", 10 * initial.numel())
+    scan = elementwise.scan
+    monkeypatch.setattr(elementwise, "scan", lambda a, written, H, _: scan(a, written, H, chunks))
+    found, exact = ops.scan(r, initial, retention=True), ops.scan_reference(r, initial)
+    for ours, wanted in zip(found, exact):
+        torch.testing.assert_close(ours, wanted, rtol=1e-11, atol=1e-11)
+    inputs = [*terms.values(), initial]
+    for ours, wanted in zip(*(torch.autograd.grad(o.y.sin().sum() + o.state.sum(), inputs) for o in (found, exact))):
+        torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_wrong_shapes_are_refused():
+    r, terms = recurrence()
+    bad = [
+        ({"b": terms["b"][:, :, :, :2]}, "groups"),
+        ({"A": None}, "decay once"),
+        ({"log_a": torch.zeros(2, 37, 6, 4)}, "decay once"),
+        ({"delta": None}, "needs delta"),
+        ({"delta": terms["delta"][:, :5]}, "delta"),
+        ({"A": terms["A"][:3]}, "decay"),
+        ({"A": None, "log_a": torch.zeros(2, 37, 6, 4), "expected": True}, "needs A"),
+    ]
+    for change, words in bad:
+        with pytest.raises(ValueError, match=words):
+            Recurrence(**{**terms, **change})

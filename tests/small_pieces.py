@@ -1,0 +1,35 @@
+"""Every internal size of the recurrences set small, so that what is cut into pieces is cut on short inputs too."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssmscope.ops import delta_rule, diagonal, matrices, matrix_rows, pooled, recurrence, ssd, survival, wide
+
+SIZES = {
+    (delta_rule, "STEPS_PER_CHUNK"): 4,
+    (delta_rule, "STEPS_PER_SEGMENT"): 8,
+    (diagonal, "MAX_NUMBERS_HELD"): {"cpu": 200, "cuda": 200},
+    (matrices, "MAX_FACTOR_COLUMNS"): 7,
+    (matrices, "MAX_MATRIX_NUMBERS"): 300,
+    (matrix_rows, "MAX_DECAYS_HELD"): 16,
+    (matrix_rows, "MAX_ROW_NUMBERS"): 30,
+    (pooled, "MAX_CELL_STATES_HELD"): 20,
+    (pooled, "MAX_CELL_MATRIX_NUMBERS"): 20,
+    (pooled, "MAX_PAIRS_HELD"): 20,
+    (recurrence, "MAX_DECAYS_HELD"): 100,
+    (ssd, "STEPS_PER_CHUNK"): 3,
+    (ssd, "STEPS_PER_SEGMENT"): 6,
+    (survival, "POSITIONS_PER_PIECE"): 3,
+    (survival, "MAX_KEY_NUMBERS_HELD"): 50,
+    (wide, "STEPS_PER_CHUNK"): 4,
+    (wide, "STEPS_PER_SEGMENT"): 8,
+}
+REFUSALS = {(pooled, "MAX_EXACT_DELTA_LENGTH")}
+"""Limits that are refused beyond, not sizes of pieces."""
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set every size of `SIZES` for one test."""
+    for (module, name), size in SIZES.items():
+        monkeypatch.setattr(module, name, size)
