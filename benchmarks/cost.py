@@ -16,7 +16,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import timing
@@ -24,7 +23,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ssmscope.mixers import fast_scan
-from ssmscope.scans.compiling import compiled_pieces
 from ssmscope.training.architectures import OWN, Tokens
 from ssmscope.training.build import language_model
 from ssmscope.training.objectives import regularized
@@ -111,7 +109,6 @@ def main() -> None:
     parser.add_argument("--lengths", default="256,1024")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--compile", action="store_true", help="pieces of the scans with torch.compile")
     arguments = parser.parse_args()
     torch.set_num_threads(timing.THREADS)
     print(torch.cuda.get_device_name() if arguments.device == "cuda" else timing.machine())
@@ -123,13 +120,9 @@ def main() -> None:
     print("|", " | ".join("---" for _ in head), "|")
     asked = [name for name in MODELS if name == "mamba2" or name.replace(", ", " ") in arguments.models.split(",")]
     models = {name: build(name, arguments) for name in asked}
-    with compiled_pieces() if arguments.compile else nullcontext():
-        for length in map(int, arguments.lengths.split(",")):
-            rows(
-                models,
-                torch.randint(arguments.vocabulary, (arguments.batch, length), device=arguments.device),
-                arguments,
-            )
+    for length in map(int, arguments.lengths.split(",")):
+        ids = torch.randint(arguments.vocabulary, (arguments.batch, length), device=arguments.device)
+        rows(models, ids, arguments)
 
 
 if __name__ == "__main__":

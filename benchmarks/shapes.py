@@ -122,9 +122,9 @@ SHAPES: dict[str, Callable[[], Any]] = {
 def built(shape: str, dtype: torch.dtype, device: str, layers: int | None = None) -> Model:
     """Load a random model of a shape, drawn on its device.
 
-    Projections have a standard deviation of 0.02, as Mamba's authors draw them: with transformers' 0.1 a random model of
-    this depth amplifies rounding. The 130 million shapes take steps of about 1 instead of 0.01, as long texts do in
-    trained models, so that the recurrence is a large share of a layer's output.
+    Projections have a standard deviation of 0.02, as Mamba's authors draw them: with transformers' 0.1 a random model
+    of this depth amplifies rounding. The shapes of 130 million parameters take steps of about 1 instead of 0.01, so
+    that the recurrence is a large share of a layer's output.
     """
     kind, config = SHAPES[shape]()
     config.initializer_range = 0.02

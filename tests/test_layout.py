@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "backends", "ops", "frozen", "trace"}
-READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing"}
+READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "compiling"}
 CORE = READ | {"encoding", "model", "models"}
 DECLARED = {"analysis", "reads", "signature", "sharding"}
 """What a package says its analysis is with."""
@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "states": {"trace"},
     "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts", "recomputing"},
     "recomputing": {"intercept", "mixers"},
+    "compiling": {"intercept"},
     "attention_layers": {"intercept", "trace", "states", "mixers"},
     "edits": READ - {"fingerprint", "edits", "cuts"},
     "cuts": READ - {"fingerprint", "cuts"},

@@ -59,12 +59,17 @@ def terms(
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
     xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
-    xBC = at_least_float32(hide_padding(xBC, mask))
+    delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
+    recurrence = recurrence_of(mixer, at_least_float32(hide_padding(xBC, mask)), hide_padding(delta, mask))
+    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
+    return LayerTrace(u, (recurrence,), mask=mask, **around)
+
+
+def recurrence_of(mixer: nn.Module, xBC: Tensor, delta: Tensor) -> Recurrence:
+    """Return the layer's recurrence from x, B and C, (batch, length, channels), and Δ, (batch, length, heads)."""
     per_group = mixer.n_groups * mixer.ssm_state_size
     x, B, C = xBC.split([mixer.intermediate_size, per_group, per_group], dim=-1)
-    delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias))
-    delta = hide_padding(delta.clamp(*limits), mask)
-    recurrence = Recurrence(
+    return Recurrence(
         x=rearrange(x, "b t (h p) -> b t h p", h=mixer.num_heads),
         b=rearrange(B, "b t (g n) -> b t g n", g=mixer.n_groups),
         c=rearrange(C, "b t (g n) -> b t g n", g=mixer.n_groups),
@@ -72,8 +77,6 @@ def terms(
         A=-at_least_float32(mixer.A_log).exp().unsqueeze(-1),
         D=at_least_float32(mixer.D),
     )
-    around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
-    return LayerTrace(u, (recurrence,), mask=mask, **around)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

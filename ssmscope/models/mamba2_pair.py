@@ -16,13 +16,9 @@ from torch.nn.functional import linear, softplus
 
 from ssmscope.affine import is_plain
 from ssmscope.mixers import as_constant, entering, taps_read
-from ssmscope.models.parts import (
-    at_least_float32,
-    causal_convolution,
-    convolution,
-    hide_padding,
-)
-from ssmscope.ops import Recurrence, Scan
+from ssmscope.models.mamba2 import recurrence_of
+from ssmscope.models.parts import activated_convolution, at_least_float32, convolution, hide_padding
+from ssmscope.ops import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
 Pair = tuple[Any, Any]
@@ -41,10 +37,10 @@ def terms(both: Pair, u: Tensor, mask: Tensor | None, state: LayerState | None) 
         conv_input = torch.cat(edited, dim=-1)
     read = [taps_read(each, x, m.conv_kernel_size) for each, x in zip(both, edited)]
     taps = None if read[0] is None else torch.cat(read, dim=-1)
-    xBC = at_least_float32(hide_padding(m.act(_convolved(both, conv_input, tail, taps)), mask))
+    xBC = at_least_float32(hide_padding(_convolved(both, conv_input, tail, taps), mask))
     delta = softplus(at_least_float32(step) + at_least_float32(torch.cat([each.dt_bias for each in both])))
     delta = hide_padding(delta.clamp(*m.time_step_limit), mask)
-    recurrences = tuple(map(_recurrence, both, xBC.chunk(2, dim=-1), delta.chunk(2, dim=-1)))
+    recurrences = tuple(map(recurrence_of, both, xBC.chunk(2, dim=-1), delta.chunk(2, dim=-1)))
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": m.conv_kernel_size}
     return LayerTrace(u, recurrences, mask=mask, **around)
 
@@ -63,26 +59,17 @@ def _projected(both: Pair, u: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _convolved(both: Pair, x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
+    """Return SiLU(conv1d(x)), of each by itself where an edited run chooses the taps that each reads."""
+
+    def convolved(x, kernel, bias, tail, taps):
+        return activated_convolution(x, kernel, bias, both[0].act, tail, taps)
+
     inputs = x.chunk(2, dim=-1)
     kernels, biases = zip(*(convolution(m, own) for m, own in zip(both, inputs)))
     if taps is None and (biases[0] is None) == (biases[1] is None):
-        bias = None if biases[0] is None else torch.cat(biases)
-        return causal_convolution(x, torch.cat(kernels), bias, tail)
+        return convolved(x, torch.cat(kernels), None if biases[0] is None else torch.cat(biases), tail, None)
     tails, read = ((None, None) if t is None else t.chunk(2, dim=-1) for t in (tail, taps))
-    return torch.cat([causal_convolution(*own) for own in zip(inputs, kernels, biases, tails, read)], dim=-1)
-
-
-def _recurrence(m: Any, xBC: Tensor, delta: Tensor) -> Recurrence:
-    per_group = m.n_groups * m.ssm_state_size
-    x, B, C = xBC.split([m.intermediate_size, per_group, per_group], dim=-1)
-    return Recurrence(
-        x=rearrange(x, "b t (h p) -> b t h p", h=m.num_heads),
-        b=rearrange(B, "b t (g n) -> b t g n", g=m.n_groups),
-        c=rearrange(C, "b t (g n) -> b t g n", g=m.n_groups),
-        delta=delta,
-        A=-at_least_float32(m.A_log).exp().unsqueeze(-1),
-        D=at_least_float32(m.D),
-    )
+    return torch.cat(list(map(convolved, inputs, kernels, biases, tails, read)), dim=-1)
 
 
 def difference(both: Pair, layer: LayerTrace, scans: Sequence[Scan], weight: Tensor) -> Tensor:
@@ -93,8 +80,7 @@ def difference(both: Pair, layer: LayerTrace, scans: Sequence[Scan], weight: Ten
     first, second = (m.out_proj for m in both)
     if not _are_plain(first, second) or first.bias is not None:
         return first(y1) - weight * second(y2)
-    found = linear(y1, as_constant(first.weight))
-    subtracted = -weight * as_constant(second.weight)
+    found, subtracted = linear(y1, as_constant(first.weight)), -weight * as_constant(second.weight)
     return torch.addmm(found.flatten(0, -2), y2.flatten(0, -2), subtracted.mT).view(found.shape)
 
 

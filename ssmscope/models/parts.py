@@ -18,6 +18,7 @@ from ssmscope.affine import (
     norm_terms,
     offset,
 )
+from ssmscope.compiling import compilable
 from ssmscope.errors import InputError
 from ssmscope.frozen import Entry, as_diagonal
 from ssmscope.mixers import as_constant, reader_of
@@ -68,9 +69,12 @@ def causal_convolution(
     """Depthwise causal convolution, Σ_j weight_j x_{t − taps + 1 + j} + bias; `tail` holds the taps − 1 inputs before
     the first position (zeros when absent), and `taps` says which inputs are read, x_t first (all when absent).
     """
-    kernel = as_constant(weight)[:, 0].flip(-1).to(x.dtype)
-    y = convolved(x, kernel, tail, taps)
-    return y if bias is None else y + as_constant(bias).to(x.dtype)
+    return _convolution(x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, taps: Tensor | None) -> Tensor:
+    y = convolved(x, weight[:, 0].flip(-1).to(x.dtype), tail, taps)
+    return y if bias is None else y + bias.to(x.dtype)
 
 
 def activated_convolution(
@@ -82,7 +86,12 @@ def activated_convolution(
     taps: Bool[Tensor, "batch length taps"] | None = None,
 ) -> Float[Tensor, "batch length channels"]:
     """Return act(`causal_convolution`)."""
-    return act(causal_convolution(x, weight, bias, tail, taps))
+    return _activated(act, x, as_constant(weight), None if bias is None else as_constant(bias), tail, taps)
+
+
+@compilable
+def _activated(act: Callable[[Tensor], Tensor], *terms: Tensor | None) -> Tensor:
+    return act(_convolution(*terms))
 
 
 def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:

@@ -114,7 +114,7 @@ def keys_left(
     written at s has become by the end.
 
     With P_s the product of the transitions after s and l_sᵀ = r_sᵀ P_s, P_{s−1} = a_s (P_s − β_s e_s l_sᵀ). Within a
-    chunk that ends with P the l_s solve a triangular system, of which the keys are made; where r is b they are the keys:
+    chunk that ends with P the l_s solve a triangular system, of which the keys are made (they are the keys if r is b):
 
         l_s + Σ_{t>s} β_t (r_sᵀ Γ_{s<…≤t} e_t) l_t = (Γ_{s<…≤end} P)ᵀ r_s,
         k_s = (Γ_{s<…≤end} P)ᵀ b_s − Σ_{t>s} β_t (b_sᵀ Γ_{s<…≤t} e_t) l_t.

@@ -236,7 +236,8 @@ def _sums_through_scores(r: Recurrence, edge: Tensor, groups: int, skip: bool, a
                 for begin in range(0, cells, at_once):
                     place = slice(begin, min(begin + at_once, cells))
                     _add_own_pairs(total, part, edge, beside, place)
-                together = max(1, MAX_CELL_MATRIX_NUMBERS // cells**2) if beside.is_empty else 1  # one column a head, or its whole width
+                # A head has one column, or where something stands around the recurrence its whole width.
+                together = max(1, MAX_CELL_MATRIX_NUMBERS // cells**2) if beside.is_empty else 1
                 for head in range(0, last - first, together):
                     _add_heads(
                         total, part.of_heads(head, head + together), edge, beside.of_heads(head, head + together)
@@ -378,8 +379,9 @@ def _sums_of_delta(r: Recurrence, edge: Tensor, groups: int, skip: bool, around:
         return _sums_of_whole(r, edge, groups, skip, around)
     if not around.is_empty:
         raise InputError(
-            f"the pooled map of a delta rule with its gates is made from the whole matrix, of at most {MAX_EXACT_DELTA_LENGTH:,}"
-            f" tokens, not {length:,}: give a shorter text, or ask for the level of the recurrence alone"
+            "the pooled map of a delta rule with its gates is made from the whole matrix, of at most "
+            f"{MAX_EXACT_DELTA_LENGTH:,} tokens, not {length:,}: give a shorter text, or ask for the level of the "
+            "recurrence alone"
         )
     sums = delta_matrices.pooled_rows(r, edge)
     place = torch.repeat_interleave(torch.arange(len(edge) - 1), edge.diff()).to(sums.device)

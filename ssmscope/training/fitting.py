@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from ssmscope.compiling import compiled_parts
 from ssmscope.errors import InputError
 from ssmscope.mixers import fast_scan
 from ssmscope.models.baleen import anneal_prior
@@ -27,7 +28,7 @@ from ssmscope.training.objectives import Arrays, Objective
 from ssmscope.training.recording import Recording, recordable
 
 UNDECAYED = ("A_log", "D", "dt_bias", "dt_proj.bias")
-ALIKE = 1e-3  # how far compiled gradients may be from plain ones, relative to each parameter's norm
+MAX_GRADIENT_DIFFERENCE = 1e-3  # of a compiled or recorded step from the plain one, relative to each parameter's norm
 STEPS_BETWEEN_LOOKS = 50  # on a GPU every look at the loss waits for all work that was given to it
 
 
@@ -140,12 +141,33 @@ class Fit:
         with ExitStack() as stack:
             stack.enter_context(fast_scan(self.module))
             stack.enter_context(matrix_products("high" if self.options["precision"] == "tf32" else "highest"))
+            if self.options["compile"] and self._compiles():
+                stack.enter_context(compiled_parts(self.module))
             self._record()
             bar = stack.enter_context(progress_bar(self.console))
             while self.epoch < self.options["epochs"] and not self._out_of_patience():
                 self._run_epoch(bar)
         assert self.best is not None
         return Outcome(self.best["weights"], self.best["extra"], self.best["epoch"], self.history)
+
+    def _compiles(self) -> bool:
+        """Return True if compiled parts give the gradients of plain torch, tried on the first batch of this epoch."""
+        rows = self.objective.batches(self.epoch)[0]
+        states, gradients = random_states(), []
+        self.module.train()
+        for context in (nullcontext(), compiled_parts(self.module)):
+            restore_random_states(states)
+            self.optimizer.zero_grad(set_to_none=True)
+            with context, matrix_products("highest"):
+                self.objective.loss(self.module, rows).backward()
+            gradients.append(self._gradients())
+        restore_random_states(states)
+        self.optimizer.zero_grad(set_to_none=True)
+        apart = _apart(*gradients)
+        agrees = apart < MAX_GRADIENT_DIFFERENCE
+        verdict = "" if agrees else ": not compiled"
+        self.console.print(f"compiled gradients are {apart:.1e} from those of plain torch{verdict}")
+        return agrees
 
     def _gradients(self) -> list[Tensor]:
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
@@ -170,11 +192,11 @@ class Fit:
         recording(batch)
         apart = _apart(expected, self._gradients())
         restore_random_states(states)
-        if apart < ALIKE:
+        if apart < MAX_GRADIENT_DIFFERENCE:
             self.recording = recording
         else:
             self.optimizer.zero_grad(set_to_none=True)
-        verdict = "" if apart < ALIKE else ": not played back"
+        verdict = "" if apart < MAX_GRADIENT_DIFFERENCE else ": not played back"
         self.console.print(f"recorded gradients are {apart:.1e} from those of single kernels{verdict}")
 
     def _anneal(self) -> float | None:

@@ -188,11 +188,12 @@ def train_model(
         spread_penalty: weight of max(0, 0.1 − the standard deviation of a batch's answers); 10 for the selective SSM.
         patience: epochs without a better validation score until training stops.
         seed: of everything that draws.
-        precision: `fp32`; `tf32`, whose matrix products on a GPU have 10 binary digits; or `bf16` for automatic mixed
-            precision. Recurrences are in float32 in any case.
+        precision: `fp32`; `tf32`, whose matrix products on a GPU, Mamba-2's scan included, have 10 binary digits; or
+            `bf16` for automatic mixed precision.
         saved_as: type of the stored weights, `bfloat16`, `float16` or `float32`. Accuracies are measured on these.
         device: by default `cuda` where there is one, else `cpu`.
-        compile: fuse parts of the scans with torch.compile, after a check that gradients stay the same; pays on a GPU.
+        compile: fuse norms and convolutions with torch.compile, and on a GPU play the step of a Mamba-2 or Baleen on
+            examples of one length back from a CUDA graph; each after a check that gradients stay the same.
         checkpoint_minutes: a checkpoint is written after every epoch, and within one after so many minutes.
         progress: whether to show it on stderr.
         command: how the user called this, for the model card; by default the Python call.

@@ -85,8 +85,8 @@ def test_decays_of_every_strength():
     check(terms)
 
 
-def decays_are_exp(roundings=1):
-    """Values of the decay as if A were rounded so many times."""
+def decays_are_exp():
+    """Compare decays with exp, as if Δ A were rounded twice: the kernel multiplies by 8 / ln 2 too."""
 
     def decay(v, A):
         one = torch.ones(1, 1, 1, 1)
@@ -98,7 +98,7 @@ def decays_are_exp(roundings=1):
     for A in (-1.0, 2.0):
         for with_beyond in (v, torch.cat([v, beyond])):  # bounded tiles take a shorter way
             error = decay(with_beyond, A)[: len(v)] / v.double().exp() - 1
-            assert (error.abs() <= 2e-7 + roundings * 2**-24 * v.double().abs()).all()
+            assert (error.abs() <= 2e-7 + 2**-23 * v.double().abs()).all()
         small, large, nan = decay(beyond, A).split([3, 3, 1])
         assert decay(torch.tensor([-94.0, 94.0]), A).tolist() == [0, torch.inf]
         assert (small <= 1.2e-38).all() and (large == torch.inf).all() and nan.isnan()
@@ -106,15 +106,15 @@ def decays_are_exp(roundings=1):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86 processors")
-@pytest.mark.parametrize("flags, roundings", [("", 1), ("-mno-avx512f", 1), ("-mno-avx", 2)])
-def test_vectors_of_every_length(flags, roundings, tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-mno-avx"])
+def test_vectors_of_every_length(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", " ".join(compiler.find_compiler()) + f" {flags}")
     other = selective_scan._library.__wrapped__()
     assert not isinstance(other, str), other
     monkeypatch.setattr(selective_scan, "_library", lambda: other)
     check(draw(state=5))
-    decays_are_exp(roundings)  # without AVX there is no fused multiplication
+    decays_are_exp()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,7 +148,9 @@ def test_any_strides_and_no_initial_state():
     x = terms["x"].requires_grad_()
     zero, none = (run({**terms, "initial": t}) for t in (torch.zeros(2, 70, 1, 16), None))
     assert all(map(torch.equal, zero, none))
-    assert torch.equal(*(torch.autograd.grad(out[0].sum(), x)[0] for out in (zero, none)))
+    none[0].register_hook(lambda grad: torch._neg_view(grad))  # a negation that only the tensor's flag tells of
+    of_zero, of_none = (torch.autograd.grad(out[0].sum(), x)[0] for out in (zero, none))
+    assert torch.equal(of_zero, -of_none)
 
 
 def test_neither_threads_nor_the_batch_change_a_bit():

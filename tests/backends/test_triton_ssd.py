@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends.interpreted import DEVICE, needs_triton
 
 from ssmscope.backends.triton import ssd
-from tests.backends.interpreted import DEVICE, needs_triton
 
 pytestmark = needs_triton
 NAMES = ("log_a", "b", "c", "x", "initial", "delta")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, pad
 
-from ssmscope.models import parts
 from ssmscope.models.parts import causal_convolution, hide_padding
 
 

@@ -3,10 +3,10 @@
  *     H_t[d, n] = a_t[d, n] H_{t-1}[d, n] + delta_t[d] x_t[d] b_t[n],      y_t[d] = sum_n c_t[n] H_t[d, n],
  *     a_t[d, n] = exp(delta_t[d] A[d, n]),   or 1 / (1 - delta_t[d] A[d, n]) for the expected decay,
  *
- * with channels d, states n and steps t. A vector holds neighbouring channels, so that sums over states need no shuffles.
- * Channels are cut into slabs and steps into chunks, and delta, x and y of one slab and chunk are copied into tiles. In a
- * tile the loop over steps is the innermost one: the state, A and the adjoint of a (vector, n) stay in registers, whatever
- * the number of states.
+ * with channels d, states n and steps t. A vector holds neighbouring channels, so that sums over states need no
+ * shuffles. Channels are cut into slabs and steps into chunks, and delta, x and y of one slab and chunk are copied into
+ * tiles. In a tile the loop over steps is the innermost one: the state, A and the adjoint of a (vector, n) stay in
+ * registers, whatever the number of states.
  *
  * Threads share (sequence, slab) pairs. Sums over channels are taken within a slab, then over slabs in order, so that
  * results depend neither on the number of threads nor on the other sequences of the batch. */
@@ -48,9 +48,9 @@ INLINE void forward_tile(vec *H, const rates *A, tile delta, tile input, const f
                          tile *decays, int64_t states, int steps, const int form) {
     for (int v = 0; v < VECTORS; v++) {
         int64_t n = 0;
-#define WALK(count)                                                                                                    \
-    forward_states(H + n * VECTORS + v, A->A + n * VECTORS + v, A->eighths + n * VECTORS + v, delta[v], input[v], b + n, \
-                   c + n, y[v], decays ? (*decays)[v] : NULL, states, steps, count, form)
+#define WALK(count)                                                                                              \
+    forward_states(H + n * VECTORS + v, A->A + n * VECTORS + v, A->eighths + n * VECTORS + v, delta[v], input[v], \
+                   b + n, c + n, y[v], decays ? (*decays)[v] : NULL, states, steps, count, form)
         for (; n + STATES_AT_ONCE <= states; n += STATES_AT_ONCE) WALK(STATES_AT_ONCE);
         for (; n < states; n++) WALK(1);
 #undef WALK
@@ -118,10 +118,10 @@ static void forward_slab(const forward_call *f, int64_t task, vec *work) {
     store_matrix(f->final + (i * D + d) * N, H, N, channels);
 }
 
-/* y (batch, length, channels), the final state (batch, channels, states) and, where they are not NULL, the states kept for
- * the backward pass (selective_scan_starts) and `mean_decay` (batch, length), the mean of a_t over channels and states.
- * A (channels, states), b and c (batch, length, states) and initial (as final, or NULL for zeros) are contiguous.
- * Returns 1 where there is no memory for the work, else 0. */
+/* y (batch, length, channels), the final state (batch, channels, states) and, where they are not NULL, the states kept
+ * for the backward pass (selective_scan_starts) and `mean_decay` (batch, length), the mean of a_t over channels and
+ * states. A (channels, states), b and c (batch, length, states) and initial (as final, or NULL for zeros) are
+ * contiguous. Returns 1 where there is no memory for the work, else 0. */
 int selective_scan_forward(const problem *p, const strided *x, const strided *delta, const float *A, const float *b,
                            const float *c, const float *initial, float *y, float *final, float *starts,
                            float *mean_decay) {
@@ -156,19 +156,19 @@ int64_t selective_scan_starts(const problem *p) {
     return p->batch * slabs_of(p) * chunks_of(p) * p->states * SLAB;
 }
 
-typedef vec steps_of_states[STATES_AT_ONCE][CHUNK];
+typedef vec steps_of_states[STATES_AT_ONCE][ROW]; /* for the cache sets, as in a tile */
 
 /* Walk `count` states of a vector through a tile, forward for the decays and states and then backward. With grad_y the
  * gradient of y, the adjoint of the state is
  *     lambda_t = c_t grad_y_t + a_{t+1} lambda_{t+1},
- * and grad_b_t = sum_d lambda_t delta_t x_t, grad_c_t = sum_d grad_y_t H_t, the input delta_t x_t has the gradient
+ * and grad_b_t = sum_d lambda_t delta_t x_t, grad_c_t = sum_d grad_y_t H_t. The input delta_t x_t has the gradient
  * sum_n lambda_t b_t, and v = delta_t A has g_t = lambda_t H_{t-1} da_t/dv, where da/dv is a, or a^2 for the expected
- * decay: grad_delta_t = sum_n g_t A, grad_A = sum_t g_t delta_t.
+ * decay: grad_A = sum_t g_t delta_t, and sum_n g_t A is v's part of grad_delta_t.
  * `carried` is a_{t+1} lambda_{t+1} after the tile, and becomes that before it. */
 INLINE void backward_states(const float *starts, const vec *A, const vec *eighths, vec *carried, const vec *delta,
                             const vec *input, const vec *grad_y, const float *b, const float *c, vec *grad_input,
-                            vec *grad_delta, steps_of_states grad_b, steps_of_states grad_c, vec *grad_A, int64_t states,
-                            int steps, const int count, const int form) {
+                            vec *grad_delta, steps_of_states grad_b, steps_of_states grad_c, vec *grad_A,
+                            int64_t states, int steps, const int count, const int form) {
     vec H[STATES_AT_ONCE], sum[STATES_AT_ONCE], later[STATES_AT_ONCE];
     steps_of_states a, before;
     for (int i = 0; i < count; i++) {
@@ -225,8 +225,8 @@ INLINE void backward_vectors(backward_terms *g, const rates *A, vec *carried, ve
     for (int v = 0; v < VECTORS; v++) {
         const int64_t k = n * VECTORS + v;
         backward_states(g->starts + k * LANES, A->A + k, A->eighths + k, carried + k, g->delta[v], g->input[v],
-                        g->grad_y[v], g->b + n, g->c + n, g->grad_input[v], g->grad_delta[v], grad_b, grad_c, grad_A + k,
-                        states, g->steps, count, form);
+                        g->grad_y[v], g->b + n, g->c + n, g->grad_input[v], g->grad_delta[v], grad_b, grad_c,
+                        grad_A + k, states, g->steps, count, form);
     }
     for (int i = 0; i < count; i++)
         for (int s = 0; s < g->steps; s++) {
@@ -235,7 +235,8 @@ INLINE void backward_vectors(backward_terms *g, const rates *A, vec *carried, ve
         }
 }
 
-INLINE void backward_tile(backward_terms *g, const rates *A, vec *carried, vec *grad_A, int64_t states, const int form) {
+INLINE void backward_tile(backward_terms *g, const rates *A, vec *carried, vec *grad_A, int64_t states,
+                          const int form) {
     int64_t n = 0;
     for (; n + STATES_AT_ONCE <= states; n += STATES_AT_ONCE)
         backward_vectors(g, A, carried, grad_A, n, states, STATES_AT_ONCE, form);
@@ -299,8 +300,8 @@ static void sum_slabs(const backward_call *f, int64_t row, float *grad_b, float 
     }
 }
 
-/* The gradients of all terms, contiguous, from those of y and of the final state (contiguous); `grad_initial` may be NULL.
- * Returns 1 where there is no memory for the work, else 0. */
+/* The gradients of all terms, contiguous, from those of y and of the final state (contiguous); `grad_initial` may be
+ * NULL. Returns 1 where there is no memory for the work, else 0. */
 int selective_scan_backward(const problem *p, const strided *x, const strided *delta, const float *A, const float *b,
                             const float *c, const float *starts, const strided *grad_y, const float *grad_final,
                             float *grad_x, float *grad_delta, float *grad_A, float *grad_b, float *grad_c,

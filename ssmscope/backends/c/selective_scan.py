@@ -90,6 +90,7 @@ class _SelectiveScan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_y, grad_final, _):
         x, b, c, delta, A, starts = ctx.saved_tensors
+        grad_y, grad_final = grad_y.resolve_neg(), grad_final.resolve_neg()
         b, c, A, grad_final = (t.contiguous() for t in (b, c, A, grad_final))
         grads = [t.new_empty(t.shape) for t in (x, delta, A, b, c)]
         grad_initial = torch.empty_like(grad_final) if ctx.needs_input_grad[3] else None

@@ -1,4 +1,4 @@
-/* Tiles of (batch, length, channels) tensors, small enough for the first-level cache, and the decays of their states. */
+/* Tiles of (batch, length, channels) tensors, small enough for the first-level cache, and decays of their states. */
 
 #include "vectors.h"
 

@@ -59,7 +59,7 @@ INLINE vec exp2_eighths(vec_int k) {
 #define EIGHTHS_PER_E 0x1.715476p+3f /* 8 / ln 2 */
 
 /* exp(u v) from scaled = 8 u / ln 2 and v, for results in [2^-126, 2^127.9]. With scaled v = k + r, |r| <= 1/2, it is
- * 2^(k / 8) 2^(r / 8); the second factor is a polynomial of degree 3 with relative error 2.5e-8. exp(0) is exactly 1. */
+ * 2^(k / 8) 2^(r / 8); the second factor is a polynomial of degree 3, with relative error 2.5e-8. exp(0) is 1. */
 INLINE vec exp_product(vec scaled, vec v) {
     const float shift = 0x1.8p23f; /* adding it rounds to an integer, which is then in the low bits of the sum */
     vec shifted = scaled * v + shift;

@@ -10,6 +10,7 @@ order of every sum, are the same whatever else is in the batch, so batching chan
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,8 +30,8 @@ LAUNCH = {
     "within": {"P_BLOCK": 32, "num_warps": 4, "num_stages": 1},
     "across": {"P_BLOCK": 32, "N_BLOCK": 64, "num_warps": 4, "num_stages": 1},
 }
-"""Largest tiles and launch options of each kernel. Four warps are the most for tiles of 16 columns: with eight, a warp
-group multiplies by 8 columns, where Triton 3.6 reads past the end of shared memory on Hopper."""
+"""Largest tiles and launch options of each kernel. Not eight warps for `across`: with tiles of 16 columns, a warp group
+then multiplies by 8, and Triton 3.6 makes an illegal memory access of that on Hopper."""
 
 
 def fits(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, initial: Tensor | None, delta: Tensor | None) -> bool:
@@ -65,20 +66,21 @@ class _Scan(torch.autograd.Function):
         y, last = x.new_empty(x.shape), (x if initial is None else initial).new_empty(*x[:, 0].shape, b.shape[-1])
         with torch.cuda.device_of(x):
             for *terms, y_out, last_out in _slabs(log_a, b, c, x, initial, delta, y, last, states_per_chunk=1):
-                chunks = _Chunks(*terms, precision)
+                chunks = _Chunks(terms, precision)
                 chunks.outputs(chunks.x, chunks.c, chunks.states_before(last_out), y_out)
         return y, last
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, y_bar, last_bar):
-        x, initial = ctx.saved_tensors[3:5]
+        saved = ctx.saved_tensors
+        x, initial = saved[3:5]
         y_bar = torch.zeros_like(x) if y_bar is None else _with_contiguous_rows(y_bar)
         x_bar, initial_bar = (None if t is None else t.new_empty(t.shape) for t in (x, initial))
-        tensors, others = (*ctx.saved_tensors, y_bar, last_bar, x_bar, initial_bar), []
+        tensors, others = (*saved, y_bar, last_bar, x_bar, initial_bar), []
         with torch.cuda.device_of(x):
             for *terms, y_bar, last_bar, x_out, initial_out in _slabs(*tensors, states_per_chunk=2):
-                chunks = _Chunks(*terms, ctx.precision)
+                chunks = _Chunks(terms, ctx.precision)
                 after = chunks.states(y_bar, chunks.c, last_bar, initial_out, reverse=True)
                 chunks.outputs(y_bar, chunks.b, after, x_out, reverse=True)
                 if any(ctx.needs_input_grad[i] for i in (0, 1, 2, 5)):  # x and the initial state need no more
@@ -88,7 +90,7 @@ class _Scan(torch.autograd.Function):
         return log_a_bar, b_bar, c_bar, x_bar, initial_bar, delta_bar, None
 
 
-def _slabs(*tensors: Tensor | None, states_per_chunk: int) -> Iterator[list[Tensor | None]]:
+def _slabs(*tensors: Any, states_per_chunk: int) -> Iterator[list[Any]]:
     """Yield rows of the tensors, which begin with the scan's terms, as many as MAX_KEPT_BYTES allow."""
     b, x = tensors[1], tensors[3]
     bytes_per_row = 4 * states_per_chunk * -(-x.shape[1] // CHUNK) * x[0, 0].numel() * b.shape[-1]
@@ -100,16 +102,16 @@ def _slabs(*tensors: Tensor | None, states_per_chunk: int) -> Iterator[list[Tens
 class _Chunks:
     """The terms of a scan in chunks, with their sums of log-decays and their products c_t · b_s."""
 
-    def __init__(self, log_a, b, c, x, initial, delta, precision: str) -> None:
+    def __init__(self, terms: list[Any], precision: str) -> None:
         from ssmscope.backends.triton import ssd_kernels
 
         self.kernels, self.precision = ssd_kernels, precision
-        self.log_a, self.b, self.c, self.x, self.initial, self.delta = log_a, b, c, x, initial, delta
+        self.log_a, self.b, self.c, self.x, self.initial, self.delta = log_a, b, c, x, _, delta = terms
         (batch, length, self.heads, self.width), (self.groups, self.state) = x.shape, b.shape[2:]
         self.shape = batch, -(-length // CHUNK)
         self.sizes = length, self.heads, self.groups
-        self.sums = torch.empty(*self.shape, self.heads, 3, CHUNK, device=x.device)
-        self.products = torch.empty(*self.shape, self.groups, CHUNK, CHUNK, device=x.device)
+        self.sums = x.new_empty(*self.shape, self.heads, 3, CHUNK, dtype=torch.float32)
+        self.products = x.new_empty(*self.shape, self.groups, CHUNK, CHUNK, dtype=torch.float32)
         self.kernels.prepare[(*self.shape, self.groups)](
             *(log_a, b, c, delta, self.sums, self.products, *self.sizes, *log_a.stride(), *b.stride()[:3]),
             *(*c.stride()[:3], *(log_a if delta is None else delta).stride()),
@@ -150,7 +152,7 @@ class _Chunks:
         K = sums.new_empty(splits, *self.products.shape)
         parts = -(-self.state // self._options("across")["N_BLOCK"])
         log_a_bar = sums.new_empty(1 + parts, *log_a.shape)
-        delta_bar = None if delta is None else torch.empty_like(log_a_bar)
+        delta_bar = torch.empty_like(log_a_bar)
         delta_within, delta_across = (None, None) if delta is None else (delta_bar[0], delta_bar[1:])
         self.kernels.within[(*self.shape, self.groups * splits)](
             *(sums, self.products, x, y_bar, K, log_a_bar[0], delta_within, *self.sizes, splits, *strides), **options
@@ -164,7 +166,7 @@ class _Chunks:
         pairs = (log_a_bar, log_a), (b_bar, b), (c_bar, c), (delta_bar, delta)
         return tuple(None if term is None else partial.sum(0).to(term.dtype) for partial, term in pairs)
 
-    def _options(self, kernel: str) -> dict[str, int | str]:
+    def _options(self, kernel: str) -> dict[str, Any]:
         sizes = {"P_BLOCK": self.width, "N_BLOCK": self.state}
         tiles = {name: min(most, _tile_size(sizes.get(name, most))) for name, most in LAUNCH[kernel].items()}
         return {**tiles, "PRECISION": self.precision}
