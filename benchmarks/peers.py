@@ -22,20 +22,23 @@ def forward(module: Any, ids: Tensor) -> Tensor:
     return module(ids, use_cache=False).logits
 
 
-def captum_scores(module: Any, ids: Tensor, method: str, **options: Any) -> Tensor:
+def captum_scores(module: Any, ids: Tensor, name: str, **options: Any) -> Tensor:
     """Scores (batch, length) for the predicted next token by a class of captum, on the library's own forward pass."""
     import captum.attr
 
-    backbone, head = module.base_model, module.get_output_embeddings()
+    head, embeddings = module.get_output_embeddings(), module.get_input_embeddings()(ids).detach()
+
+    def logits(embeddings: Tensor) -> Tensor:
+        last = module.base_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state[:, -1]
+        return head(last.to(head.weight.dtype))
+
     with torch.no_grad():
-        target = head(backbone(ids, use_cache=False).last_hidden_state[:, -1]).argmax(-1)
+        target = int(logits(embeddings).argmax())
 
     def logit(embeddings: Tensor) -> Tensor:
-        last = backbone(inputs_embeds=embeddings, use_cache=False).last_hidden_state[:, -1]
-        return head(last)[:, target[0]]
+        return logits(embeddings)[:, target]
 
-    embeddings = module.get_input_embeddings()(ids).detach()
-    return getattr(captum.attr, method)(logit).attribute(embeddings.requires_grad_(), **options).sum(-1).detach()
+    return getattr(captum.attr, name)(logit).attribute(embeddings.requires_grad_(), **options).sum(-1).detach()
 
 
 @torch.no_grad()

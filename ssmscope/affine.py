@@ -206,13 +206,20 @@ def depthwise(
 
 
 def convolved(
-    source: Float[Tensor, "batch length channels"], kernel: Tensor, tail: Tensor | None, read: Tensor | None
+    source: Float[Tensor, "batch length channels"],
+    kernel: Tensor,
+    tail: Tensor | None,
+    read: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Float[Tensor, "batch length channels"]:
-    """Σ_j kernel_j source_{t−j}, with `tail` or zeros at the taps − 1 positions before the first, over the j that are
-    `read`, (batch, length, taps) bool."""
+    """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
+    the j that are `read`, (batch, length, taps) bool.
+
+    It is a sum of shifted copies, which keeps channels contiguous, as what reads the result wants them.
+    """
     taps, length = kernel.shape[1], source.shape[1]
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
-    total: Tensor | None = None
+    total = bias
     for j in range(taps):
         shifted = padded[:, taps - 1 - j : taps - 1 - j + length]
         shifted = shifted if read is None else shifted * read[..., j, None]

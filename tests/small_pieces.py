@@ -20,6 +20,7 @@ SIZES = {
     (recurrence, "MAX_DECAYS_HELD"): 100,
     (ssd, "STEPS_PER_CHUNK"): 3,
     (ssd, "STEPS_PER_SEGMENT"): 6,
+    (ssd, "STEPS_PER_SHORT_CHUNK"): 2,
     (survival, "POSITIONS_PER_PIECE"): 3,
     (survival, "MAX_KEY_NUMBERS_HELD"): 50,
     (wide, "STEPS_PER_CHUNK"): 4,

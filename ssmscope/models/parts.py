@@ -73,8 +73,8 @@ def causal_convolution(
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    y = convolved(x, weight[:, 0].flip(-1).to(x.dtype), tail, taps)
-    return y if bias is None else y + bias.to(x.dtype)
+    kernel = weight[:, 0].flip(-1).to(x.dtype)
+    return convolved(x, kernel, tail, taps, None if bias is None else bias.to(x.dtype))
 
 
 def activated_convolution(
@@ -90,8 +90,15 @@ def activated_convolution(
 
 
 @compilable
-def _activated(act: Callable[[Tensor], Tensor], *terms: Tensor | None) -> Tensor:
-    return act(_convolution(*terms))
+def _activated(
+    act: Callable[[Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tail: Tensor | None,
+    taps: Tensor | None,
+) -> Tensor:
+    return act(_convolution(x, weight, bias, tail, taps))
 
 
 def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) -> Callable[[Tensor, bool], Tensor]:

@@ -27,21 +27,28 @@ def matrices(r: DeltaRecurrence) -> Float[Tensor, "batch heads t s"]:
     """
     if r.e is not None:
         return _generalised(r)
+    log_a, strength = _decay_and_strength(r)
     b, c = (rearrange(t, "b t h n -> b h t n") for t in r.by_head())
-    beta = rearrange(r.beta, "b t h -> b h t")
-    if r.log_a.shape[-1] > 1:
-        among, reads = (_decayed(rearrange(r.log_a, "b t h n -> b h t n"), b, t) for t in (b, c))
+    beta = rearrange(strength, "b t h -> b h t")
+    if log_a.shape[-1] > 1:
+        among, reads = (_decayed(rearrange(log_a, "b t h n -> b h t n"), b, t) for t in (b, c))
     else:
-        gamma = _products(rearrange(r.log_a, "b t h 1 -> b h t"))
+        gamma = _products(rearrange(log_a, "b t h 1 -> b h t"))
         among, reads = b @ b.mT * gamma, c @ b.mT * gamma
     system = torch.tril(beta.unsqueeze(-1) * among, -1) + torch.eye(b.shape[2], dtype=b.dtype, device=b.device)
     solved = torch.linalg.solve_triangular(system, reads, upper=False, left=False, unitriangular=True)
     return solved.tril() * beta.unsqueeze(-2)
 
 
+def _decay_and_strength(r: DeltaRecurrence) -> tuple[Tensor, Tensor]:
+    assert r.log_a is not None and r.beta is not None
+    return r.log_a, r.beta
+
+
 def _generalised(r: DeltaRecurrence) -> Tensor:
-    (b, c), (e, along), log_a = r.by_head(), r.removal(), r.log_a.expand(*r.log_a.shape[:3], r.shape[-1])
-    written, removed = (t * r.beta.unsqueeze(-1) for t in (b, along))
+    (b, c), (e, along), (log_a, beta) = r.by_head(), r.removal(), _decay_and_strength(r)
+    log_a = log_a.expand(*log_a.shape[:3], r.shape[-1])
+    written, removed = (t * beta.unsqueeze(-1) for t in (b, along))
     log_a, written, removed, c, e = (rearrange(t, "b t h n -> b h t n") for t in (log_a, written, removed, c, e))
     reads, of_reads, found, of_found = (
         _decayed(log_a, w, u) for u, w in ((c, written), (c, removed), (e, written), (e, removed))
@@ -70,17 +77,17 @@ def rows(r: DeltaRecurrence, positions: Sequence[int]) -> Float[Tensor, "batch h
     """The rows of α at these positions, by the adjoint recurrence: v_t = c_t, α[t, s] = β_s v_sᵀ b_s and
     v_{s−1} = a_s (v_s − β_s (v_sᵀ r_s) e_s), r = e = b but in the generalised rule, from each row's own position
     backwards."""
-    (b, c), (e, along) = r.by_head(), r.removal()
+    (b, c), (e, along), (log_a, beta) = r.by_head(), r.removal(), _decay_and_strength(r)
     batch, length, heads, state = b.shape
-    a = r.log_a.exp()
+    a = log_a.exp()
     begins = torch.tensor(list(positions), device=b.device)
     v = b.new_zeros(batch, heads, len(positions), state)
     found = [b.new_zeros(batch, heads, len(positions))] * length
     for s in range(max(positions), -1, -1):
         v = torch.where((begins == s)[:, None], c[:, s, :, None], v)
-        weight = r.beta[:, s, :, None] * (v @ b[:, s, :, :, None]).squeeze(-1)
+        weight = beta[:, s, :, None] * (v @ b[:, s, :, :, None]).squeeze(-1)
         found[s] = weight
-        removed = weight if r.e is None else r.beta[:, s, :, None] * (v @ along[:, s, :, :, None]).squeeze(-1)
+        removed = weight if r.e is None else beta[:, s, :, None] * (v @ along[:, s, :, :, None]).squeeze(-1)
         v = a[:, s, :, None] * (v - removed.unsqueeze(-1) * e[:, s, :, None])
     return torch.stack(found, dim=-1)
 
@@ -88,9 +95,9 @@ def rows(r: DeltaRecurrence, positions: Sequence[int]) -> Float[Tensor, "batch h
 def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads cells s"]:
     """Σ α[t, s] over the rows of each cell, by the adjoint recurrence of `rows` with all cells side by side: each takes
     up c_t where the steps of its own rows are passed."""
-    (b, c), (e, along) = r.by_head(), r.removal()
+    (b, c), (e, along), (log_a, beta) = r.by_head(), r.removal(), _decay_and_strength(r)
     batch, length, heads, state = b.shape
-    a = r.log_a.exp()
+    a = log_a.exp()
     cells = len(edge) - 1
     cell = torch.repeat_interleave(torch.arange(cells), edge.diff()).tolist()
     v = b.new_zeros(batch, heads, cells, state)
@@ -99,9 +106,9 @@ def pooled_rows(r: DeltaRecurrence, edge: Tensor) -> Float[Tensor, "batch heads 
         first = cell[s]  # the cells before hold nothing yet
         v[:, :, first] += c[:, s]
         active = v[:, :, first:]
-        weight = r.beta[:, s, :, None] * (active @ b[:, s, :, :, None]).squeeze(-1)
+        weight = beta[:, s, :, None] * (active @ b[:, s, :, :, None]).squeeze(-1)
         found[:, :, first:, s] = weight
-        removed = weight if r.e is None else r.beta[:, s, :, None] * (active @ along[:, s, :, :, None]).squeeze(-1)
+        removed = weight if r.e is None else beta[:, s, :, None] * (active @ along[:, s, :, :, None]).squeeze(-1)
         active -= removed.unsqueeze(-1) * e[:, s, :, None]
         active *= a[:, s, :, None]
     return found

@@ -52,15 +52,15 @@ def scan(
     outputs, H = [x[:, :0]], initial
     with torch.autocast(x.device.type, enabled=False):  # taken away and written must cancel to full precision
         for start in range(0, x.shape[1], STEPS_PER_SEGMENT):
-            y, H = _segment(*(t[:, start : start + STEPS_PER_SEGMENT] for t in terms), H, plain=r is None)
+            part = [t[:, start : start + STEPS_PER_SEGMENT] for t in terms]
+            y, H = _segment(part, H, plain=r is None)
             outputs.append(y)
     return torch.cat(outputs, dim=1), H
 
 
-def _segment(
-    log_a: Tensor, e: Tensor, b: Tensor, r: Tensor, c: Tensor, x: Tensor, H: Tensor, *, plain: bool
-) -> tuple[Tensor, Tensor]:
+def _segment(terms: list[Tensor], H: Tensor, *, plain: bool) -> tuple[Tensor, Tensor]:
     """Return outputs and the last state of some steps, with β within b and r, which are the same in the plain rule."""
+    log_a, e, b, r, c, x = terms
     length, width = x.shape[1], x.shape[-1]
     chunk = min(STEPS_PER_CHUNK, 1 << (length - 1).bit_length())
     padded = (

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ssmscope import backends
 from ssmscope.ops import elementwise
 from ssmscope.ops.recurrence import Recurrence, by_head
+from ssmscope.ops.recurrence import retention as mean_decay
 
 MAX_NUMBERS_HELD = {"cpu": 2**19, "cuda": 2**26}
 """Numbers of all states and steps that are held at once: what stays in a CPU's cache, and what keeps a GPU busy."""
@@ -34,21 +35,19 @@ def scan(
     H = r.x.new_zeros(batch, heads, state) if initial is None else initial.squeeze(2)
     device = r.x.device.type
     step = max(1, MAX_NUMBERS_HELD.get(device, MAX_NUMBERS_HELD["cuda"]) // max(1, batch * heads * state))
-    run = partial(_segment, chunks=1 if device == "cpu" else None, retention=retention)
+    run = partial(_segment, chunks=1 if device == "cpu" else None)
     if torch.is_grad_enabled() and step < length:
         run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
-    outputs, kept = [r.x[:, :0]], []
+    outputs = [r.x[:, :0]]
     for start in range(0, length, step):
-        y, H, mean_decay = run(r.between(start, start + step), H)
+        y, H = run(r.between(start, start + step), H)
         outputs.append(y)
-        kept.append(mean_decay)
-    whole = torch.cat(kept, dim=1) if retention and kept else r.x.new_zeros(batch, 0) if retention else None
-    return torch.cat(outputs, dim=1), H.unsqueeze(2), whole
+    return torch.cat(outputs, dim=1), H.unsqueeze(2), mean_decay(r).detach() if retention else None
 
 
-def _segment(r: Recurrence, H: Tensor, *, chunks: int | None, retention: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs, the last state and the mean decays of some steps that start from H (batch, heads, state)."""
-    log_a, heads = r.log_decay(), r.shape[2]
-    states = elementwise.scan(log_a, r.written * by_head(r.b, heads), H, chunks)
+def _segment(r: Recurrence, H: Tensor, *, chunks: int | None) -> tuple[Tensor, Tensor]:
+    """Return outputs and the last state of some steps that start from H (batch, heads, state)."""
+    heads = r.shape[2]
+    states = elementwise.scan(r.log_decay(), r.written * by_head(r.b, heads), H, chunks)
     y = einsum(states, by_head(r.c, heads), "b t h n, b t h n -> b t h").unsqueeze(-1)
-    return y, states[:, -1], log_a.detach().exp().mean((2, 3)) if retention else None
+    return y, states[:, -1]

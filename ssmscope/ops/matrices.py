@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ssmscope.ops import delta_matrices, triangle
-from ssmscope.ops.recurrence import Recurrence
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
 from ssmscope.ops.terms import Around, decays, diagonals, is_diagonal, needs_gradients, segments, shared_by_heads, skips
 
 MAX_FACTOR_COLUMNS = 1024  # heads × states whose factors, three matrices of length × columns, are held at once
@@ -245,7 +245,7 @@ def single_heads(r: Recurrence, around: Around, skip: bool = False) -> Float[Ten
     batch, length, heads, width, state = r.shape
     around = _cut(around, length)
     skipped = diagonals(r, around) if skip and r.D is not None else []
-    if not is_diagonal(r):
+    if isinstance(r, DeltaRecurrence):
         alpha = _spread(delta_matrices.matrices(r), around, width)
     elif width == 1 or around.is_empty:
         return _folded(r, around, skipped)

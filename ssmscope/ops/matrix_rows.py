@@ -12,8 +12,8 @@ from torch import Tensor
 from ssmscope.ops import delta_matrices
 from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.matrices import columns_of
-from ssmscope.ops.recurrence import Recurrence
-from ssmscope.ops.terms import Around, is_diagonal, segments, shared_by_heads, skips
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
+from ssmscope.ops.terms import Around, segments, shared_by_heads, skips
 
 MAX_DECAYS_HELD = 2**20  # decays that are held at once: they stay in the cache
 MAX_ROW_NUMBERS = 2**22  # entries of single heads' rows that are held at once
@@ -25,7 +25,7 @@ def rows(
     """The rows at these positions of the mean over each group's channels, or of their absolute values."""
     batch, length, heads, _, _ = r.shape
     per_group = heads // groups
-    of_delta = None if is_diagonal(r) else delta_matrices.rows(r, positions)
+    of_delta = delta_matrices.rows(r, positions) if isinstance(r, DeltaRecurrence) else None
     at_once = max(1, MAX_ROW_NUMBERS // max(1, batch * length))
     found = []
     for group in range(groups):

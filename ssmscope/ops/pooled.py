@@ -20,8 +20,8 @@ from ssmscope.errors import InputError
 from ssmscope.ops import delta_matrices, triangle
 from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.matrices import columns_of, shares_scores, whole
-from ssmscope.ops.recurrence import Recurrence
-from ssmscope.ops.terms import Around, decays, diagonals, is_diagonal, segments, shared_by_heads, skips
+from ssmscope.ops.recurrence import DeltaRecurrence, Recurrence
+from ssmscope.ops.terms import Around, decays, diagonals, segments, shared_by_heads, skips
 
 MAX_EXACT_DELTA_LENGTH = 8192  # steps of a delta rule whose matrices are made whole, one head at a time
 MAX_CELL_STATES_HELD = 2**20  # (cell, head, state) triples that a step of all cells works on at once
@@ -49,7 +49,7 @@ def pooled(
     smallest = int(edge.diff().min())
     if smallest < around.reach:
         sums = _sums_of_whole(r, edge, groups, skip, around)
-    elif not is_diagonal(r):
+    elif isinstance(r, DeltaRecurrence):
         sums = _sums_of_delta(r, edge, groups, skip, around)
     elif shares_scores(r, around):
         sums = _sums_through_scores(r, edge, groups, skip, around)
@@ -68,7 +68,7 @@ def _narrow(r: Recurrence, place: int) -> Any:
     D = skips(r)
     if D is not None and D.shape[1] > 1:
         D = D[:, place : place + 1]
-    return replace(r, x=r.x[..., place : place + 1], D=D)  # type: ignore[type-var, attr-defined]
+    return replace(r, x=r.x[..., place : place + 1], D=D)
 
 
 def _sums_of_whole(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
@@ -142,7 +142,7 @@ def _log_decays_by_cell(r: Recurrence, edge: Tensor):
 
     def at(t: int) -> Tensor:
         place = (edge[:-1] + t).clamp(max=int(edge[-1]) - 1)
-        chosen = r.at(place)  # type: ignore[attr-defined]
+        chosen = r.at(place)
         log_a = chosen.log_decay().clamp(min=floor)
         if bool((t < size).all()):
             return log_a
@@ -371,7 +371,7 @@ def _add_cells(total: Tensor, of: Cells) -> None:
         triangle.add(total[1:, :-1].unsqueeze(0), across[:, 1:].clone(), R[:, 1:].clone(), arrived)
 
 
-def _sums_of_delta(r: Recurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
+def _sums_of_delta(r: DeltaRecurrence, edge: Tensor, groups: int, skip: bool, around: Around) -> Tensor:
     """The same where transitions are no decays: from the matrix of one head after the other, or, where that is too
     large and nothing stands around the recurrence, by the adjoint recurrence."""
     length = r.shape[1]

@@ -117,7 +117,8 @@ def scan_all(
     if len(recurrences) == 1 or len(forms) > 1 or None in forms:
         return tuple(scan(r, H, retention=retention) for r, H in zip(recurrences, initials))
     x, b, c, log_a = (torch.cat(each) for each in zip(*((r.x, r.b, r.c, r.log_decay()) for r in recurrences)))
-    delta = None if recurrences[0].delta is None else torch.cat([r.delta for r in recurrences])
+    steps = [r.delta for r in recurrences if r.delta is not None]
+    delta = torch.cat(steps) if steps else None
     initial = None
     if any(H is not None for H in initials):
         initial = torch.cat([_start(r, H) for r, H in zip(recurrences, initials)])

@@ -12,6 +12,8 @@ from ssmscope import backends
 from ssmscope.ops.exponents import smallest_exponent
 
 STEPS_PER_CHUNK = 32
+STEPS_PER_SHORT_CHUNK = 16  # where a head's state is small, and so are the products of states
+MIN_NUMBERS_PER_STATE = 2048  # of longer chunks
 STEPS_PER_SEGMENT = 1024  # whose chunks' states are held at once
 
 
@@ -55,25 +57,25 @@ def scan(
 def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, heads, width = x.shape
     groups, state = b.shape[2:]
-    chunk = min(STEPS_PER_CHUNK, length)
-    missing = -length % chunk
+    few = width * state < MIN_NUMBERS_PER_STATE
+    chunks = -(-length // (STEPS_PER_SHORT_CHUNK if few else STEPS_PER_CHUNK))
+    chunk = -(-length // chunks)
+    missing = chunk * chunks - length
     if missing:  # steps with decay 1 that write nothing
         log_a = pad(log_a, (0, 0, 0, missing))
         b, c, x = (pad(t, (0, 0, 0, 0, 0, missing)) for t in (b, c, x))
-    floor = smallest_exponent(x.dtype)
 
-    log_a = rearrange(log_a, "b (k q) h -> b k h q", q=chunk)
+    log_a = rearrange(log_a.clamp(min=smallest_exponent(x.dtype)), "b (k q) h -> b k h q", q=chunk)
     b, c = (rearrange(t, "b (k q) g n -> b k g q n", q=chunk) for t in (b, c))
     x = rearrange(x, "b (k q) (g h) p -> b k g h q p", q=chunk, g=groups)
 
     # within a chunk: (c bᵀ ∘ decay) x
-    decay = segment_sums(log_a).clamp(min=floor).exp().tril()
-    decay = rearrange(decay, "b k (g h) t s -> b k g h t s", g=groups)
-    inner = (c @ b.mT).unsqueeze(3) * decay
+    decay = rearrange(segment_sums(log_a).exp(), "b k (g h) t s -> b k g h t s", g=groups)
+    inner = (c @ b.mT).tril().unsqueeze(3) * decay
     y = inner @ x
 
     # what each chunk writes, decayed to its end, and the state at each chunk's start
-    total = log_a.sum(-1).clamp(min=floor).exp()
+    total = log_a.sum(-1).exp()
     to_end = decay[..., -1, :]
     added = rearrange(x * to_end.unsqueeze(-1), "b k g h q p -> b k g (h p) q") @ b
     added = rearrange(added, "b k g (h p) n -> b k (g h) p n", p=width)
@@ -83,10 +85,9 @@ def _segment(log_a: Tensor, b: Tensor, c: Tensor, x: Tensor, H: Tensor) -> tuple
         H = torch.addcmul(new, held, H)
 
     # what the state at a chunk's start adds to the chunk's outputs
-    from_start = log_a.cumsum(-1).clamp(min=floor).exp()
     carried = rearrange(torch.stack(before, dim=1), "b k (g h) p n -> b k g n (h p)", g=groups)
     read = rearrange(c @ carried, "b k g q (h p) -> b k g h q p", p=width)
-    from_start = rearrange(from_start, "b k (g h) q -> b k g h q 1", g=groups)
+    from_start = rearrange(log_a.cumsum(-1).exp(), "b k (g h) q -> b k g h q 1", g=groups)
     y = torch.addcmul(y, read, from_start)
     y = rearrange(y, "b k g h q p -> b (k q) (g h) p")
     return y[:, :length], H

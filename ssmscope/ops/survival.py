@@ -26,6 +26,7 @@ from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.order import check_one_way
 from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head
 from ssmscope.ops.scans import scan, scan_reference
+from ssmscope.ops.terms import shared_by_heads
 
 POSITIONS_PER_PIECE = 128  # that are summed one after the other
 MAX_KEY_NUMBERS_HELD = 2**19  # they stay in a CPU's cache
@@ -56,15 +57,13 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
         return (
             written * kept.exp().to(written) * by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written.shape[2])
         )
-    timed = _timed(recurrence)
-    if timed is not None and (backend := backends.find("survival", *timed, recurrence.b)):
-        return backend.key_norms(*timed, recurrence.b).mul_(written)
+    if (timed := _timed(recurrence)) is not None:
+        if backend := backends.find("survival", *timed, recurrence.b):
+            return backend.key_norms(*timed, recurrence.b).mul_(written)
+        return _timed_norms(_sums_from_end(timed[0]).to(written), timed[1], recurrence.b).mul_(written)
     reached = written.shape[1]
     for part, exponents in _exponents_left(recurrence):
-        keys = exponents.clamp_(min=smallest_exponent(written.dtype)).exp_() * by_head(
-            recurrence.b[:, part], written.shape[2]
-        )
-        written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
+        written[:, part] *= _decayed_norms(exponents, recurrence.b[:, part])
         reached = part.start
     written[:, :reached] = 0
     return written
@@ -247,17 +246,29 @@ def _gathered(t: Tensor, at: Tensor) -> Tensor:
 
 
 def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:
-    """‖k_s‖ of keys that have decayed by sums of `_clock`."""
+    """Return ‖k_s‖ of keys that have decayed by sums of `_clock`."""
+    if (timed := _timed(recurrence)) is not None:
+        return _timed_norms(sums.squeeze(-1), timed[1], recurrence.b)
     batch, length, heads = sums.shape[:3]
-    timed = _timed(recurrence)
     step = max(1, MAX_KEY_NUMBERS_HELD // max(1, batch * heads * recurrence.shape[-1]))
-    found = []
-    for start in range(0, length, step):
-        part = slice(start, start + step)
-        log_a = sums[:, part] if timed is None else sums[:, part] * timed[1]
-        keys = log_a.exp() * by_head(recurrence.b[:, part], sums.shape[2])
-        found.append(torch.linalg.vector_norm(keys, dim=-1))
-    return torch.cat(found, dim=1)
+    parts = [slice(start, start + step) for start in range(0, length, step)]
+    return torch.cat([_decayed_norms(sums[:, part], recurrence.b[:, part]) for part in parts], dim=1)
+
+
+def _decayed_norms(log_a: Tensor, b: Tensor) -> Float[Tensor, "batch length heads"]:
+    """Return the norms of keys `b` that have decayed by exp(`log_a`), (batch, length, heads, state or 1)."""
+    keys = log_a.clamp(min=smallest_exponent(log_a.dtype)).exp() * by_head(b, log_a.shape[2])
+    return torch.linalg.vector_norm(keys, dim=-1)
+
+
+def _timed_norms(clock: Tensor, A: Tensor, b: Tensor) -> Float[Tensor, "batch length heads"]:
+    """Return √Σ_n exp(2 A_n `clock`) b_n², the norms of keys `b` after steps that sum to `clock`, state by state: a sum
+    over a short last dimension would take as long as all else."""
+    squares, total = shared_by_heads(b.square(), clock.shape[2]), torch.zeros_like(clock)
+    for n in range(b.shape[3]):
+        decay = (clock * (2 * A[:, min(n, A.shape[1] - 1)])).clamp_(min=smallest_exponent(clock.dtype)).exp_()
+        total.addcmul_(decay, squares[..., n])
+    return total.sqrt_()
 
 
 def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:

@@ -12,6 +12,7 @@ from ssmscope import ops
 from ssmscope.errors import InputError
 from ssmscope.mixers import reader_of
 from ssmscope.ops import delta_rule, survival
+from ssmscope.ops.recurrence import by_head
 
 LENGTH, SHORT = 12, 8
 

@@ -139,7 +139,7 @@ def states(
     for i in range(0, chunks):
         chunk = chunks - 1 - i if REVERSE else i
         at = (row * chunks + chunk) * heads + head
-        step = chunk.to(tl.int64) * CHUNK
+        step = tl.cast(chunk, tl.int64) * CHUNK
         S = sums + at * 3 * CHUNK
         _store(kept + (at * N + n0) * P + p0, P, N - n0, P - p0, n, p, H)
         weight = _decay_from_start(S, q) if REVERSE else _decay(S, CHUNK - 1, q) * tl.load(S + 2 * CHUNK + q)
