@@ -70,7 +70,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
         return _s6_quantities(mixer, u, as_mask(mask), state, extras)
     if isinstance(mixer.m1, Mamba2Mixer):
         return replace(mamba2_pair.terms((mixer.m1, mixer.m2), u, as_mask(mask), state), extras=extras)
-    first, second = (mamba.quantities(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
+    both: Any = (mamba.quantities(m, u, mask, part) for m, part in zip((mixer.m1, mixer.m2), _state_of_each(state)))
+    first, second = both
     return replace(
         first,
         recurrences=(first.recurrence, second.recurrence),

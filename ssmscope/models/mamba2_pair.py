@@ -36,7 +36,8 @@ def terms(both: Pair, u: Tensor, mask: Tensor | None, state: LayerState | None) 
     if any(new is not old for new, old in zip(edited, inputs)):
         conv_input = torch.cat(edited, dim=-1)
     read = [taps_read(each, x, m.conv_kernel_size) for each, x in zip(both, edited)]
-    taps = None if all(each is None for each in read) else torch.cat(read, dim=-1)
+    chosen = [each for each in read if each is not None]
+    taps = torch.cat(chosen, dim=-1) if chosen else None
     xBC = at_least_float32(hide_padding(_convolved(both, conv_input, tail, taps), mask))
     delta = softplus(at_least_float32(step) + at_least_float32(torch.cat([each.dt_bias for each in both])))
     delta = hide_padding(delta.clamp(*m.time_step_limit), mask)
