@@ -26,9 +26,9 @@ SETUPS = {
     "cpu": ("mamba-130m", "mamba2-130m", "demos", "training", "process"),
     "cuda": ("falcon", "codestral", "qwen", "training"),
 }
-IG_GRADIENTS = 50
+IG_GRADIENTS, PEER_GRADIENTS = 50, 5
 CLASSIFIERS = ("demo/sst2-mamba", "demo/sst2-mamba2")
-PEER_TEXTS = 12  # of the 60 texts of fidelity, so that the peer's minutes are few
+PEER_TEXTS = 12  # of the 60 texts of fidelity; like the peer's gradients, so that its minutes are few
 SENTENCE = "A gripping, beautifully acted film that never quite finds the ending that it deserves."
 
 
@@ -80,11 +80,12 @@ def of_language_model(shape: str, device: str) -> Iterator[Item]:
     yield item("attention", "`analyze attention` of a layer", shown)
     if "ig" in lengths:
         option = {"ig": {"steps": IG_GRADIENTS, "cap": IG_GRADIENTS}}
-        path = dict(method="gausslegendre", n_steps=IG_GRADIENTS, internal_batch_size=5)
+        path = dict(method="gausslegendre", n_steps=PEER_GRADIENTS)
         ours = lambda: explain(batches["ig"], methods=["ig"], option=option)  # noqa: E731
         theirs = lambda: scores(module, ids["ig"], "IntegratedGradients", **path)  # noqa: E731
         what = f"Integrated Gradients of {IG_GRADIENTS} gradients"
-        yield item("ig", what, ours, "captum on transformers", theirs)
+        peer = f"captum on transformers ({PEER_GRADIENTS} gradients, scaled)"
+        yield item("ig", what, ours, peer, theirs, IG_GRADIENTS // PEER_GRADIENTS)
 
 
 def of_demos() -> Iterator[Item]:

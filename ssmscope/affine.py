@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, linear, pad
+from torch.nn.functional import conv1d, conv2d, linear, pad
 
 from ssmscope.errors import InputError
 from ssmscope.intercept import evaluating, has_hooks, is_own, unmoved
@@ -215,16 +215,18 @@ def convolved(
     """Return Σ_j kernel_j source_{t−j} + bias, with `tail` or zeros at the taps − 1 positions before the first, over
     the j that are `read`, (batch, length, taps) bool.
 
-    It is a sum of shifted copies, which keeps channels contiguous, as what reads the result wants them.
+    It is torch's convolution of an image of one row: with contiguous channels, which what reads the result wants too,
+    that is several times as fast on a CPU as `conv1d`.
     """
-    taps, length = kernel.shape[1], source.shape[1]
+    taps, (batch, length, channels) = kernel.shape[1], source.shape
     padded = pad(source, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(source), source], dim=1)
-    total = bias
+    if read is None and length:
+        weight = kernel.to(source.dtype).flip(1).expand(channels, -1)[:, None, None]
+        return conv2d(padded.mT.unsqueeze(2), weight, bias, groups=channels).squeeze(2).mT
+    total = source.new_zeros(batch, length, channels) if bias is None else bias
     for j in range(taps):
         shifted = padded[:, taps - 1 - j : taps - 1 - j + length]
-        shifted = shifted if read is None else shifted * read[..., j, None]
-        total = shifted * kernel[:, j] if total is None else torch.addcmul(total, shifted, kernel[:, j])
-    assert total is not None
+        total = torch.addcmul(total, shifted if read is None else shifted * read[..., j, None], kernel[:, j])
     return total
 
 
