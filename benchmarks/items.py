@@ -26,7 +26,7 @@ SETUPS = {
     "cpu": ("mamba-130m", "mamba2-130m", "demos", "training", "process"),
     "cuda": ("falcon", "codestral", "qwen", "training"),
 }
-IG_GRADIENTS, PEER_GRADIENTS = 50, 5
+IG_GRADIENTS, PEER_GRADIENTS = 50, 2
 CLASSIFIERS = ("demo/sst2-mamba", "demo/sst2-mamba2")
 PEER_TEXTS = 12  # of the 60 texts of fidelity; like the peer's gradients, so that its minutes are few
 SENTENCE = "A gripping, beautifully acted film that never quite finds the ending that it deserves."

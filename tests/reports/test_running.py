@@ -125,9 +125,9 @@ class TestKeys:
         assert changed("\nX = 1\n", "probes/stability/layers.py") == {"stability"}
         assert changed("\nX = 1\n", "attacks/words/search.py") == {"words"}
         every = set(asked)
-        assert changed("\n/* x */\n", "scans/native.c") == every, "the kernels belong to it"
-        assert changed("\n/* x */\n", "scans/vectors.h") == every
-        assert changed("\n/* x */\n", "matrices/native.c") == every
+        assert changed("\n/* x */\n", "backends/c/selective_scan.c") == every, "the kernels belong to it"
+        assert changed("\n/* x */\n", "backends/c/vectors.h") == every
+        assert changed("\nX = 1\n", "backends/triton/ssd_kernels.py") == every, "backends are imported by name"
         assert changed("\nX = 1\n", "models/mamba.py") == every, "architectures are imported by name"
         assert changed("\nX = 1\n", "reads.py") == every, "how texts are read"
         others = ("reports/page.py", "cli/verbs.py", "cli/pages.py", "training/run.py", "__init__.py")

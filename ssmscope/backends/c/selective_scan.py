@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from ssmscope.backends.c import compiler
 
-SOURCE = Path(__file__).with_name("selective_scan.c")
+SOURCE = Path(__file__).with_name("selective_scan.c")  # It includes "tiles.h" and "vectors.h".
 MIN_DECAYS_FOR_THREADS = 2**15
 """Fewer decays (batch × length × heads × state) are done sooner than other threads wake up."""
 
