@@ -59,8 +59,11 @@ class Types(griffe.Extension):
     """The types of a function's options without what their annotations say of them for the command line."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        module = func.module.canonical_path
+        if module.startswith("ssmscope.backends."):  # has no options of commands, and may need triton to be imported
+            return
         if any(each.kind is griffe.ParameterKind.keyword_only for each in func.parameters):
-            scope = vars(importlib.import_module(func.module.canonical_path))
+            scope = vars(importlib.import_module(module))
             for each in func.parameters:
                 if each.annotation is not None:
                     each.annotation = plain(str(each.annotation), scope)
