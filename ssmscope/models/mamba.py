@@ -6,9 +6,8 @@ channel d is exp(Δ_{t,d} A_{d,n}). Falcon-Mamba normalises Δ's low-rank input,
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import rms_norm, softplus
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
@@ -103,8 +102,7 @@ def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) ->
 
 
 def _unit_rms(t: Tensor, eps: float) -> Tensor:
-    wide = at_least_float32(t)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(t.dtype)
+    return rms_norm(at_least_float32(t), t.shape[-1:], eps=eps).to(t.dtype)
 
 
 def examples() -> dict[str, nn.Module]:
