@@ -21,7 +21,6 @@ SIZES = {
     (ssd, "STEPS_PER_CHUNK"): 3,
     (ssd, "STEPS_PER_SEGMENT"): 6,
     (ssd, "STEPS_PER_SHORT_CHUNK"): 2,
-    (survival, "POSITIONS_PER_PIECE"): 3,
     (survival, "MAX_KEY_NUMBERS_HELD"): 50,
     (wide, "STEPS_PER_CHUNK"): 4,
     (wide, "STEPS_PER_SEGMENT"): 8,

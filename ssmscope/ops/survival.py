@@ -28,8 +28,7 @@ from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_h
 from ssmscope.ops.scans import scan, scan_reference
 from ssmscope.ops.terms import shared_by_heads
 
-POSITIONS_PER_PIECE = 128  # that are summed one after the other
-MAX_KEY_NUMBERS_HELD = 2**19  # they stay in a CPU's cache
+MAX_KEY_NUMBERS_HELD = 2**17  # they stay in a CPU's cache
 
 
 def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
@@ -265,9 +264,14 @@ def _timed_norms(clock: Tensor, A: Tensor, b: Tensor) -> Float[Tensor, "batch le
     """Return √Σ_n exp(2 A_n `clock`) b_n², the norms of keys `b` after steps that sum to `clock`, state by state: a sum
     over a short last dimension would take as long as all else."""
     squares, total = shared_by_heads(b.square(), clock.shape[2]), torch.zeros_like(clock)
-    for n in range(b.shape[3]):
-        decay = (clock * (2 * A[:, min(n, A.shape[1] - 1)])).clamp_(min=smallest_exponent(clock.dtype)).exp_()
-        total.addcmul_(decay, squares[..., n])
+    step = max(1, MAX_KEY_NUMBERS_HELD // max(1, clock[:, 0].numel()))
+    for start in range(0, clock.shape[1], step):
+        part = slice(start, start + step)
+        decay = torch.empty_like(clock[:, part])
+        for n in range(b.shape[3]):
+            torch.mul(clock[:, part], 2 * A[:, min(n, A.shape[1] - 1)], out=decay)
+            decay.clamp_(min=smallest_exponent(clock.dtype)).exp_()
+            total[:, part].addcmul_(decay, squares[:, part, :, n])
     return total.sqrt_()
 
 
@@ -277,18 +281,9 @@ def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
     return None if r.delta is None or r.A is None or r.expected else (r.delta, r.A)
 
 
-def _sums_from_end(log_a: Tensor) -> Tensor:
-    """Σ_{s<r≤T} log a_r in float64, for (batch, length, …): within pieces and over them, since a GPU sums one after
-    the other along what is not the last dimension."""
-    length = log_a.shape[1]
-    count = -(-length // POSITIONS_PER_PIECE)
-    shifted = log_a.new_zeros(len(log_a), count * POSITIONS_PER_PIECE, *log_a.shape[2:], dtype=torch.float64)
-    shifted[:, : max(length - 1, 0)] = log_a[:, 1:]
-    pieces = shifted.unflatten(1, (count, POSITIONS_PER_PIECE))
-    within = pieces.flip(2).cumsum(2).flip(2)
-    later = torch.zeros_like(within[:, :, 0])
-    later[:, :-1] = within[:, 1:, 0].flip(1).cumsum(1).flip(1)
-    return (within + later.unsqueeze(2)).flatten(1, 2)[:, :length]
+def _sums_from_end(log_a: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
+    """Return Σ_{s<r≤T} log a_r in float64."""
+    return pad(log_a[:, 1:].flip(1).cumsum(1, dtype=torch.float64).flip(1), (0, 0, 0, min(1, log_a.shape[1])))
 
 
 def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
