@@ -45,7 +45,7 @@ RECIPES = {
 LIMITS = {"imdb": 100}
 """Texts on which fidelity is measured, 300 elsewhere."""
 BETAS = {"true": ("0.001", "0.005", "0.02", "0.1"), "printed": ("0.001", "0.005", "0.02", "0.1")}
-"""Of Baleen-E, by the form of its KL."""
+"""Grid of β of Baleen-E by the form of its KL."""
 WARM = ("0.001", "0.005", "0.02")
 BERNOULLI = ("0.01", "0.1", "1")
 """β of Baleen-B."""

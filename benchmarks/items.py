@@ -1,4 +1,4 @@
-"""What waiting.py times: the questions that a user asks, and their peers."""
+"""The questions that waiting.py times, and their peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user would take instead of ssmscope for the same answer: each function is one peer of waiting.py."""
+"""Peers of waiting.py: each function gives the same answer as a user would get it without ssmscope."""
 
 from __future__ import annotations
 

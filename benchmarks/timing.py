@@ -1,4 +1,4 @@
-"""What benchmarks share: threads, a line about the machine, seconds."""
+"""Helpers of benchmarks: threads, a line about the machine, seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user waits for, each beside the peer that a user would take instead, in one run, as a Markdown table.
+"""Time what a user waits for, each beside the peer that a user would take instead, in one run, as a Markdown table.
 
     SSMSCOPE_DATA=… python benchmarks/waiting.py                        # a CPU: models of mamba-130m's width, demos
     python benchmarks/waiting.py --device cuda                          # a GPU: models of 7 billion parameters
@@ -35,7 +35,7 @@ from timing import Seconds, machine
 import ssmscope
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
-"""Where compiled kernels are kept."""
+"""The directory that keeps compiled kernels."""
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Item]]:
