@@ -58,7 +58,7 @@ def timed(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it waited for."""
+    """Return the seconds of this process and of those that it waited for."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 

@@ -75,7 +75,7 @@ class Recurrence:
 
     @property
     def one_decay_per_head(self) -> bool:
-        """Whether all states of a head decay alike, as in Mamba-2."""
+        """True where all states of a head decay alike, as in Mamba-2."""
         decay = self.A if self.A is not None else self.log_a
         assert decay is not None
         return decay.shape[-1] == 1
@@ -128,7 +128,7 @@ class Recurrence:
 
     @property
     def step(self) -> Tensor | None:
-        """By how much x_t is multiplied when it is written, (batch, length, heads): Δ_t; None where by 1."""
+        """Factor of x_t when it is written, Δ_t (batch, length, heads); None where it is 1."""
         return self.delta
 
     def to(self, *args, **kwargs) -> Recurrence:

@@ -132,7 +132,7 @@ def scan_all(
 
 
 def _form(r: Recurrence) -> tuple | None:
-    """What recurrences must have in common to run as one batch; None for a recurrence that runs by itself."""
+    """Return what recurrences must share to run as one batch; None for one that runs by itself."""
     if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head or r.order is not None:
         return None
     return r.shape, r.b.shape, r.x.dtype, r.b.dtype, r.c.dtype, r.x.device, r.delta is None

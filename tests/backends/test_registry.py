@@ -1,4 +1,4 @@
-"""Which implementation a call uses: one that serves its terms, and torch, with right numbers, everywhere else."""
+"""The registry: a call uses an implementation that serves its terms, and torch, with right numbers, elsewhere."""
 
 from __future__ import annotations
 
