@@ -212,6 +212,16 @@ def has_hooks(module: nn.Module) -> bool:
     return any(map(_others, _hooks(module)))
 
 
+def is_changed(module: nn.Module) -> bool:
+    """Whether somebody has put hooks of its forward pass, or another forward pass, on a module."""
+    return has_hooks(module) or not is_own(module, unmoved(module))
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its backward pass."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 @contextmanager
 def unhooked(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within the context, and in this thread alone, other people's hooks of these modules do not run."""
@@ -285,6 +295,9 @@ class _Lease:
 _leases: dict[int, _Lease] = {}
 
 
+DYNAMIC = "torch.ao.nn.quantized.dynamic"
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Within the context the module is in evaluation; when the last of the contexts that need a part of it ends, in
@@ -313,7 +326,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """Refuse a model of which parts were compiled in place: what is compiled does not ask who runs it.
+    """Refuse a model of which parts were compiled in place, or round what they read by its largest number.
+
+    What is compiled does not ask who runs it. What torch's dynamic quantisation makes of a text depends on the texts
+    beside it.
 
     Args:
         parts: all of the model's.
@@ -322,9 +338,16 @@ def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
         InputError: naming the part.
     """
     for part in parts:
-        if getattr(part, "_compiled_call_impl", None) is not None:
-            path = next(path for path, each in module.named_modules() if each is part)
+        compiled = getattr(part, "_compiled_call_impl", None) is not None
+        if not compiled and not type(part).__module__.startswith(DYNAMIC):
+            continue
+        path = next(path for path, each in module.named_modules() if each is part)
+        if compiled:
             raise InputError(
                 f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and what runs "
                 "in it cannot be read; analyse the model before it is compiled, or a copy that is not"
             )
+        raise InputError(
+            f"{type(module).__name__}: {path} is a {type(part).__name__} of {type(part).__module__}, which rounds what "
+            "it reads by the largest number of a batch: no text's numbers are its own; analyse the model before that"
+        )

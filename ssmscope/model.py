@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmscope import ops
+from ssmscope.affine import is_plain
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
@@ -21,7 +22,7 @@ from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
-from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
+from ssmscope.mixers import Visit, fast_scan, frozen_of, keeping, known_mixers, memory_of, mixers, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
 TextsLike = str | Sequence[str] | Batch | Trace
@@ -363,7 +364,7 @@ class Model:
         def freeze(index: int) -> FrozenLayer:
             layer = recompute(index)
             with torch.no_grad(), evaluating(self.module):
-                return detached(reader_of(found[index]).frozen(found[index], layer))
+                return detached(frozen_of(found[index], layer))
 
         return Trace(
             input_ids=batch.input_ids,
@@ -448,7 +449,9 @@ class Model:
             where = args[0].device  # not the input's, of a model over several
             return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
-        with watched(before=[(self.module.get_output_embeddings(), choose)]):
+        head = self.module.get_output_embeddings()
+        chosen = [(head, choose)] if is_plain(head, nn.Linear) else []  # another may count positions
+        with watched(before=chosen):
             logits = self.module(**arguments, use_cache=False).logits
         return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 

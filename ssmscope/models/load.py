@@ -151,7 +151,7 @@ def _try(model: Model) -> None:
     try:
         if model.channels is not None:
             size = model.config.image_size if model.config.patch is not None else (2, 1)
-            model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels)))
+            model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels, dtype=torch.float32)))
         else:
             model.logits(model.encode(ids=[0, 0]))
     except InputError:
