@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ssmscope.errors import InputError
@@ -55,7 +56,18 @@ class Switch:
         taken = _taken.get().get(id(self.module))
         if taken is None or taken.module is not self.module:
             return self.below(*args, **kwargs)
-        return taken.handler(self.below, *args, **kwargs)
+        run = _uncompiled() if "torch._dynamo" in sys.modules else _call
+        return run(taken.handler, self.below, *args, **kwargs)
+
+
+def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
+    return handler(*args, **kwargs)
+
+
+@cache
+def _uncompiled() -> Callable[..., Any]:
+    """`_call` of a compiled caller: what a handler calls is not compiled, so that it asks anew at every call too."""
+    return torch.compiler.disable(_call)
 
 
 @dataclass
