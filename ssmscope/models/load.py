@@ -134,9 +134,9 @@ def load(
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
-    _try(model)
     if device_map is None:
         cast(module, wanted, place)
+    _try(model)
     if kept is not None:
         kept.models[key] = model
     return model
@@ -372,7 +372,20 @@ def _read_transformers(
     unexpected = sorted(key for key in info["unexpected_keys"] if not UNUSED.search(key))
     check_names(sorted(info["missing_keys"]), unexpected, config, name)
     _check_head(module, files, held.tensors, name)
+    if dtype == torch.float64:
+        _widen(module, files)
     return module
+
+
+def _widen(module: nn.Module, files: list[Path]) -> None:
+    """Read those weights again that transformers has rounded: what a layer makes in float32 (Mamba's A_log) stays so,
+    whatever is stored."""
+    rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
+    module.double()
+    stored = {name: t for file in files if rounded for name, t in read_tensors(file).items()}
+    with torch.no_grad():
+        for name in rounded.keys() & stored.keys():
+            module.get_parameter(name).copy_(stored[name])
 
 
 def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:
