@@ -51,13 +51,13 @@ class Switch:
 
     def __init__(self, module: nn.Module, below: Callable[..., Any]) -> None:
         self.module, self.below = module, below
+        self.run = _uncompiled() if "torch._dynamo" in sys.modules else _call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         taken = _taken.get().get(id(self.module))
         if taken is None or taken.module is not self.module:
             return self.below(*args, **kwargs)
-        run = _uncompiled() if "torch._dynamo" in sys.modules else _call
-        return run(taken.handler, self.below, *args, **kwargs)
+        return self.run(taken.handler, self.below, *args, **kwargs)
 
 
 def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
