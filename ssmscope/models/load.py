@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import OrderedDict
@@ -24,7 +23,7 @@ from ssmscope.model import Model
 from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
-from ssmscope.models.fields import check_depth, check_fields, number, read_object
+from ssmscope.models.fields import check_depth, check_fields, read_object
 from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.quiet import quiet
@@ -44,32 +43,27 @@ from ssmscope.models.stored import (
 )
 from ssmscope.models.tokenizers import read_tokenizer
 from ssmscope.models.vim_checkpoints import is_vim, read_vim
-from ssmscope.shipped import DTYPES, demos, readable_types
+from ssmscope.models.words import check_generation
+from ssmscope.shipped import DTYPES, data_set_of, demos, readable_types, training_data
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
-    """The name of the data that a model was trained on, where its directory has our record of the training."""
-    found = _trained_on(source)
-    return str(found["name"]) if "name" in found else None
+    """The name of the data set that a model was trained on, where its directory has our record of the training."""
+    return data_set_of(_training(source))
 
 
 def trained_examples(source: str | os.PathLike[str]) -> int | None:
     """How many examples a model was trained on, where its directory has our record of the training."""
     try:
-        return int(_trained_on(source)["examples"])
+        return int(_training(source)["examples"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def _trained_on(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the record of a model's training says of its data; empty without a record."""
-    record = demos().get(str(source), Path(source)) / "training.json"
-    try:
-        return dict(json.loads(record.read_bytes())["data"]["train"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
+def _training(source: str | os.PathLike[str]) -> dict[str, Any]:
+    return training_data(demos().get(str(source), Path(source)))
 
 
 def load(
@@ -281,12 +275,12 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) ->
         check_other_layouts(where, name)
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
+    check_not_quantised(config, name)
     if is_mamba_ssm(config):
         _whole(device_map, name)
         return read_mamba_ssm(where, config)
     if is_fla(config):
         _whole(device_map, name)
-        check_not_quantised(config, name)
         return read_fla(where, config)
     check_fields(config, name)
     if is_diff_mamba2(config, where):
@@ -321,7 +315,6 @@ def _read_transformers(
     where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any
 ) -> nn.Module:
     kind = fields["model_type"]
-    check_not_quantised(fields, name)
     check_other_layouts(where, name)
     files = weight_files(where)
     held = contents(files)
@@ -329,12 +322,16 @@ def _read_transformers(
     classifies = any("SequenceClassification" in a for a in fields.get("architectures") or [])
     auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
     what = f"{name}: a model of type {kind!r}"
+    if (where / "generation_config.json").is_file():
+        check_generation(read_object(where / "generation_config.json"), name)
     try:
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
+        # Not AutoConfig: it may read another file than the one that was checked (configuration_files).
+        own = {key: value for key, value in fields.items() if key != "auto_map"}
+        config = transformers.CONFIG_MAPPING[kind].from_dict(own, name_or_path=str(where))
         for part in (config, getattr(config, "backbone", None)):
             limits = getattr(part, "time_step_limit", None)
             if part is not None and limits is not None:
-                part.time_step_limit = tuple(map(number, limits))
+                part.time_step_limit = tuple(map(float, limits))
     except InputError:
         raise
     except BROKEN as error:

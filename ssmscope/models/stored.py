@@ -105,7 +105,7 @@ def weight_files(directory: Path) -> list[Path]:
     """The files with a model's weights, as transformers chooses them.
 
     Raises:
-        InputError: when there is none, or an index is damaged or names a file that is not there.
+        InputError: when there is none, or an index is damaged or names a file that is not there, or not beside it.
     """
     for whole in (SAFETENSORS, PICKLED):
         index = directory / f"{whole}.index.json"
@@ -115,11 +115,21 @@ def weight_files(directory: Path) -> list[Path]:
             shards = read_object(index).get("weight_map")
             if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
                 raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
+            if outside := [name for name in shards.values() if not is_file_name(name)]:
+                raise InputError(f"{index} names {outside[0]!r:.100}; allowed are the names of files beside it")
             files = [directory / name for name in dict.fromkeys(shards.values())]
             if absent := [file for file in files if not file.is_file()]:
                 raise InputError(f"{index} names {absent[0].name}, which is not there")
             return files
     raise InputError(f"{directory} has no weights: neither {SAFETENSORS} nor {PICKLED}")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name that a file gives is that of another in the same folder, and no path out of it.
+
+    Where such a file is a link is not looked at: in the hub's cache all are.
+    """
+    return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
 
 
 def check_other_layouts(where: Path, name: str) -> None:
@@ -146,13 +156,15 @@ def check_other_layouts(where: Path, name: str) -> None:
 
 
 def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
-    """Refuse a model whose configuration says that its weights are quantised.
+    """Refuse a model whose configuration, or one within it, says that its weights are quantised.
 
     Raises:
         InputError: as said.
     """
-    found = fields.get("quantization_config")
-    if found:
+    for within in fields.values():
+        if isinstance(within, Mapping):
+            check_not_quantised(within, name)
+    if found := fields.get("quantization_config") or fields.get("compression_config"):
         how = found.get("quant_method") if isinstance(found, Mapping) else None
         how = f" ({how})" if isinstance(how, str) else ""
         raise InputError(

@@ -42,10 +42,11 @@ class Store:
         folder = self.finished(key)
         try:
             record = json.loads((folder / RECORD).read_bytes())
+            outside = any(".." in Path(name).parts or Path(name).is_absolute() for name in record["files"])
             whole = all((folder / name).stat().st_size == size for name, size in record["files"].items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return record if whole else None
+        return record if whole and not outside else None
 
     def is_done(self, job: Job) -> bool:
         return self.record(job.key) is not None
