@@ -20,7 +20,7 @@ from torch import nn
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
-from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
+from ssmscope.models.adapter_folder import base_of, classes_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import check_depth, check_fields, read_object
@@ -124,7 +124,8 @@ def load(
         return found
     with quiet():
         base = base_of(where, name, locate) if is_adapter(where) else where
-        module = _read(base, name if base is where else str(base), wanted, device_map)
+        classes = None if base is where else classes_of(where, name)
+        module = _read(base, name if base is where else str(base), wanted, device_map, classes)
         module = module if base is where else with_adapter(module, where, name)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
@@ -260,7 +261,8 @@ def _short(name: str) -> str:
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}… ({len(name):,} characters)"
 
 
-def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) -> nn.Module:
+def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> nn.Module:
+    """The model of a directory or file; `classes` are those of the head that an adapter of it brings."""
     if where.is_file():
         check_other_layouts(where, name)
         _whole(device_map, name)
@@ -286,7 +288,7 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) ->
     if is_diff_mamba2(config, where):
         _whole(device_map, name)
         return read_diff_mamba2(where, config)
-    return _read_transformers(where, name, config, dtype, device_map)
+    return _read_transformers(where, name, config, dtype, device_map, classes)
 
 
 def _whole(device_map: Any, name: str) -> None:
@@ -294,6 +296,8 @@ def _whole(device_map: Any, name: str) -> None:
         raise InputError(f"{name} is not in transformers' layout, and only that is split by device_map: give a device")
 
 
+HEADS = ("lm_head.weight", "score.weight")
+"""The head that a language model loses to an adapter for a classifier, and the one that it gets from it."""
 UNUSED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
 """Tensors that old versions of transformers stored and that newer ones compute."""
 
@@ -312,7 +316,12 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 
 
 def _read_transformers(
-    where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any
+    where: Path,
+    name: str,
+    fields: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    device_map: Any,
+    classes: int | None,
 ) -> nn.Module:
     kind = fields["model_type"]
     check_other_layouts(where, name)
@@ -320,7 +329,12 @@ def _read_transformers(
     held = contents(files)
     check_depth(fields, len(held.tensors), name)
     classifies = any("SequenceClassification" in a for a in fields.get("architectures") or [])
-    auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
+    head_comes = not classifies and classes is not None
+    auto = (
+        transformers.AutoModelForSequenceClassification
+        if classifies or head_comes
+        else transformers.AutoModelForCausalLM
+    )
     what = f"{name}: a model of type {kind!r}"
     if (where / "generation_config.json").is_file():
         check_generation(read_object(where / "generation_config.json"), name)
@@ -328,6 +342,8 @@ def _read_transformers(
         # Not AutoConfig: it may read another file than the one that was checked (configuration_files).
         own = {key: value for key, value in fields.items() if key != "auto_map"}
         config = transformers.CONFIG_MAPPING[kind].from_dict(own, name_or_path=str(where))
+        if head_comes:
+            config.num_labels = classes
         for part in (config, getattr(config, "backbone", None)):
             limits = getattr(part, "time_step_limit", None)
             if part is not None and limits is not None:
@@ -366,8 +382,12 @@ def _read_transformers(
         raise InputError(
             f"the weights of {name} cannot be read, they are damaged or do not fit: {reason(error)}"
         ) from error
+    missing = sorted(info["missing_keys"])
     unexpected = sorted(key for key in info["unexpected_keys"] if not UNUSED.search(key))
-    check_names(sorted(info["missing_keys"]), unexpected, config, name)
+    if head_comes:
+        module.score.weight.data.zero_()
+        missing, unexpected = ([each for each in names if each not in HEADS] for names in (missing, unexpected))
+    check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
     return module
 
