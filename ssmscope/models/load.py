@@ -30,6 +30,7 @@ from ssmscope.models.quiet import quiet
 from ssmscope.models.split import check_split, placed, start_at_embeddings
 from ssmscope.models.stored import (
     BROKEN,
+    check_finished,
     check_kinds,
     check_names,
     check_not_quantised,
@@ -272,6 +273,7 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, cl
         return read_vim(where, tensors) if is_vim(tensors) else read_selective(where, tensors)
     if not where.is_dir():
         raise InputError(f"{name} is neither a directory nor a file: a model's directory holds config.json and weights")
+    check_finished(where, name)
     file = where / "config.json"
     if not file.is_file():
         check_other_layouts(where, name)

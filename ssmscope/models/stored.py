@@ -132,6 +132,18 @@ def is_file_name(name: str) -> bool:
     return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
 
 
+def check_finished(where: Path, name: str) -> None:
+    """Refuse what a training or the fit of a lens has not finished: its checkpoint is there, and no record of its end.
+
+    Raises:
+        InputError: as said.
+    """
+    begun = where / "checkpoint"
+    ended = any((where / record).is_file() for record in ("training.json", "lens.json"))
+    if begun.is_dir() and not ended and ((begun / "plan.json").is_file() or not (where / "config.json").is_file()):
+        raise InputError(f"{name} is unfinished: what writes it was stopped, and the same command continues it")
+
+
 def check_other_layouts(where: Path, name: str) -> None:
     """Refuse files of llama.cpp, and a folder in which there are checkpoints and no model.
 

@@ -95,7 +95,7 @@ class Store:
         else:
             failure = failure or self._failed(job)
         state = DONE if record is not None else MISSING if failure is None else failure.get("state", FAILED)
-        found = record or failure or {}
+        found = record or failure or ({"error": "unfinished"} if self.working(job.key).exists() else {})
         return Entry(
             verb=job.verb,
             heading=job.heading,
