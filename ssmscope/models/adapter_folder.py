@@ -14,7 +14,7 @@ from torch import nn
 from ssmscope.errors import InputError
 from ssmscope.models.fields import read_object
 from ssmscope.models.in_memory import readable
-from ssmscope.models.stored import BROKEN, read_headers, reason
+from ssmscope.models.stored import BROKEN, is_wrapped, read_headers, reason
 from ssmscope.models.words import check_words, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
@@ -97,6 +97,11 @@ def with_adapter(base: nn.Module, where: Path, name: str) -> nn.Module:
     if importlib.util.find_spec("peft") is None:
         raise InputError(f"{name} holds an adapter, which is read by peft: pip install peft")
     file = _weights(where, name)
+    if is_wrapped([file]):
+        raise InputError(
+            f"the adapter in {name} was saved within the wrapper of torch.compile, DataParallel or FSDP: save it from "
+            "the PeftModel within (model._orig_mod, model.module)"
+        )
     own, held = {f"base_model.model.{each}" for each in base.state_dict()}, set(read_headers(file))
     import peft
 

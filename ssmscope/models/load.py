@@ -37,6 +37,7 @@ from ssmscope.models.stored import (
     check_other_layouts,
     check_tied,
     contents,
+    is_wrapped,
     outline,
     read_tensors,
     reason,
@@ -363,9 +364,12 @@ def _read_transformers(
     check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
-        where_to = {} if device_map is None else {"device_map": placed(empty, device_map, dtype)}
-        module, info = auto.from_pretrained(
-            where,
+        where_to: dict[str, Any] = {} if device_map is None else {"device_map": placed(empty, device_map, dtype)}
+        source: Path | None = where
+        if is_wrapped(files):
+            source, where_to["state_dict"] = None, {n: t for file in files for n, t in read_tensors(file).items()}
+        module, info = type(empty).from_pretrained(
+            source,
             config=config,
             dtype=dtype or "auto",
             output_loading_info=True,

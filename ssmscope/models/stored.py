@@ -46,15 +46,18 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a pickled state dict. Pickles may hold nothing but tensors.
+def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or of a pickled state dict, by their `plain_name` or as they are written there.
+    Pickles may hold nothing but tensors.
 
     Raises:
         InputError: when the file is not what it claims to be, or holds anything else.
     """
+    if path.suffix == ".safetensors":
+        with _says_what_is_wrong(path):
+            tensors = load_file(path, device)
+        return tensors if as_written else _named(tensors, path)
     with _says_what_is_wrong(path):
-        if path.suffix == ".safetensors":
-            return load_file(path, device)
         with torch.serialization.safe_globals([argparse.Namespace]):  # the options of a training, which is not read
             found = torch.load(path, map_location=device, weights_only=True)
     for name in ("state_dict", "model"):
@@ -68,7 +71,7 @@ def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
         raise InputError(f"{path} holds no state dict: names with tensors were expected")
     if odd := next((name for name, value in found.items() if value.layout != torch.strided), None):
         raise InputError(f"{path} holds the sparse tensor {odd}; dense ones can be read")
-    return dict(found)
+    return dict(found) if as_written else _named(found, path)
 
 
 @contextmanager
@@ -84,21 +87,49 @@ def _says_what_is_wrong(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is no readable PyTorch checkpoint{told}; give a model, see ssmscope.load") from error
 
 
-def read_headers(path: Path) -> dict[str, Stored]:
-    """The shapes and kinds of a file's tensors.
+def plain_name(name: str) -> str:
+    """A weight's name without the wrappers that its model was saved in: DataParallel's, torch.compile's, FSDP's."""
+    name = re.sub(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module)\.", "", name)
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Tensors, or what stands for them, by their plain names.
+
+    Raises:
+        InputError: for a name that is there with a wrapper and without.
+    """
+    found: dict[str, Any] = {}
+    for name, value in tensors.items():
+        if plain_name(name) in found:
+            raise InputError(f"{path} holds {plain_name(name)} twice, the second time as {name}: save the model anew")
+        found[plain_name(name)] = value
+    return found
+
+
+def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
+    """The shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
 
     Raises:
         InputError: as `read_tensors`.
     """
     if path.suffix != ".safetensors":
-        tensors = read_tensors(path, device="meta")
+        tensors = read_tensors(path, device="meta", as_written=as_written)
         return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
         parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, no mapping
-        return {
+        held = {
             name: Stored(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
             for name, part in parts.items()
         }
+    return held if as_written else _named(held, path)
+
+
+def is_wrapped(files: Collection[Path]) -> bool:
+    """Whether weights were saved within a wrapper."""
+    return any(name != plain_name(name) for file in files for name in read_headers(file, as_written=True))
 
 
 def weight_files(directory: Path) -> list[Path]:

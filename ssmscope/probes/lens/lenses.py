@@ -318,8 +318,8 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     """The lens in a directory that `fit_lens`, or tuned-lens itself, wrote.
 
     Raises:
-        InputError: no lens there, an unfinished or damaged one, or one that was fitted to another model: of another width or number
-            of layers, or with other weights (of tuned-lens's own: with another head).
+        InputError: no lens there, an unfinished or damaged one, or one that was fitted to another model: of another
+            width or number of layers, or with other weights (of tuned-lens's own: with another head).
     """
     path = Path(path)
     check_finished(path, str(path))
