@@ -26,6 +26,7 @@ from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import check_depth, check_fields, read_object
 from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
+from ssmscope.models.parts import BY_WEIGHT
 from ssmscope.models.quiet import quiet
 from ssmscope.models.split import check_split, placed, start_at_embeddings
 from ssmscope.models.stored import (
@@ -110,6 +111,7 @@ def load(
     if isinstance(source, nn.Module):
         with quiet():
             module = readable(source)
+        check_activations(module)
         name = getattr(module.config, "_name_or_path", "") or type(module).__name__
         return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
     if not isinstance(source, str | os.PathLike):
@@ -129,6 +131,7 @@ def load(
         classes = None if base is where else classes_of(where, name)
         module = _read(base, name if base is where else str(base), wanted, device_map, classes)
         module = module if base is where else with_adapter(module, where, name)
+    check_activations(module)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
     _try(model)
@@ -137,6 +140,21 @@ def load(
     if kept is not None:
         kept.models[key] = model
     return model
+
+
+def check_activations(module: nn.Module) -> None:
+    """Refuse another activation than SiLU in layers where transformers 5 takes it for a part of the layer alone.
+
+    Raises:
+        InputError: as said.
+    """
+    for mixer in mixers(module) if BY_WEIGHT else ():
+        found = getattr(mixer, "activation", None)
+        if isinstance(found, str) and found not in ("silu", "swish") and not hasattr(mixer, "chunk_size"):
+            raise InputError(
+                f"the layers of a {type(module).__name__} have the activation {found!r}, which transformers "
+                f"{transformers.__version__} applies to a part of them alone; they are read with silu"
+            )
 
 
 def _try(model: Model) -> None:
