@@ -40,7 +40,7 @@ class Batch:
     @property
     def last(self) -> Tensor:
         """Each text's last real position, (batch,)."""
-        return self.mask.sum(1) - 1
+        return last_positions(self.mask)
 
     def rows(self, chosen: Sequence[int]) -> Batch:
         """The chosen texts, padded to the longest of them."""
@@ -58,6 +58,11 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         values = None if self.values is None else self.values.to(device)
         return Batch(self.input_ids.to(device), self.mask.to(device), self.tokens, self.words, values)
+
+
+def last_positions(mask: Tensor) -> Tensor:
+    """Each row's last position at which a mask (batch, length) is true, (batch,); 0 where it is nowhere."""
+    return (mask.bool() * torch.arange(mask.shape[1], device=mask.device)).amax(1)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:

@@ -16,10 +16,11 @@ from ssmscope import ops
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
-from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values
+from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values, last_positions
 from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
+from ssmscope.heads import class_logits
 from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
@@ -431,12 +432,12 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None).to(self.device))
+        return self._checked(self._logits(arguments, last_positions(mask) if last_only else None).to(self.device))
 
     def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
         """The model's own logits, of a language model at every position or at one of each row."""
         if self.is_classifier:
-            return self.module(**arguments).logits
+            return class_logits(self.module, arguments)
         if at is None:
             return self.module(**arguments, use_cache=False).logits
         rows = torch.arange(len(at), device=at.device)

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrained
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ssmscope.affine import applied
+from ssmscope.encoding import last_positions
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.models.baleen import information_loss
 
@@ -197,9 +198,7 @@ def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """Each row of `hidden` (batch, length, width) at its last real position, (batch, width)."""
     if mask is None:
         return hidden[:, -1]
-    positions = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
-    last = (mask.bool() * positions).amax(1).sub(1).clamp(min=0)
-    return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    return hidden[torch.arange(len(hidden), device=hidden.device), last_positions(mask.to(hidden.device))]
 
 
 AUTO = (SSMForSequenceClassification,)

@@ -73,7 +73,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     `states`, those of the whole that the states' run and this one make up."""
     after: list[LayerState] = []
     with torch.no_grad(), model.running(states=states, keep=after):
-        logits = model.module(inputs_embeds=embeddings).logits
+        logits = model.forward_embeddings(embeddings, embeddings.new_ones(embeddings.shape[:2], dtype=torch.bool))
     return Run(logits, tuple(after))
 
 
@@ -238,7 +238,7 @@ class Tokens:
 
     def _logits(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad(), self.model.running(mask=mask):
-            return self.model.module(inputs_embeds=embeddings, attention_mask=mask.long()).logits
+            return self.model.forward_embeddings(embeddings, mask)
 
     def _replaced(self, rows: Sequence[int], length: int) -> Tensor | None:
         """What the embedding at every place would become, (batch, length, width); None where ids are exchanged."""
@@ -272,13 +272,7 @@ class Tokens:
 
 
 def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]:
-    """The predicted class ids.
-
-    Raises:
-        InputError: when a logit is not finite.
-    """
-    if not bool(logits.isfinite().all()):
-        raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
+    """The predicted class ids."""
     return logits.argmax(-1).cpu().numpy()
 
 
