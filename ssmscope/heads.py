@@ -1,9 +1,9 @@
-"""The heads of classifiers: what they read, and their own logits of every row of a padded batch."""
+"""What a model's head gives, and a classifier's own logits of every row of a padded batch."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,47 @@ from torch import Tensor, nn
 from ssmscope.encoding import last_positions
 from ssmscope.intercept import twin, watched
 from ssmscope.mixers import Handed
+
+Gives = Literal["next tokens", "classes", "labels", "numbers"]
+"""What a model's logits are of: next tokens or classes, of which one is right (their softmax are probabilities);
+labels, of which any may be (the sigmoid of each); or numbers, of a regression."""
+
+
+def gives(module: Any) -> Gives:
+    """What a model's head gives; one output alone is a number, whose softmax would always be 1."""
+    if not type(module).__name__.endswith("ForSequenceClassification"):
+        return "next tokens"
+    problem = getattr(module.config, "problem_type", None)
+    if problem == "multi_label_classification":
+        return "labels"
+    return "numbers" if problem == "regression" or module.config.num_labels == 1 else "classes"
+
+
+def linear_head(module: Any) -> nn.Module | None:
+    """The part that maps what a backbone gives to logits, by the names that it has in models; None without one."""
+    found = (getattr(module, name, None) for name in ("head", "score"))
+    return next((part for part in found if isinstance(part, nn.Module)), None) or module.get_output_embeddings()
+
+
+def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
+    """A model's own logits: a classifier's (batch, classes), a language model's at every position, or at one of each
+    row, (batch, vocabulary)."""
+    if gives(module) != "next tokens":
+        return class_logits(module, arguments)
+    if at is None:
+        return module(**arguments, use_cache=False).logits
+    rows = torch.arange(len(at), device=at.device)
+    whole = arguments["attention_mask"].shape
+
+    def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or args[0].shape[:2] != whole:
+            return None
+        where = args[0].device  # not the input's, of a model over several
+        return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
+
+    with watched(before=[(module.get_output_embeddings(), choose)]):
+        logits = module(**arguments, use_cache=False).logits
+    return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 
 
 def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
@@ -17,11 +18,11 @@ from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
 from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values, last_positions
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, Unanswerable
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
-from ssmscope.heads import class_logits
-from ssmscope.intercept import evaluating, watched
+from ssmscope.heads import Gives, gives, own_logits
+from ssmscope.intercept import evaluating
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
@@ -75,7 +76,35 @@ class Model:
 
     @property
     def is_classifier(self) -> bool:
-        return type(self.module).__name__.endswith("ForSequenceClassification")
+        """Whether a text has one vector of logits, of `labels`, instead of one at every position."""
+        return self.gives != "next tokens"
+
+    @property
+    def gives(self) -> Gives:
+        """What its logits are of."""
+        return gives(self.module)
+
+    def check_classes(self, what: str) -> None:
+        """Refuse, as an InputError, what needs one class for each text of a classifier that gives something else."""
+        if self.gives in ("labels", "numbers"):
+            each = "labels of which several may be right" if self.gives == "labels" else "numbers, as a regression does"
+            raise Unanswerable(
+                f"{self.name} gives {each}, and {what} needs one class for each text; ask what they rest on instead, "
+                "with explain"
+            )
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The probabilities of next tokens, classes or labels, from logits whose last dimension is these.
+
+        Raises:
+            InputError: for a model that gives numbers.
+        """
+        if self.gives == "numbers":
+            raise Unanswerable(
+                f"{self.name} gives numbers, as a regression does, and no probabilities; ask what they rest "
+                "on instead, with explain"
+            )
+        return logits.sigmoid() if self.gives == "labels" else logits.softmax(-1)
 
     @property
     def channels(self) -> int | None:
@@ -90,7 +119,7 @@ class Model:
 
     @property
     def labels(self) -> list[str] | None:
-        """A classifier's classes, in the order of its logits; None for a language model."""
+        """A classifier's classes, or what else it `gives`, in the order of its logits; None for a language model."""
         return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
 
     @property
@@ -420,7 +449,7 @@ class Model:
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-            logits = self._logits(given, batch.last if last_only else None).to(self.device)
+            logits = own_logits(self.module, given, batch.last if last_only else None).to(self.device)
         return self._checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
@@ -432,26 +461,9 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        return self._checked(self._logits(arguments, last_positions(mask) if last_only else None).to(self.device))
-
-    def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-        """The model's own logits, of a language model at every position or at one of each row."""
-        if self.is_classifier:
-            return class_logits(self.module, arguments)
-        if at is None:
-            return self.module(**arguments, use_cache=False).logits
-        rows = torch.arange(len(at), device=at.device)
-        whole = arguments["attention_mask"].shape
-
-        def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not args or args[0].shape[:2] != whole:
-                return None
-            where = args[0].device  # not the input's, of a model over several
-            return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
-
-        with watched(before=[(self.module.get_output_embeddings(), choose)]):
-            logits = self.module(**arguments, use_cache=False).logits
-        return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
+        return self._checked(
+            own_logits(self.module, arguments, last_positions(mask) if last_only else None).to(self.device)
+        )
 
     def _checked(self, logits: Tensor) -> Tensor:
         """The logits, or an InputError where one is NaN or infinite."""
@@ -471,9 +483,13 @@ class Model:
         return logits
 
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
-        """For each row of logits (texts, classes) the class or next token of the highest, by name, and its
-        probability."""
-        best, labels = logits.softmax(-1).max(-1), self.labels
+        """For each row of logits (texts, classes) the class, label or next token of the highest, by name, and its
+        probability; of a model that gives numbers these, and NaN."""
+        labels = self.labels
+        if labels is not None and self.gives == "numbers":
+            said = [", ".join(f"{name} = {each:.4g}" for name, each in zip(labels, row)) for row in logits.tolist()]
+            return tuple((each, math.nan) for each in said)
+        best = self.probabilities(logits).max(-1)
         name_of = str if self.tokenizer is None else lambda i: self.tokenizer.decode([i])
         names = map(name_of if labels is None else labels.__getitem__, best.indices.tolist())
         return tuple(zip(names, best.values.tolist()))

@@ -418,7 +418,7 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
         elements=tuple(elements),
         kind=kinds[0] if kinds else None,
         several=several,
-        single=next((kind for kind in (Path, float, int, str, bool) if kind in singles), None),
+        single=next((kind for kind in (Path, float, str, int, bool) if kind in singles), None),
         range=by_type.get(Range, Range()),
         one_of=by_type.get(OneOf),
         reads=reads,

@@ -202,7 +202,8 @@ class Trace:
         logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
         tokens: per text, the real tokens as they are shown.
         words: per text and real token, the index of the word it belongs to; None for a special token.
-        answers: per text, the predicted class (or next token) and its probability.
+        answers: per text, the predicted class (or label, or next token) and its probability; of a model that gives
+            numbers these, and NaN.
         source: where it comes from: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, recomputed on access.
         frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "backends", "ops", "frozen", "trace"}
 READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "compiling"}
-CORE = READ | {"encoding", "model", "models"}
+CORE = READ | {"encoding", "heads", "model", "models"}
 DECLARED = {"analysis", "reads", "signature", "sharding"}
 """What a package says its analysis is with."""
 ROOMS = {"interp", "probes", "attacks"}
@@ -53,7 +53,8 @@ MAY_IMPORT = {
     "attention_layers": {"intercept", "trace", "states", "mixers"},
     "edits": READ - {"fingerprint", "edits", "cuts"},
     "cuts": READ - {"fingerprint", "cuts"},
-    "model": READ - {"cuts"} | {"encoding"},
+    "heads": {"encoding", "intercept", "mixers"},
+    "model": READ - {"cuts"} | {"encoding", "heads"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
     "shipped": set(),

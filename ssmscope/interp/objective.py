@@ -200,13 +200,12 @@ class Objective:
     def _of_last(self, logits: Float[Tensor, "runs vocabulary"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
         """f of runs whose targets are one id each."""
 
-        def at(ids: list[int]) -> Tensor:
-            return logits.gather(-1, torch.tensor(ids, device=logits.device).unsqueeze(-1)).squeeze(-1)
+        def at(values: Tensor, ids: list[int]) -> Tensor:
+            return values.gather(-1, torch.tensor(ids, device=values.device).unsqueeze(-1)).squeeze(-1)
 
-        wanted = at([self.targets[text][0] for text in texts])
-        if self.probability:
-            return (wanted - logits.logsumexp(-1)).exp()
-        return wanted if self.contrasts is None else wanted - at([self.contrasts[text] for text in texts])
+        asked = self.model.probabilities(logits) if self.probability else logits
+        wanted = at(asked, [self.targets[text][0] for text in texts])
+        return wanted if self.contrasts is None else wanted - at(logits, [self.contrasts[text] for text in texts])
 
     def _of_continuation(self, logits: Float[Tensor, "length vocabulary"], last: int, text: int) -> Tensor:
         """f of one run; the logits at `last` are those of the first target."""

@@ -13,7 +13,7 @@ from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.show.numbers import number
 from ssmscope.show.table import Cell, Line, Table, table
 from ssmscope.show.token_rows import COLOURED_ROWS
-from ssmscope.show.tokens import named, written
+from ssmscope.show.tokens import chance, named, written
 
 DIFFERENCE = "difference"
 SEEN, NAMED = 0.1, 3
@@ -54,7 +54,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
             found.append(replace(row, name=f"{name}{about}", ends=row.ends if flat else (low, high)))
         end = high if mine.signed else high - low
         found.append(_difference(mine, theirs, f"{DIFFERENCE}{about}", end, first.special))
-    answer = f"{names[1]}: “{other.answer}” (p = {other.probability:.3f})"
+    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := chance(other.probability)) else "")
     return replace(first, rows=found, about=answer)
 
 

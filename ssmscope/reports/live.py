@@ -206,7 +206,9 @@ def predictions(model: Model, given: Trace, edited: Trace | None = None) -> Data
     """
     import pandas as pd
 
-    rows = [trace.logits[0].double().softmax(-1).cpu().numpy() for trace in (given, edited) if trace is not None]
+    rows = [
+        model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in (given, edited) if trace is not None
+    ]
     likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:LIKELIEST]}
     chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
     labels = model.labels

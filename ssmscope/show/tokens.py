@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -64,6 +65,11 @@ def written(tokens: Sequence[str], words: Sequence[int | None]) -> list[tuple[bo
         (index > 0 and (text[:1] == " " if carries else begins[index]), text.removeprefix(" "))
         for index, text in enumerate(shown)
     ]
+
+
+def chance(probability: float) -> str:
+    """The probability of an answer as it is written behind it; empty for answers that have none."""
+    return "" if math.isnan(probability) else f"p = {probability:.3f}"
 
 
 def shorten(text: str, width: int) -> str:

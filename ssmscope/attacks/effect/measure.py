@@ -63,7 +63,7 @@ def effect_of(
         sides.append(Side(heatmap[row], changed, np.stack(shares), np.array(states, dtype=np.float32)))
     places = chosen_layers(chosen, trace.layer_numbers)
     distance, hidden, state = _moved(model, batch, trace, places, pairs)
-    probabilities = trace.logits.double().softmax(-1)
+    probabilities = model.probabilities(trace.logits.double())
     options = {**(recorded or {}), "layers": layers if isinstance(layers, str) else list(layers), "top": top}
     return AttackEffect(
         provenance=record_provenance(trace.source, options=options),

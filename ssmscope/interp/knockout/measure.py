@@ -61,12 +61,12 @@ def sweep(
     plain = np.empty((2, texts))
     for text in range(texts):
         one = batch.rows([text])
-        plain[:, text] = [float(each) for each in measured(_last(model, one), ids[text])]
+        plain[:, text] = [float(each) for each in measured(model, _last(model, one), ids[text])]
         for number, places in enumerate(spans):
             for chosen, edits in _edits(model, cuts, parts, places[text], to[text], level, roads, len(one.tokens[0])):
                 with edited(model, edits):
                     logits = _last(model, one.rows([0] * len(chosen)))
-                values[:, text, number, chosen] = torch.stack(measured(logits, ids[text])).cpu().numpy()
+                values[:, text, number, chosen] = torch.stack(measured(model, logits, ids[text])).cpu().numpy()
     change = values[0] / plain[0][:, None, None] - 1
     rows = resampled_means(change.reshape(texts, -1), seed=seed)
     ends = estimates(rows.reshape(len(rows), len(sources), len(cuts)))

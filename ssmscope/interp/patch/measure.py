@@ -61,7 +61,7 @@ def patched(
             raise InputError("behind the last token no state is read any more; give positions before it")
     ids, names = asked(model, pair, answer, contrast)
     runs = Runs(model, *(pair[::-1] if direction == "denoise" else pair))
-    plain = np.array([_measure(_last(model, batch), ids)[0] for batch in (runs.base, runs.source)])
+    plain = np.array([_measure(model, _last(model, batch), ids)[0] for batch in (runs.base, runs.source)])
     if site == "head":
         shape = (model.num_layers, runs.heads())
         found: Iterator[tuple[Cells, Tensor]] = runs.of_heads([place for place in chosen if place >= first])
@@ -76,7 +76,7 @@ def patched(
     exact = method != "gradient"
     for cells, logits in found if exact else ():
         rows = [model.num_layers if layer is None else layer for layer, _ in cells]
-        values[rows, [column[place] for _, place in cells]] = _measure(logits, ids)
+        values[rows, [column[place] for _, place in cells]] = _measure(model, logits, ids)
     approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
     if method != "exact":
         later = [place for place in chosen if place >= first]
@@ -322,7 +322,7 @@ def _last(model: Model, batch: Batch) -> Tensor:
     return model.run(batch, last_only=True).logits
 
 
-def _measure(logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
+def _measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
     """The answer's probability and the difference of the logits, (rows, 2)."""
-    probability, right = measured(logits, ids[0])
-    return torch.stack([probability, right - measured(logits, ids[1])[1]], dim=1).cpu().numpy()
+    probability, right = measured(model, logits, ids[0])
+    return torch.stack([probability, right - logits[:, ids[1]].double()], dim=1).cpu().numpy()

@@ -183,7 +183,7 @@ class Doses:
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
             for run, text in enumerate(rows):
                 last = logits[run] if logits.ndim == 2 else logits[run, batch.lengths[text] - 1]
-                found[(*which, text)] = float(measured(last.unsqueeze(0), ids[text])[0])
+                found[(*which, text)] = float(measured(self.model, last.unsqueeze(0), ids[text])[0])
         return found
 
     def costs(self, examples: Scored) -> np.ndarray:
