@@ -160,9 +160,12 @@ def analysis(
             first = args[0] if args else kwargs.get("models")
             number = len(first) if several and isinstance(first, Sequence) else 1
             options = declared.checked(kwargs, number)
-            if pair is not None and isinstance(given[0], list | tuple):
-                return declared.of_each(function, given, options)
-            return function(*given, **options)
+            from ssmscope.intercept import out_of_inference
+
+            with out_of_inference():
+                if pair is not None and isinstance(given[0], list | tuple):
+                    return declared.of_each(function, given, options)
+                return function(*given, **options)
 
         declared = Analysis(
             name=name,

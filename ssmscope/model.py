@@ -22,7 +22,7 @@ from ssmscope.errors import InputError, Unanswerable
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
 from ssmscope.heads import Gives, gives, own_logits
-from ssmscope.intercept import evaluating
+from ssmscope.intercept import evaluating, out_of_inference
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
@@ -191,6 +191,7 @@ class Model:
             **({"edits": edits} if edits else {}),
         }
 
+    @out_of_inference()
     def encode(
         self,
         texts: str | Sequence[str] | None = None,
@@ -320,6 +321,7 @@ class Model:
         spread = (expected - expected.mean()).abs().max() if expected.numel() > 1 else expected.abs().max()
         return bool((found - expected).abs().max() <= allowed * spread)
 
+    @out_of_inference()
     def trace(
         self,
         texts: str | Sequence[str] | Batch | None = None,

@@ -83,13 +83,15 @@ def _inner(module: Any) -> nn.Module | None:
 
 
 def converted(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None) -> PreTrainedModel:
-    """The module itself where it has this dtype and stands on this device, else a copy that does.
+    """The module itself where it has this dtype, stands on this device and can be in gradients, else a copy that does.
 
     Raises:
         InputError: for a module that cannot be copied or converted.
     """
     if all(
-        (dtype is None or not t.is_floating_point() or t.dtype == dtype) and _same(t.device, device)
+        (dtype is None or not t.is_floating_point() or t.dtype == dtype)
+        and _same(t.device, device)
+        and not t.is_inference()
         for t in module.parameters()
     ):
         return module

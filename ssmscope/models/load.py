@@ -19,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.intercept import out_of_inference
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
 from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
@@ -72,6 +73,7 @@ def _trained_on(source: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
 
 
+@out_of_inference()
 def load(
     source: str | os.PathLike[str] | nn.Module,
     *,
