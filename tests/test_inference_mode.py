@@ -1,4 +1,4 @@
-"""Analyses within a caller's `torch.inference_mode`: what needs gradients gives what it gives outside."""
+"""Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: what needs gradients gives what it gives outside."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def module():
     return loud(random_example("jamba"))
 
 
+@pytest.mark.parametrize("without", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("verb", SAID)
-def test_gradients_are_those_outside(module, verb):
+def test_gradients_are_those_outside(module, verb, without):
     model = ssmscope.load(module)
     expected = [np.asarray(each) for each in SAID[verb](model)]
-    with torch.inference_mode():
+    with without():
         found = [np.asarray(each) for each in SAID[verb](model)]
-        assert torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled() == (without is torch.inference_mode) and not torch.is_grad_enabled()
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
