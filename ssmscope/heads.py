@@ -12,19 +12,29 @@ from ssmscope.encoding import last_positions
 from ssmscope.intercept import twin, watched
 from ssmscope.mixers import Handed
 
-Gives = Literal["next tokens", "classes", "labels", "numbers"]
+Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
 """What a model's logits are of: next tokens or classes, of which one is right (their softmax are probabilities);
-labels, of which any may be (the sigmoid of each); or numbers, of a regression."""
+labels, of which any may be (the sigmoid of each); numbers, of a regression; or nothing, without a head."""
 
 
 def gives(module: Any) -> Gives:
-    """What a model's head gives; one output alone is a number, whose softmax would always be 1."""
-    if not type(module).__name__.endswith("ForSequenceClassification"):
-        return "next tokens"
-    problem = getattr(module.config, "problem_type", None)
+    """What a model's head gives."""
+    if hasattr(module, "gives"):
+        return module.gives
+    return given_by(module.config) if is_sequence_classifier(module) else "next tokens"
+
+
+def is_sequence_classifier(module: Any) -> bool:
+    """Whether a model is a classifier of whole texts by its class's name, as transformers' are."""
+    return type(module).__name__.endswith("ForSequenceClassification")
+
+
+def given_by(config: Any) -> Gives:
+    """What a classifier gives; one output alone is a number, whose softmax would always be 1."""
+    problem = getattr(config, "problem_type", None)
     if problem == "multi_label_classification":
         return "labels"
-    return "numbers" if problem == "regression" or module.config.num_labels == 1 else "classes"
+    return "numbers" if problem == "regression" or config.num_labels == 1 else "classes"
 
 
 def linear_head(module: Any) -> nn.Module | None:
@@ -38,6 +48,7 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
     row, (batch, vocabulary)."""
     if gives(module) != "next tokens":
         return class_logits(module, arguments)
+    head = module.get_output_embeddings()
     if at is None:
         return module(**arguments, use_cache=False).logits
     rows = torch.arange(len(at), device=at.device)
@@ -49,7 +60,7 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
         where = args[0].device  # not the input's, of a model over several
         return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
-    with watched(before=[(module.get_output_embeddings(), choose)]):
+    with watched(before=[] if head is None else [(head, choose)]):
         logits = module(**arguments, use_cache=False).logits
     return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 

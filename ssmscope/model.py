@@ -77,7 +77,7 @@ class Model:
     @property
     def is_classifier(self) -> bool:
         """Whether a text has one vector of logits, of `labels`, instead of one at every position."""
-        return self.gives != "next tokens"
+        return self.gives not in ("next tokens", "nothing")
 
     @property
     def gives(self) -> Gives:
@@ -85,12 +85,21 @@ class Model:
         return gives(self.module)
 
     def check_classes(self, what: str) -> None:
-        """Refuse, as an InputError, what needs one class for each text of a classifier that gives something else."""
+        """Refuse, as an InputError, what needs one class for each text of a classifier that gives something else, and
+        of a model without a head."""
+        self._check_head()
         if self.gives in ("labels", "numbers"):
             each = "labels of which several may be right" if self.gives == "labels" else "numbers, as a regression does"
             raise Unanswerable(
                 f"{self.name} gives {each}, and {what} needs one class for each text; ask what they rest on instead, "
                 "with explain"
+            )
+
+    def _check_head(self) -> None:
+        if self.gives == "nothing":
+            raise Unanswerable(
+                f"{self.name} has no head, and so no answer: its layers can be read (trace, heatmap, attention, "
+                "stability); for what is about an answer, give a model with a head"
             )
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -381,7 +390,7 @@ class Model:
         coming = versions_to_come(stored_weights(self.module), adapters(self.module))
         meanwhile()
         weights = coming()
-        for each in answered:
+        for each in answered if self.gives != "nothing" else ():
             self._checked(each)
 
         def recompute(index: int) -> LayerTrace:
@@ -468,7 +477,8 @@ class Model:
         )
 
     def _checked(self, logits: Tensor) -> Tensor:
-        """The logits, or an InputError where one is NaN or infinite."""
+        """The logits, or an InputError where there are none, or one is NaN or infinite."""
+        self._check_head()
         found = logits.detach()
         if not found.numel():
             return logits
@@ -491,6 +501,8 @@ class Model:
         if labels is not None and self.gives == "numbers":
             said = [", ".join(f"{name} = {each:.4g}" for name, each in zip(labels, row)) for row in logits.tolist()]
             return tuple((each, math.nan) for each in said)
+        if self.gives == "nothing":
+            return (("no head", math.nan),) * len(logits)
         best = self.probabilities(logits).max(-1)
         name_of = str if self.tokenizer is None else lambda i: self.tokenizer.decode([i])
         names = map(name_of if labels is None else labels.__getitem__, best.indices.tolist())

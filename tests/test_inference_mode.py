@@ -1,4 +1,4 @@
-"""Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: what needs gradients gives what it gives outside."""
+"""Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: gradients are what they are outside."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
+from ssmscope.errors import Unanswerable
 from ssmscope.intercept import evaluating
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.objective import room
@@ -85,6 +86,8 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
     module = model.module
     head = module.get_output_embeddings() if of == "logits" and not model.is_classifier else None
     classes = of == "logits" and model.is_classifier
+    if of == "logits" and head is None and not classes:
+        raise Unanswerable(f"{model.name} has no head that is one linear map; ask for the influence on hidden vectors")
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
         with model.running(mask=mask):
