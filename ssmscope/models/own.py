@@ -189,7 +189,7 @@ class OwnModel(nn.Module):
                 f"{TRIED[1]}; give a module with logits (texts, classes) or (texts, tokens, vocabulary)"
             )
         count = 1 if first.ndim == 1 else first.shape[1]
-        own = getattr(self.module, "config", None)
+        own: Any = getattr(self.module, "config", None)
         named = own is not self.base_model.config and getattr(own, "num_labels", None) == count
         self.config.num_labels = count
         self.config.problem_type = getattr(own, "problem_type", None) if named else None

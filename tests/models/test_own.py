@@ -415,7 +415,7 @@ def test_heads_of_tokens_are_refused(kind):
     name = "minimax" if kind is MiniMaxForTokenClassification else "qwen3_next"
     what = "logits at every token" if name == "minimax" else "a beginning and an end among a text's tokens"
     module = kind(random_example(name).config)
-    with pytest.raises(InputError, match=f"{kind.__name__} gives {what}, .* one answer for a text: .* whose layers can"):
+    with pytest.raises(InputError, match=f"{kind.__name__} gives {what}, .* one answer for a text: .* whose layers"):
         ssmscope.load(module)
     assert ssmscope.load(module.base_model).trace(ids=TEXTS).answers[0][0] == "no head"
 
