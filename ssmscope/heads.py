@@ -37,6 +37,13 @@ def given_by(config: Any) -> Gives:
     return "numbers" if problem == "regression" or config.num_labels == 1 else "classes"
 
 
+def hidden_vectors(module: Any, **given: Tensor) -> Tensor:
+    """What a model's backbone gives to what stands behind it, (batch, length, width), in the caller's context."""
+    if hasattr(module, "run_backbone"):
+        return module.run_backbone(**given)[0]
+    return module.base_model(**given, use_cache=False).last_hidden_state
+
+
 def linear_head(module: Any) -> nn.Module | None:
     """The part that maps what a backbone gives to logits, by the names that it has in models; None without one."""
     found = (getattr(module, name, None) for name in ("head", "score"))

@@ -71,19 +71,10 @@ class OwnModel(nn.Module):
         use_cache: bool | None = None,
     ) -> SequenceClassifierOutput:
         """Logits (batch, classes), (batch, length, vocabulary) of a language model, or (batch, 0) without a head."""
-        given: Any = input_ids if inputs_embeds is None else inputs_embeds
-        mask = given.new_ones(given.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        given, mask = _given(input_ids, attention_mask, inputs_embeds)
         if self.gives == "nothing" or bool(mask.all()):
             return SequenceClassifierOutput(logits=self._logits(given, mask))
-        whole: list[Any] = []
-        taker = taker_of(self.base_model)
-
-        def keep(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            whole.append(below(*args, **kwargs) if taker is None else taker(below, *args, **kwargs))
-            return whole[-1]
-
-        with taken_over([(self.base_model, keep)]):
-            self._logits(given, mask)
+        whole = self.run_backbone(input_ids, attention_mask, inputs_embeds)
         places, found = [], []
         for length in mask.sum(1).unique().tolist():
             rows = (mask.sum(1) == length).nonzero()[:, 0]
@@ -92,7 +83,7 @@ class OwnModel(nn.Module):
             def alone(t: Tensor) -> Tensor:
                 return t[rows][real].unflatten(0, real.sum(1).shape + (-1,))  # noqa: B023
 
-            output = _mapped(whole[0], mask.shape, alone)
+            output = _mapped(whole, mask.shape, alone)
             with taken_over([(self.base_model, lambda below, *args, **kwargs: output)]):  # noqa: B023
                 logits = self._logits(alone(given), alone(mask))
             if self.gives == "next tokens":
@@ -100,6 +91,21 @@ class OwnModel(nn.Module):
             places.append(rows)
             found.append(logits)
         return SequenceClassifierOutput(logits=torch.cat(found)[torch.cat(places).argsort()])
+
+    def run_backbone(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None
+    ) -> Any:
+        """What the backbone returns as the module runs it."""
+        whole: list[Any] = []
+        taker = taker_of(self.base_model)
+
+        def keep(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            whole.append(below(*args, **kwargs) if taker is None else taker(below, *args, **kwargs))
+            return whole[-1]
+
+        with taken_over([(self.base_model, keep)]):
+            self._logits(*_given(input_ids, attention_mask, inputs_embeds))
+        return whole[0]
 
     def _logits(self, given: Tensor, mask: Tensor) -> Tensor:
         output = self._run(given, mask)
@@ -230,6 +236,11 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
             f"layers are {known}{did_you_mean(backbone, holding)}"
         )
     return OwnModel(module, backbone)
+
+
+def _given(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:
+    given: Any = ids if embeddings is None else embeddings
+    return given, given.new_ones(given.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
 
 
 def _embedded_as(embeddings: Tensor) -> Callable[..., Tensor]:

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 import ssmscope
+from ssmscope.attacks.effect import attack_effect
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.explain import explain
@@ -203,6 +204,23 @@ def test_measures_over_data():
     found = fidelity_auc(model, data, methods=("gradxinput",), random_rankings=20)
     assert found.predicted.tolist() == labels
     assert found.clean == pytest.approx([float(alone(module, text).softmax(-1).max()) for text in TEXTS], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Mean", "Embedding"])
+def test_an_effect_compares_what_the_head_reads_of_each_text_alone(kind):
+    module, words = made(kind), [f"w{at}" for at in range(97)]
+    model = ssmscope.load(module, tokenizer=symbol_tokenizer(words))
+    before, after = [5, 17, 3, 9, 22], [5, 17, 4]
+    found = attack_effect(model, before=" ".join(words[at] for at in before), after=" ".join(words[at] for at in after))
+    answer = int(alone(module, before).argmax())
+    assert found.kept == pytest.approx(float(alone(module, after).softmax(-1)[answer]), rel=1e-5)
+    kept = []
+    hook = module.encoder.register_forward_hook(lambda part, args, output: kept.append(output[0][0]))
+    for text in (before, after):
+        alone(module, text)
+    hook.remove()
+    expected = (kept[0][:2] - kept[1][:2]).norm(dim=-1) / kept[0][:2].norm(dim=-1)
+    assert found.distance[-1] == pytest.approx(expected.numpy(), rel=1e-4)
 
 
 def test_a_lens_reads_a_head_that_is_one_linear_map():

@@ -113,9 +113,9 @@ def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
     Raises:
         InputError: the model is no classifier, or the data of another kind than it reads, or without an example.
     """
+    model.check_classes("the position-bias attack")
     if not model.is_classifier:
         raise InputError(f"{model.name} is no classifier: the position-bias attack measures a classifier's accuracy")
-    model.check_classes("the position-bias attack")
     if not isinstance(data, PixelData | TextData | SequenceData):
         raise InputError(f"data is {type(data).__name__}; allowed are labelled images, texts and sequences")
     if not len(data):

@@ -70,6 +70,7 @@ def check_readable(model: Model) -> None:
     """Raises InputError for a classifier, or without a tokenizer that says where in a text a token stands."""
     if model.is_classifier:
         raise InputError(f"{model.name} is a classifier; a needle is a token that a language model should name")
+    model.check_classes("a needle")
     if model.tokenizer is None:
         raise InputError(f"{model.name} has no tokenizer to read questions with; name one with --tokenizer")
     if not getattr(model.tokenizer, "is_fast", False):
