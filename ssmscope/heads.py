@@ -55,9 +55,9 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
     row, (batch, vocabulary)."""
     if gives(module) != "next tokens":
         return class_logits(module, arguments)
-    head = module.get_output_embeddings()
     if at is None:
         return module(**arguments, use_cache=False).logits
+    known = module.get_output_embeddings()
     rows = torch.arange(len(at), device=at.device)
     whole = arguments["attention_mask"].shape
 
@@ -67,7 +67,7 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
         where = args[0].device  # not the input's, of a model over several
         return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
-    with watched(before=[] if head is None else [(head, choose)]):
+    with watched(before=[] if known is None else [(known, choose)]):
         logits = module(**arguments, use_cache=False).logits
     return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 
@@ -94,12 +94,9 @@ def class_logits(module: Any, arguments: dict[str, Tensor]) -> Tensor:
 def _with_pad_token(module: Any) -> Any:
     """The module, or a twin of it whose configuration has a padding token: without, transformers' classifiers refuse
     several rows."""
-    config = copy.deepcopy(module.config)
-    lacking = [each for each in (config, config.get_text_config()) if getattr(each, "pad_token_id", None) is None]
-    if not lacking:
+    if getattr(module.config.get_text_config(), "pad_token_id", None) is not None:
         return module
-    for each in lacking:
-        each.pad_token_id = 0
     found = twin(module)
-    found.config = config
+    found.config = copy.deepcopy(module.config)
+    found.config.pad_token_id = found.config.get_text_config().pad_token_id = 0
     return found

@@ -111,8 +111,8 @@ def load(
 
     Raises:
         InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
-            no place in the model that the configuration describes, or the model has no state-space layer that can be
-            read, or no head. Pickled files are only ever read as plain tensors.
+            no place in the model that the configuration describes, the model has no state-space layer that can be
+            read, or it answers about tokens. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
     check_split(device_map, device, source)

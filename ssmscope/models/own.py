@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,6 +43,7 @@ class OwnModel(nn.Module):
         super().__init__()
         self.module, self.path = module, path
         self.config = copy.deepcopy(self.base_model.config)
+        self.config.around = _written(module)  # with the weights it is what the fingerprint is of
         self.gives: Gives = "nothing"
         with torch.no_grad(), evaluating(module):
             self._table = self._find_embeddings()
@@ -119,16 +121,14 @@ class OwnModel(nn.Module):
         """What the module returns for ids (batch, length) or embeddings (batch, length, width), all real positions."""
         known = inspect.signature(self.module.forward).parameters
         first = next((name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY), None)
-        arguments: dict[str, Any] = {}
-        if "attention_mask" in known:
-            arguments["attention_mask"] = mask.long()
+        arguments: dict[str, Any] = {name: mask.long() for name in ("attention_mask", "mask") if name in known}
         if given.ndim == 2 or "inputs_embeds" not in known:
             ids = given if given.ndim == 2 else torch.ones_like(mask, dtype=torch.long)
             handlers = [] if given.ndim == 2 else [(self.get_input_embeddings(), _embedded_as(given))]
             with taken_over(handlers):
                 if "input_ids" in known or first is None:
                     return self.module(input_ids=ids, **arguments)
-                return self.module(ids, **{name: each for name, each in arguments.items() if name != first})
+                return self.module(ids, **arguments)
         return self.module(inputs_embeds=given, **arguments)
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
@@ -236,6 +236,20 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
             f"layers are {known}{did_you_mean(backbone, holding)}"
         )
     return OwnModel(module, backbone)
+
+
+def _written(module: nn.Module) -> list[str]:
+    """What a user has written of a module: its classes by name, with a hash of their code where it is at hand."""
+    kinds = {type(part) for part in module.modules()}
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "transformers", "ssmscope")]
+    found = []
+    for kind in own:
+        try:
+            code = hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()[:16]
+        except (OSError, TypeError):
+            code = ""
+        found.append(f"{kind.__module__}.{kind.__qualname__} {code}")
+    return sorted(found)
 
 
 def _given(ids: Tensor | None, mask: Tensor | None, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -108,6 +108,23 @@ def test_the_answer_of_a_regression_is_its_number(make):
         assert "“LABEL_0 = " in html and "p = " not in html
 
 
+@pytest.mark.parametrize(
+    "head, labels",
+    [
+        (SEVERAL, [[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]),
+        (NUMBER, [0.5, -2.0]),
+        (dict(num_labels=2, problem_type="regression"), [[0.5, 1.0], [-2.0, 3.0]]),
+        (dict(num_labels=3), [2, 0]),
+    ],
+)
+def test_the_loss_is_that_of_transformers(head, labels):
+    ids, given = torch.tensor([[5, 1, 17], [9, 4, 2]]), torch.tensor(labels)
+    module = loud(of_ssmscope(**head))
+    logits = module(input_ids=ids).logits
+    expected = of_transformers(**head).loss_function(labels=given, pooled_logits=logits, config=module.config)
+    torch.testing.assert_close(module(input_ids=ids, labels=given).loss, expected)
+
+
 def test_several_numbers_are_all_said(make):
     model = make(num_labels=2, problem_type="regression")
     first, second = own(model, TEXTS[0]).tolist()

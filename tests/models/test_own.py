@@ -278,6 +278,27 @@ def test_one_output_is_a_number(outputs, gives):
     )
 
 
+def test_a_mask_is_given_by_either_name():
+    class Masked(Around):
+        def forward(self, ids, mask):
+            hidden = self.encoder(ids)[0] * mask.unsqueeze(-1)
+            return self.classify(hidden.sum(1) / mask.sum(1, keepdim=True))
+
+    module = doubled(loud(Masked(backbone())))
+    model = ssmscope.load(module)
+    with torch.no_grad():
+        expected = torch.cat([module(torch.tensor([text]), torch.ones(1, len(text))) for text in TEXTS])
+    assert relative(model.logits(model.encode(ids=TEXTS)), expected) < 1e-6
+
+
+def test_a_fingerprint_knows_what_the_user_has_written():
+    module = made("Around")
+    other = First(module.encoder)
+    other.load_state_dict(module.state_dict())
+    assert ssmscope.load(module).fingerprint == ssmscope.load(module).fingerprint
+    assert ssmscope.load(module).fingerprint != ssmscope.load(other.double().eval()).fingerprint
+
+
 def test_a_configuration_of_its_own_names_the_labels():
     class Named(Around):
         def __init__(self, inner):
