@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ssmscope.errors import InputError
 from ssmscope.heads import is_sequence_classifier
+from ssmscope.mixers import mixers
 from ssmscope.models.checkpoints import of_mamba_ssm
 from ssmscope.models.own import own_model
 from ssmscope.models.stored import BROKEN, reason
@@ -44,6 +45,11 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
     own = own_model(module, backbone)
     if own is None and isinstance(module, PreTrainedModel):
         return module  # without a layer that can be read, as `Model` says
+    if own is None and mixers(module) not in ([], [module]):
+        raise InputError(
+            f"the state-space layers of {name} do not stand in one transformers model, which is what is read with what "
+            "is around it; give a part of it, or a module around one backbone"
+        )
     if own is None:
         within = f" within the {given} that was given" if name != given else ""
         raise InputError(

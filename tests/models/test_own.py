@@ -349,7 +349,7 @@ class Two(nn.Module):
         (NoLogits, "NoLogits gives a dict without logits"),
         (Twice, "Twice runs encoder 2 times"),
         (Unasked, "Unasked cannot be run on token ids: TypeError .*images"),
-        (Two, "Two .*is no transformers model, and none that can be read stands in it"),
+        (Two, "the state-space layers of Two do not stand in one transformers model"),
     ],
 )
 def test_what_cannot_be_read(make, said):
