@@ -1,4 +1,4 @@
-"""Texts with coloured tokens: in a terminal, on a page and in a picture the same tokens have the same colours and marks."""
+"""Texts with coloured tokens have the same colours and marks in a terminal, on a page and in a picture."""
 
 from __future__ import annotations
 

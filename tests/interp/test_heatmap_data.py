@@ -18,6 +18,7 @@ from ssmscope.interp.heatmap.over_data import HORIZON, medians
 from ssmscope.interp.heatmap.result import DataHeatmap
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.show.table import Table
 from ssmscope.tasks.text import text_data
 
 WORDS = ("good", "bad", "film", "the", "dull", "fun", ",", "one", "two", "three")
@@ -66,6 +67,36 @@ def test_words_are_means_over_their_occurrences(model, score):
         assert each.kept.value == pytest.approx(np.mean([value for *_, value in own]), rel=1e-4)
         assert each.kept.low <= each.kept.value <= each.kept.high
     assert "," not in {each.word for each in selection_heatmap(model, data, score=score).words}
+
+
+def entries_of(words):
+    """Entries of `Words` with one occurrence a text: word, text, score, 1."""
+    rows = [(word, text, score, 1) for word, scores in enumerate(words) for text, score in enumerate(scores)]
+    return np.array(rows, dtype=np.float64).T
+
+
+def test_words_are_chosen_by_their_intervals_and_listed_by_their_means(monkeypatch):
+    wide, narrow, third = [12.0, 0, 0, 12, 0], [4.1, 4, 3.9, 4, 4], [4.4, 4, 4.4, 3.6, 4.1]
+    low, lowest = [1.0, 1.2, 0.8, 1.1, 0.9], [-2.5, 3.5, -2.5, 3.5, 0.5]
+    entries = entries_of([narrow, low, wide, third, lowest])
+    assert over_data._chosen(entries, 5, 5).tolist() == [2, 3, 0, 1, 4]
+    monkeypatch.setattr(over_data, "HIGHEST", 2)
+    monkeypatch.setattr(over_data, "LOWEST", 1)
+    assert over_data._chosen(entries, 5, 5).tolist() == [3, 0, 1]  # the wide ones begin low and end high
+    assert over_data._chosen(entries, 5, 6).tolist() == []
+
+
+def test_no_word_stands_above_one_with_a_higher_mean(result):
+    means = [each.kept.value for each in result.words]
+    assert means == sorted(means, reverse=True) and len(set(means)) == len(means)
+    (table,) = [block for block in result.blocks() if isinstance(block, Table) and block.heads == ("word",)]
+    shown = [cells[0].found.value for _, cells in table.rows]
+    assert shown == means and [label for (label,), _ in table.rows] == [each.word for each in result.words]
+    first, *_, last = result.words
+    assert result.verdict().startswith(f"highest: “{first.word}” {first.kept.value:.3f} [")
+    assert f"; lowest: “{last.word}” {last.kept.value:.3f} [" in result.verdict()
+    every = {group.name: group.words for group in result.groups}["all"]
+    assert every == tuple(each.word for each in result.words)[: len(every)]
 
 
 def test_groups_and_parts_are_means_over_texts(model, result):

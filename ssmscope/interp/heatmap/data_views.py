@@ -66,8 +66,10 @@ def words(result: DataHeatmap) -> Table:
         for each in ends(result, TABLE_HIGH, TABLE_LOW)
     ]
     from_both = f"The {TABLE_HIGH} highest and {TABLE_LOW} lowest of" if len(lines) < len(result.words) else "Of"
-    note = f"{from_both} {result.named:,} words in at least {result.least} texts, by the nearer end of their interval. "
-    note += f"Means over their occurrences, in {result.unit}."
+    note = (
+        f"{from_both} {result.named:,} words in at least {result.least} texts, out of those whose intervals begin highest "
+        f"or end lowest, by their means over occurrences, in {result.unit}."
+    )
     return table(("word",), lines, note=note)
 
 

@@ -335,7 +335,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
     """The layers that are averaged."""
     texts: int
     words: tuple[KeptWord, ...]
-    """The highest by the lower end of their interval, from the highest on, then the lowest by its upper end."""
+    """Those whose intervals begin highest, and those whose intervals end lowest, from the largest mean on."""
     least: int
     """In how many texts a word stands at least that is among them."""
     named: int
