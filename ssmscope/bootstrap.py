@@ -92,6 +92,13 @@ def estimates(rows: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "... thr
     return np.array([(e.value, e.low, e.high) for e in found]).reshape(*rows.shape[1:], 3)
 
 
+def lowest(rows: Float[np.ndarray, "rows columns"]) -> tuple[int, ...]:
+    """The columns of the lowest values, from the lowest on: the lowest one, and those from which it cannot be told, as
+    the interval of the paired difference reaches 0. Columns that are not defined are left out."""
+    known = [at for at in np.argsort(rows[0], kind="stable").tolist() if not math.isnan(rows[0, at])]
+    return tuple(at for at in known if at == known[0] or not estimate(rows[:, at] - rows[:, known[0]]).low > 0)
+
+
 def resampled_means(
     columns: Float[np.ndarray, "examples columns"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Float[np.ndarray, "rows columns"]:

@@ -67,8 +67,8 @@ def words(result: DataHeatmap) -> Table:
     ]
     from_both = f"The {TABLE_HIGH} highest and {TABLE_LOW} lowest of" if len(lines) < len(result.words) else "Of"
     note = (
-        f"{from_both} {result.named:,} words in at least {result.least} texts, out of those whose intervals begin highest "
-        f"or end lowest, by their means over occurrences, in {result.unit}."
+        f"{from_both} {result.named:,} words in at least {result.least} texts, out of those whose intervals begin "
+        f"highest or end lowest, by their means over occurrences, in {result.unit}."
     )
     return table(("word",), lines, note=note)
 

@@ -318,9 +318,9 @@ def summarise(
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
         own = entries[:, chosen[entries[1].astype(int)]]
-        highest = _chosen(own, len(names), least_texts(int(chosen.sum())))[:OF_GROUP].tolist()
+        highest = names[_chosen(own, len(names), least_texts(int(chosen.sum())))[:OF_GROUP]].tolist()
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
-        kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(str(names[word]) for word in highest)))
+        kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
