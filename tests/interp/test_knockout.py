@@ -205,7 +205,7 @@ def test_the_picture_shows_relative_changes():
     (axes,) = result.figure().axes
     assert axes.get_ylabel() == "relative change of probability"
     zero, curve, everywhere = axes.lines
-    assert curve.get_ydata() == [-0.25, 0.125, 0.02] and list(curve.get_xdata()) == [0, 1, 2]
+    assert list(curve.get_ydata()) == [-0.25, 0.125, 0.02] and list(curve.get_xdata()) == [0, 1, 2]
     assert set(everywhere.get_ydata()) == {-0.5} and set(zero.get_ydata()) == {0}
     assert axes.yaxis.get_major_formatter()(0.02) == "2%"
     (table,) = [block for block in result.blocks() if isinstance(block, Table)]
