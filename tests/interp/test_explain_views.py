@@ -116,7 +116,8 @@ def shade(scores, method="ig", words=None):
 def test_shades_are_around_zero_where_a_method_is_signed():
     assert shade([-1, 0, 0.5, 2]) == ([-8, 0, 4, 16], "±2")
     assert shade([0, 1, 2], "gradcam") == ([0, 16, 31], "0.000–2.000")
-    assert shade([0.5, 0.5], "gradcam")[0] == [16, 16] and shade([0, 0])[0] == [0, 0]
+    assert shade([0.5, 0.5], "gradcam")[0] == [16, 16]
+    assert shade([0, 0], "gradcam")[0] == [-1, -1] == [each + signed.STEPS for each in shade([0, 0])[0]]
     # A special token is drawn, and so has its part in the range; nothing is clipped.
     assert shade([4, 1, -2], words=(None, 0, 1)) == ([16, 4, -8], "±4")
     assert shade([-1, 0, 2], "gradcam", (None, 0, 1)) == ([0, 10, 31], "−1.000–2.000")

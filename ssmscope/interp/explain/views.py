@@ -44,7 +44,9 @@ def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
     strongest.sort(key=lambda at: (-abs(each.scores[at]), at))
     marked = strongest[: min(top, max(int((~text.special).sum()) // 2, 1))]  # where all are marked, none stands out
     kept, against = ([at for at in marked if (each.scores[at] > 0) == above] for above in (True, False))
-    return TokenRow(each.method, each.scores, ends(each, text), each.signed, None, kept, against, remark=doubt(each))
+    nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # zeros are neither high nor low
+    said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None))))
+    return TokenRow(each.method, each.scores, ends(each, text), each.signed, nothing, kept, against, remark=said)
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from ssmscope.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.interp.heatmap.measure import Layers, Score
-from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.result import HIGH, LOW, KeptGroup, KeptLayer, KeptWord
 from ssmscope.interp.heatmap.words import HORIZON, grouped, is_punctuation, joined
 from ssmscope.interp.labelled import read_texts
 from ssmscope.sharding.parts import Columns, over
@@ -318,7 +318,7 @@ def summarise(
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
         own = entries[:, chosen[entries[1].astype(int)]]
-        highest = names[_chosen(own, len(names), least_texts(int(chosen.sum())))[:OF_GROUP]].tolist()
+        highest = names[_chosen(own, len(names), least_texts(int(chosen.sum())), HIGH, LOW)[:OF_GROUP]].tolist()
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
         kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
@@ -339,7 +339,9 @@ def summarise(
             )
         )
     return {
-        "words": _with_intervals(entries, _chosen(entries, len(names), least).tolist(), names, len(found.rows), seed),
+        "words": _with_intervals(
+            entries, _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist(), names, len(found.rows), seed
+        ),
         "least": least,
         "named": int((texts >= least).sum()),
         "groups": tuple(kept),
@@ -371,10 +373,10 @@ def _groups(model: Model, data: TextData, found: Measured) -> tuple[Mapping[str,
     return made, notes
 
 
-def _chosen(entries: np.ndarray, words: int, least: int) -> np.ndarray:
-    """Words that stand in enough texts, from the largest mean to the smallest: those of the highest lower ends of the
-    mean's interval, and those of the lowest upper ends, so that a rare word is not there by chance. Ends are two
-    standard errors away, with texts as what is drawn."""
+def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: int) -> np.ndarray:
+    """Words that stand in enough texts, from the largest mean to the smallest: so many of the highest lower ends of the
+    mean's interval, and of the lowest upper ends, so that a rare word is not there by chance. Ends are two standard
+    errors away, with texts as what is drawn."""
     number, _, sums, count = entries
     at = number.astype(int)
     total = np.bincount(at, count, minlength=words)
@@ -382,9 +384,9 @@ def _chosen(entries: np.ndarray, words: int, least: int) -> np.ndarray:
     error = np.sqrt(ratio(np.bincount(at, (sums - mean[at] * count) ** 2, minlength=words), total**2))
     common = np.flatnonzero(np.bincount(at, minlength=words) >= least)
     low, high = (mean - 2 * error)[common], (mean + 2 * error)[common]
-    upper = common[np.argsort(-low, kind="stable")][: min(HIGHEST, -(-len(common) // 2))]
+    upper = common[np.argsort(-low, kind="stable")][: min(highest, -(-len(common) // 2))]
     lower = common[np.argsort(high, kind="stable")]
-    chosen = np.concatenate([upper, lower[~np.isin(lower, upper)][:LOWEST]])
+    chosen = np.concatenate([upper, lower[~np.isin(lower, upper)][:lowest]])
     return chosen[np.argsort(-mean[chosen], kind="stable")]
 
 
