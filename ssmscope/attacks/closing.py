@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from ssmscope.results import TABLE_ROWS, Result
 from ssmscope.show.blocks import Block, Custom, Prose
 from ssmscope.show.numbers import counted
 from ssmscope.show.table import folded
-
-
-def told_apart(names: Sequence[str], every: int) -> str:
-    """The first of the names, with how many of the others it cannot be told from; nothing where these are all of
-    `every`, for then none stands out."""
-    others = len(names) - 1
-    if not names or (others and len(names) == every):
-        return ""
-    return names[0] + f", indistinguishable from {counted(others, 'other')}" * bool(others)
 
 
 def closing(result: Result, notes: Iterable[str]) -> Iterator[Block]:

@@ -211,7 +211,7 @@ class TestLoss:
 
     def test_table(self) -> None:
         table = beside(self.result(), models=("m", "n"))
-        assert table.columns == ("bits a token ↓", "after 0 to 16 ↓", "after 16 to 2,048 ↓")
+        assert table.columns == ("bits a token ↓", "at 1–16 ↓", "at 17–2,048 ↓")
         assert shown(table) == [
             ("m", "3.500 [3.000, 4.000]", "4.000 *", "3.000"),
             ("n", "3.250 * [2.750, 3.750]", "4.250", "2.500 *"),

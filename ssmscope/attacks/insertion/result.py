@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.attacks.closing import closing, told_apart
+from ssmscope.attacks.closing import closing
 from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
+from ssmscope.show.numbers import told_apart
 from ssmscope.show.table import Cell, Line, Table, bare, table, written
 from ssmscope.show.tokens import shorten, visible
 

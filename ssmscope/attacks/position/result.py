@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.attacks.closing import closing, told_apart
+from ssmscope.attacks.closing import closing
 from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
-from ssmscope.show.numbers import counted
+from ssmscope.show.numbers import counted, told_apart
 from ssmscope.show.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:

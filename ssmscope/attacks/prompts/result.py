@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmscope.attacks.closing import told_apart
 from ssmscope.attacks.parts import Recipe
 from ssmscope.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
 from ssmscope.results import Result
-from ssmscope.show.numbers import counted
+from ssmscope.show.numbers import counted, told_apart
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
 
