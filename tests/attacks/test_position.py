@@ -26,12 +26,13 @@ from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import PAPER, averages, measure
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
+from ssmscope.attacks.position.result import Attacked
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.models import architectures
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.show.table import in_percent
+from ssmscope.show.table import Table, in_percent
 from ssmscope.tasks.language import symbol_tokenizer
 from ssmscope.tasks.pixels import CIFAR10, PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -486,16 +487,39 @@ class TestResult:
         assert frame.iloc[1].unit == "pixels" and frame.iloc[0].accuracy == result.clean.value
 
     def test_terminal(self, result):
-        shown = str(result)
-        for part in (
-            f"{result.clean.value:.3f}",
-            "75%:100%",
-            "success",
-            "with clean",
-            "4 windows: the largest drop is",
-        ):
-            assert part in shown
-        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
+        """Every number in its place: those of two regions, their averages, and of windows; by hand, all different."""
+
+        def e(value: float) -> Estimate:
+            return Estimate(value, value - 0.05, value + 0.05)
+
+        def one(region: str, accuracy: float, drop: float, flipped: float, success: float) -> Attacked:
+            numbers = dict(accuracy=e(accuracy), clean=e(0.8), drop=e(drop), flipped=e(flipped), success=e(success))
+            return dataclasses.replace(result.regions[0], region=region, **numbers)
+
+        made = dataclasses.replace(
+            result,
+            clean=e(0.8),
+            regions=(one("0:8", 0.6, 0.25, 0.31, 0.11), one("75%:100%", 0.5, 0.375, 0.42, 0.22)),
+            windows=(one("0:4", 0.7, 0.125, 0.1, 0.1), one("4:8", 0.3, 0.625, 0.1, 0.1)),
+            **dict(average=e(0.55), average_drop=e(0.3125), average_with_clean=e(0.633), spread=0.153),
+            **dict(worst_regions=(1,), worst_windows=(1,)),
+        )
+        (table,) = [block for block in made.blocks() if isinstance(block, Table)]
+        assert table.columns == ("accuracy", "drop in %", "flipped", "success")
+        assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
+            "clean": ["0.800", "", "", ""],
+            "0:8": ["0.600", "25.0", "0.310", "0.110"],
+            "75%:100%": ["0.500", "37.5", "0.420", "0.220"],
+            "average": ["0.550", "31.2", "", ""],
+            "average with clean": ["0.633 ± 0.153", "", "", ""],
+        }
+        shown = " ".join(str(made).split())
+        assert "2 windows: the largest drop is 62.5 % [57.5, 67.5] at 4:8, the mean 37.5 %." in shown
+        assert made.headline.endswith(
+            "accuracy 0.800 clean, 0.550 on average with pixels of 2 regions replaced by those "
+            "of another class, at worst 0.500 at 75%:100%"
+        )
+        assert max(map(len, str(made).splitlines())) <= 100 and "…" not in shown
 
     def test_figure(self, result, planted, test_images):
         figure = result.figure()
