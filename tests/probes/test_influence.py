@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ssmscope import mixers, ops
-from ssmscope.bootstrap import RESAMPLES
+from ssmscope.bootstrap import FEWER_DRAWS, RESAMPLES
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -405,7 +405,7 @@ class TestReach:
         blocks, seed = synthetic(), 7
         slow = by_distance(blocks)
         reach = reach_of("output", blocks, exact=True, noise=FLOAT32, seed=seed)
-        drawn = np.random.default_rng(seed).integers(0, len(blocks), (RESAMPLES, len(blocks)))
+        drawn = np.random.default_rng(seed).integers(0, len(blocks), (RESAMPLES, len(blocks) - FEWER_DRAWS))
         rates, fifth = [], []
         for texts in drawn:
             times = np.bincount(texts, minlength=len(blocks))
