@@ -29,10 +29,14 @@ def counted(count: int, noun: str) -> str:
 
 
 def told_apart(names: Sequence[str], every: int) -> str:
-    """The first of the names, with how many of the others it cannot be told from; nothing where these are all of
-    `every`, for then none stands out."""
+    """The first of the names, with how many of the others it cannot be told from; nothing where these are more than
+    half of all others, for then none stands out.
+
+    Args:
+        every: how many there are, those from which it can be told included.
+    """
     others = len(names) - 1
-    if not names or (others and len(names) == every):
+    if not names or 2 * others > every - 1:
         return ""
     return names[0] + f", indistinguishable from {counted(others, 'other')}" * bool(others)
 

@@ -198,6 +198,9 @@ class TestHardest:
         result, found = swept(self.right(range(20), range(22), range(79, 100)))
         assert found.hardest == (1, 2, 0)
         assert "clean, 0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh" in result.headline
+        most = swept(self.right(range(20), range(22), range(21), range(5)))[0]  # told from one of three others
+        assert most.curves[0].hardest_places == (1, 2, 0)
+        assert "clean, 0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh" in most.headline
         result, _ = swept(self.right(range(20), range(20)))
         assert "clean, 0.800 with “a $phrase”, at no place clearly lowest, 0.800 where" in result.headline
 
