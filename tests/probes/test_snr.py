@@ -500,7 +500,7 @@ class TestResult:
         ("needles", "says"),
         [
             ((0.1, 0.7, 0.3, 0.45, 0.8), "0.800 at 0 words, half of it from layer 3 of 4 on"),  # it was there before
-            ((0.5, 0.7, 0.9, 0.45, 0.8), "0.800 at 0 words, half of it from layer 0 of 4 on"),
+            ((0.5, 0.7, 0.9, 0.42, 0.8), "0.800 at 0 words, half of it from layer 0 of 4 on"),  # half of the last one
             ((0.1, 0.2, 0.3, 0.35, 0.8), "0.800 at 0 words, half of it from layer 4 of 4 on"),
             ((0.4, 0.2, 0.3, 0.35, 0.6), "0.600 at 0 words, half of it from layer 2 of 4 on"),
         ],
