@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmscope.interp.heatmap.result import HIGH, LOW
 from ssmscope.interp.heatmap.views import rows
-from ssmscope.interp.heatmap.words import tokens_of
+from ssmscope.interp.heatmap.words import HIGH, LOW, tokens_of
 from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
 from ssmscope.show.numbers import counted

@@ -16,8 +16,8 @@ from ssmscope.bootstrap import estimate, ratio, resampled_means, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.interp.heatmap.measure import Layers, Score
-from ssmscope.interp.heatmap.result import HIGH, LOW, KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import HORIZON, grouped, is_punctuation, joined
+from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
+from ssmscope.interp.heatmap.words import HIGH, HORIZON, LOW, grouped, is_punctuation, joined
 from ssmscope.interp.labelled import read_texts
 from ssmscope.sharding.parts import Columns, over
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ssmscope.bootstrap import Estimate, with_intervals
-from ssmscope.interp.heatmap.words import grouped, half_life, joined, tokens_of
+from ssmscope.interp.heatmap.words import HIGH, LOW, grouped, half_life, joined, tokens_of
 from ssmscope.results import OverTexts, Result
 from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
@@ -279,10 +279,6 @@ class SelectionHeatmap(Result, OverTexts[ScoredText], kind="heatmap"):
         from ssmscope.interp.heatmap.views import blocks
 
         return blocks(self)
-
-
-HIGH, LOW = 10, 5
-"""How many words views show from both ends."""
 
 
 @dataclass(frozen=True)
