@@ -180,7 +180,7 @@ def test_the_verb(tmp_path):
     (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
     given = {"data": str(tmp_path / "texts.txt"), "length": 6, "what": "layer", "by": "zero"}
     (result,) = Call.of("ablate", [model], given).run(tmp_path / "out")
-    assert result.verdict().startswith(f"{len(result.can_go)} of 1 layers can go alone; most harm: layer 0, loss worse")
+    assert result.verdict() == "1 of 1 layers can go alone; none clearly does harm" and result.can_go == (0,)
     loaded = ssmscope.load(model)
     data = language_data((tmp_path / "texts.txt").read_text().splitlines(), loaded.tokenizer, length=6)
     batch = loaded.encode(ids=data.ids.tolist())

@@ -190,8 +190,9 @@ class TestSummary:
         result = found["position"].result
         said = verdict(found["position"], model)
         assert f"average drop {100 * result.average_drop.value:.1f} %" in said
-        worst = max(result.regions, key=lambda one: one.drop.value)
-        assert said.endswith(f"worst {100 * worst.drop.value:.1f} % at {worst.region}")
+        worst = result.regions[result.worst_regions[0]]
+        assert worst.drop.value == max(one.drop.value for one in result.regions)
+        assert (f"at worst {100 * worst.drop.value:.1f} % at {worst.region}" in said) == (len(result.worst_regions) < 3)
         result = found["prompts"].result
         worst = max(result.attacks, key=lambda one: one.drop.value)
         assert verdict(found["prompts"], model).startswith(f"PDR {100 * worst.drop.value:.1f} % [")
