@@ -55,7 +55,9 @@ class TestHeadline:
     def test_what_cannot_be_told_from_the_best(self, found):
         result = self.result(found, 0.25, 0.5, 0.375, 0.1, apart=0.2)
         assert result.headline.endswith("best ΔA 0.500 of first_$x$, indistinguishable from 1 other")
+        assert result.verdict() == "ΔA 0.500 [0.000, 1.000] of first_$x$, the best of 3"
         result = self.result(found, 0.25, 0.5, -0.375, 0.1, apart=2)
+        assert result.verdict() == "ΔA 0.500 [0.000, 1.000] of first_$x$, not clearly the best of 3"
         assert result.headline.endswith("ΔA −0.375 to 0.500, no method clearly best, no better than random rankings")
 
 

@@ -34,13 +34,15 @@ class TestFidelity:
             data="sst2",
             best=lambda measure: ("self-retention",),
             estimate=lambda method, measure="delta": numbers[method, measure],
+            difference=lambda method, other: e(0.11, 0.05, 0.17),
         )
 
     def test_verdict(self) -> None:
         assert said(self.result()) == "ΔA 0.420 [0.400, 0.440] of self-retention, the best of 2"
         both = self.result()
         both.best = lambda measure: ("ig", "self-retention") if measure == "delta" else ()
-        assert said(both) == "ΔA 0.310 [0.290, 0.330] of ig and self-retention, the best of 2"
+        both.difference = lambda method, other: e(0.11, -0.01, 0.23)
+        assert said(both) == "ΔA 0.310 [0.290, 0.330] of ig and self-retention, not clearly the best of 2"
 
     def test_table(self) -> None:
         table = beside(self.result(), self.result(-0.2))
