@@ -83,21 +83,6 @@ def short_token(token: str, width: int) -> str:
     return shorten(visible(token).strip(" ") or "␣", width)
 
 
-def shades(scores: np.ndarray, special: np.ndarray) -> np.ndarray:
-    """Where each score lies in the range of its row's ordinary tokens, as a shade from 0 to SHADES - 1.
-
-    `scores` (rows, tokens), `special` (tokens,) bool. Special tokens take no part in the range and get -1;
-    the tokens of a row without a range get the middle shade.
-    """
-    result = np.full(scores.shape, -1)
-    if not special.all():
-        plain = scores[:, ~special].astype(np.float64)
-        low, span = plain.min(axis=1, keepdims=True), np.ptp(plain, axis=1, keepdims=True)
-        unit = np.divide(plain - low, span, out=np.full_like(plain, 0.5), where=span > 0)
-        result[:, ~special] = np.rint(unit * (SHADES - 1))
-    return result
-
-
 def bounds(scores: np.ndarray, special: np.ndarray) -> str:
     """The lowest and highest score of the ordinary tokens, with the digits that tell the two apart."""
     plain = scores[~special]

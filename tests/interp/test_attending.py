@@ -246,6 +246,8 @@ def test_long_texts_are_shown_in_cells():
     assert whole.shape == (1025, 1025)
     edge = pooled.edges
     close(pooled.maps[0].values[400, 7], whole[edge[400] : edge[401], edge[7] : edge[8]].mean(), 1e-4)
+    within = whole[edge[400] : edge[401], edge[400] : edge[401]]  # of a cell on the diagonal, its causal pairs
+    close(pooled.maps[0].values[400, 400], within[np.tril_indices(len(within))].mean(), 1e-4)
     remark = "with cells of 3 tokens, nothing nearer"
     for view in (
         " ".join(str(implicit_attention(trace, layers=1)).split()),
@@ -262,8 +264,14 @@ def test_long_texts_are_shown_in_cells():
 def test_pixels_are_attended_to():
     model = ssmscope.load("demo/cifar10-mamba2")
     image = torch.randint(0, 256, (1024, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    (text,) = implicit_attention(model.trace(values=image.unsqueeze(0)), layers=0, rows="last")
-    assert text.maps[0].values.shape == (1, 1025) and text.pixels.shape == (32, 32, 3)
+    trace = model.trace(values=image.unsqueeze(0), keep_inputs=[0])
+    (text,) = implicit_attention(trace, layers=0, rows="last")
+    np.testing.assert_allclose(text.pixels, image.reshape(32, 32, 3).float() / 255, rtol=1e-6)
+    with torch.no_grad():
+        whole = trace.frozen[0].attention("block", groups=1)[0, 0]
+    assert whole.shape == (1025, 1025)  # the last is the class token
+    close(text.maps[0].values, whole[-1:].numpy(), 1e-4)
+    assert text.queries.tolist() == [1024] and np.unique(text.maps[0].values).size > 900
 
 
 def test_a_result_comes_back(demo, tmp_path):
