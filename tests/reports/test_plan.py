@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planned import planned
+from planned import MINIMAL, planned
 
 import ssmscope
 import ssmscope.models.load
@@ -28,15 +28,6 @@ from ssmscope.reports.plans import shipped
 
 VERBS = register.analyses()
 OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})
-MINIMAL: dict[str, dict[str, Any]] = {
-    **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
-    "effect": {"before": "a good film", "after": "a bad film"},
-    "evaluate": {"tasks": ["wnli"]},
-    "knockout": {"text": "a film", "from": ["film"]},
-    "patch": {"clean": "a good film", "corrupted": "a bad film"},
-    "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},
-}
-"""Options without which a verb does not begin."""
 
 
 def lines(analysis: Any, models: Any = ("m",), **more: Any) -> list[tuple[str, ...]]:

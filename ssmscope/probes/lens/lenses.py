@@ -39,6 +39,7 @@ from ssmscope.heads import linear_head
 from ssmscope.intercept import stayed, watched
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
+from ssmscope.models.stored import check_finished
 from ssmscope.probes.lens.result import LensFit
 from ssmscope.reading import parse_json
 
@@ -326,10 +327,11 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     """The lens in a directory that `fit_lens`, or tuned-lens itself, wrote.
 
     Raises:
-        InputError: no lens there, a damaged one, or one that was fitted to another model: of another width or number
-            of layers, or with other weights (of tuned-lens's own: with another head).
+        InputError: no lens there, an unfinished or damaged one, or one that was fitted to another model: of another
+            width or number of layers, or with other weights (of tuned-lens's own: with another head).
     """
     path = Path(path)
+    check_finished(path, str(path))
     missing = [name for name in (CONFIG, WEIGHTS) if not os.path.isfile(path / name)]
     if missing:
         raise InputError(f"{path} holds no lens: it has no {missing[0]}; fit one with fit_lens (analyze lens fit)")
