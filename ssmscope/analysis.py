@@ -109,7 +109,7 @@ class Analysis:
         models, *rest = given
         if not 1 <= len(models) <= 2:
             raise InputError(f"{self.name} takes one model, or two; {len(models)} were given")
-        if any(hasattr(each, "input_ids") for each in rest):
+        if any(hasattr(each, "input_ids") or (isinstance(each, Mapping) and "input_ids" in each) for each in rest):
             raise InputError("a batch, or a trace, is of one model; give two models the texts themselves")
         found = [function(model, *rest, **options) for model in models]
         assert self.pair is not None
@@ -156,6 +156,8 @@ def analysis(
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # a trace says what its model did
+            # What can be read once is, since several models, or steps, may read it.
+            args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
             given: Any = (None, *args) if alone else args
             first = args[0] if args else kwargs.get("models")
             number = len(first) if several and isinstance(first, Sequence) else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -16,7 +16,15 @@ from ssmscope import ops
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
-from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values
+from ssmscope.encoding import (
+    Batch,
+    as_images,
+    encode_ids,
+    encode_texts,
+    encode_values,
+    spelled_out,
+    texts_or_ids,
+)
 from ssmscope.errors import InputError
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
@@ -24,8 +32,9 @@ from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
-TextsLike = str | Sequence[str] | Batch | Trace
-"""What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
+TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
+"""What analyses read: a text, several, a tokenizer's output, a batch (of ids or images too), or a trace that there is
+already."""
 
 
 class Run(NamedTuple):
@@ -163,27 +172,28 @@ class Model:
 
     def encode(
         self,
-        texts: str | Sequence[str] | None = None,
+        texts: str | Iterable[str] | Mapping[str, Any] | None = None,
         *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None = None,
         values: Tensor | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> Batch:
         """Texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
-        A pixel classifier reads `values` (n, length, channels) or (length, channels) instead: uint8, which is divided
-        by 255, or floats in [0, 1]. The lengths of its batch count the class token.
+        A tokenizer's output, and token ids in place of texts, are taken for what they are. A pixel classifier reads
+        `values` (n, length, channels) or (length, channels) instead: uint8, which is divided by 255, or floats in
+        [0, 1]. The lengths of its batch count the class token.
 
         Raises:
             InputError: for an empty text, control characters, a text of unknown tokens only, an id outside the
                 vocabulary, more than `max_tokens` tokens, texts for a model without a tokenizer, pixels of another
-                shape or dtype, texts or ids for a pixel model, or pixels for a model of tokens.
+                shape or dtype, texts or ids for a pixel model, pixels for a model of tokens, or anything else.
         """
         if self.channels is not None:
+            if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
+                texts, values = None, texts
             if values is None or texts is not None or ids is not None:
-                raise InputError(
-                    f"{self.name} reads pixels ({self._image}), not texts: give it images, e.g. --image FILE"
-                )
+                raise InputError(f"{self.name} reads pixels ({self._image}), not texts: give model.encode(values=…)")
             form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
             form["patch"] = self.config.patch
             return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
@@ -191,14 +201,17 @@ class Model:
             raise InputError(f"{self.name} reads tokens, not pixels: give texts or token ids")
         if (texts is None) == (ids is None):
             raise InputError("give either texts or token ids")
-        if ids is not None:
-            one_row = len(ids) == 0 or isinstance(ids[0], int)
-            rows: list[list[int]] = [list(ids)] if one_row else [list(row) for row in ids]  # type: ignore[arg-type]
-            return encode_ids(rows, self.vocabulary, self.tokenizer, max_tokens).to(self.device)
+        given = texts if ids is None else ids
+        words, rows = (None, []) if isinstance(ids, list) and not ids else texts_or_ids(given)
+        if ids is not None and rows is None:
+            raise InputError("texts were given as ids; ids are whole numbers, e.g. [5, 17, 3]")
+        if words is None and ids is None and self.tokenizer is not None:
+            words = spelled_out(rows or [], self.tokenizer)
+        if words is None:
+            return encode_ids(rows or [], self.vocabulary, self.tokenizer, max_tokens).to(self.device)
         if self.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer: give token ids instead, e.g. --ids 5,17,3")
-        texts = [texts] if isinstance(texts, str) else list(texts or [])
-        return encode_texts(texts, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
+            raise InputError(f"{self.name} has no tokenizer: give token ids, as model.encode(ids=[5, 17, 3])")
+        return encode_texts(words, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
 
     @property
     def vocabulary(self) -> int:
@@ -292,7 +305,7 @@ class Model:
 
     def trace(
         self,
-        texts: str | Sequence[str] | Batch | None = None,
+        texts: str | Iterable[str] | Mapping[str, Any] | Batch | None = None,
         *,
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
@@ -372,6 +385,7 @@ class Model:
             logits=logits,
             tokens=batch.tokens,
             words=batch.words,
+            spelled=batch.spelled,
             answers=self.answers_of(logits),
             source=self._source(self._fingerprint(weights)),
             layers=Layers(len(found), recompute),
@@ -492,7 +506,7 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
         return model.encode(texts)
     if model.channels is not None:
         raise InputError("a trace does not hold the images that it is of; give their batch")
-    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words)
+    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)
 
 
 def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:

@@ -13,6 +13,7 @@ from ssmscope import ops
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.frozen import FrozenLayer
 from ssmscope.ops import survival
+from ssmscope.tokenizing import Spelled
 
 T = TypeVar("T")
 
@@ -202,6 +203,7 @@ class Trace:
         logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
         tokens: per text, the real tokens as they are shown.
         words: per text and real token, the index of the word it belongs to; None for a special token.
+        spelled: per text that was given as such, the text and the characters that each token is of.
         answers: per text, the predicted class (or next token) and its probability.
         source: where it comes from: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, recomputed on access.
@@ -226,6 +228,7 @@ class Trace:
     numbers: tuple[int, ...] | None = None
     remembers: bool = True
     ahead: bool = False
+    spelled: tuple[Spelled, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.errors import InputError
 from ssmscope.reading import SURROGATE
-from ssmscope.tasks.language import check_symbols
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -32,8 +32,7 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
         half = SURROGATE.search(text)
         if half is not None:
             raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is no character: remove it")
-    check_symbols(texts, model.tokenizer)
-    found = model.tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False, verbose=False)
+    found = tokenize(model.tokenizer, list(texts), return_attention_mask=False, return_token_type_ids=False)
     rows: list[list[int]] = found["input_ids"]
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
     start, end = _added(model, texts[longest])
@@ -56,6 +55,6 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
 
 def _added(model: Model, text: str) -> tuple[int, int]:
     """How many special tokens the tokenizer puts before a text and after it; as many as for any other."""
-    special = model.tokenizer(text, return_special_tokens_mask=True, verbose=False)["special_tokens_mask"]
+    special = tokenize(model.tokenizer, text, return_special_tokens_mask=True)["special_tokens_mask"]
     start = len(list(takewhile(bool, special)))
     return start, len(list(takewhile(bool, reversed(special[start:]))))

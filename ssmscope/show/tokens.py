@@ -24,6 +24,9 @@ BLUES_ON_DARK = ("#1c2c3e", "#1d4064", "#2b6aa3", "#539bd3", "#9ccbf0", "#eef7ff
 CIVIDIS = ("#00224e", "#1a386f", "#434e6c", "#61656f", "#7d7c78", "#9b9476", "#bcae6c", "#dec958", "#fee838")
 """For terminals, whose background nobody knows: both ends stand out from black and from white."""
 
+REST = "⋯"
+"""How a token is shown whose character another token began, and shows."""
+
 _VISIBLE = {"\n": "↵", "\r": "␍", "\t": "⇥", "\x7f": "␡", "\u2028": "↵", "\u2029": "↵"}
 _JOINERS = "\u200c\u200d"  # inside emoji and in several scripts they belong to the glyph
 
@@ -59,7 +62,7 @@ def written(tokens: Sequence[str], words: Sequence[int | None]) -> list[tuple[bo
     """
     carries = any(token[:1] == " " and token.strip(" ") for token in tokens)
     begins = [True] + [word is None or word != before for before, word in pairwise(words)]
-    shown = [visible(token) for token in tokens]
+    shown = [visible(token) or REST for token in tokens]
     return [
         (index > 0 and (text[:1] == " " if carries else begins[index]), text.removeprefix(" "))
         for index, text in enumerate(shown)
@@ -73,8 +76,9 @@ def shorten(text: str, width: int) -> str:
 
 
 def short_token(token: str, width: int) -> str:
-    """A token where there is little room: without the space in front, at most `width` characters, "␣" if blank."""
-    return shorten(visible(token).strip(" ") or "␣", width)
+    """A token where there is little room: without the space in front, at most `width` characters, "␣" if blank, and
+    "⋯" for the rest of a character."""
+    return shorten((visible(token).strip(" ") or "␣") if token else REST, width)
 
 
 def shades(scores: np.ndarray, special: np.ndarray) -> np.ndarray:

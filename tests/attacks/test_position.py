@@ -287,7 +287,7 @@ class TestTexts:
     def test_a_symbol_that_the_model_does_not_have(self):
         model = dataclasses.replace(reader(), tokenizer=symbol_tokenizer(WORDS))
         assert position_bias(model, reviews_of("good film", "bad film")).clean
-        with pytest.raises(InputError, match="'zebra' is no symbol of this tokenizer"):
+        with pytest.raises(InputError, match="'zebra', which is no symbol of this tokenizer"):
             position_bias(model, reviews_of("good film", "bad zebra"))
 
     def test_a_region_that_no_donor_reaches(self):
