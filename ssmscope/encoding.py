@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
@@ -35,7 +35,7 @@ class Batch:
     tokens: tuple[tuple[str, ...], ...]
     words: tuple[tuple[int | None, ...], ...]
     values: Tensor | None = None
-    spelled: tuple[Spelled, ...] = ()
+    spelled: tuple[Spelled, ...] = field(default=(), repr=False)
 
     @property
     def lengths(self) -> list[int]:
@@ -255,7 +255,7 @@ def encode_values(
     if max_tokens is not None and length + 1 > max_tokens:
         raise InputError(
             f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a "
-            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise --max-tokens"
+            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise max_tokens=…"
         )
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
@@ -312,7 +312,7 @@ def _check_length(length: int, max_tokens: int | None, which: str) -> None:
     if max_tokens is not None and length > max_tokens:
         raise InputError(
             f"{which} has {length:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
-            "--max-tokens"
+            "max_tokens=…"
         )
 
 

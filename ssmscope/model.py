@@ -71,6 +71,17 @@ class Model:
             )
         check_finite(self.module, self.name)
 
+    def __repr__(self) -> str:
+        labels = self.labels
+        names = ", ".join(map(str, labels[:4])) + ", …" * (len(labels) > 4) if labels is not None else ""
+        what = f"classifier ({names})" if labels is not None else "language model"
+        weights = list(self.module.parameters())
+        return (
+            f"Model {self.name}: {self.architecture} {what}, {self.num_layers} state-space layers, "
+            f"{sum(each.numel() for each in weights):,} parameters, {str(weights[0].dtype).removeprefix('torch.')} on "
+            f"{self.device}" + ("" if self.tokenizer is not None or self.channels is not None else ", no tokenizer")
+        )
+
     @property
     def config(self) -> Any:
         return self.module.config
@@ -113,6 +124,11 @@ class Model:
     def check_remembers(self, what: str) -> None:
         """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
         check_remembers(memory_of(self.module)["remembers"], self.name, what)
+
+    def check_tokenizer(self, what: str = "texts") -> None:
+        """Refuse, as an InputError, to read what needs a tokenizer without one."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.name} has no tokenizer to read {what} with; give one, load(tokenizer=…)")
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
@@ -193,7 +209,8 @@ class Model:
             if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
                 texts, values = None, texts
             if values is None or texts is not None or ids is not None:
-                raise InputError(f"{self.name} reads pixels ({self._image}), not texts: give model.encode(values=…)")
+                what = f"{self.name} reads pixels ({self._image}), not texts"
+                raise InputError(f"{what}: give images, model.encode(values=…)")
             form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
             form["patch"] = self.config.patch
             return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
@@ -210,7 +227,7 @@ class Model:
         if words is None:
             return encode_ids(rows or [], self.vocabulary, self.tokenizer, max_tokens).to(self.device)
         if self.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer: give token ids, as model.encode(ids=[5, 17, 3])")
+            raise InputError(f"{self.name} has no tokenizer: give token ids, model.encode(ids=…), or a tokenizer")
         return encode_texts(words, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
 
     @property
@@ -479,7 +496,7 @@ class Model:
         if not finite:
             raise InputError(
                 f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
-                + (" in float16; try --dtype float32" if logits.dtype == torch.float16 else "")
+                + (" in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else "")
             )
         return logits
 

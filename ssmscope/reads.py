@@ -343,8 +343,7 @@ def load_examples(model: Model, data: str, split: str | None, length: int, prefe
         split = next((name for name in prefer if name in source.splits), None)
     if model.is_classifier:
         return load_labelled(data, split, label_names=model.labels)
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read {data} with; name one with --tokenizer")
+    model.check_tokenizer(str(data))
     if split is None and source is not None:
         split = source.default_split
     lines = load_lines(data, split)

@@ -233,6 +233,16 @@ class Trace:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        lengths = sorted(map(len, self.tokens))
+        span = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[0]:,} to {lengths[-1]:,}"
+        said = ", ".join(f"{answer!r:.40} (p = {p:.3f})" for answer, p in self.answers[:3])
+        return (
+            f"Trace of {self.source['model']} ({self.source['architecture']}): {len(self)} "
+            f"text{'s' * (len(self) != 1)} of {span} tokens, {len(self.retention)} layers; answers {said}"
+            + ", …" * (len(self) > 3)
+        )
+
     @property
     def layer_numbers(self) -> tuple[int, ...]:
         """What every layer of `retention` and `layers` is called: a hybrid's by the model's own numbers."""

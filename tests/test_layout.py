@@ -237,3 +237,15 @@ def test_words_of_an_option_stand_in_one_order():
                 words = words if isinstance(words, tuple) else (words,)
                 orders.setdefault(frozenset(words), set()).add(words)
     assert len(orders) > 20 and not [found for found in orders.values() if len(found) > 1]
+
+
+# What is only reached by a command line, or writes one.
+OPTIONS_ARE_TYPED = re.compile(r"(analysis|cli|errors|reports|reads|sharding\.cluster|signature|training\.card)\b")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])
+def test_messages_speak_python(name: str) -> None:
+    """They write an option as `name=…`, which the command line says its way (`ssmscope.errors.as_typed`)."""
+    said = [node.value for node in ast.walk(parsed(name)) if isinstance(node, ast.Constant)]
+    texts = [text for text in said if isinstance(text, str) and "analyze " not in text and "style" not in text]
+    assert not [text for text in texts if re.search(r"(?<![\w(-])--[a-z][\w-]*(?![\w-]*:)", text)]

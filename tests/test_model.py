@@ -73,7 +73,7 @@ def test_bytes_of_a_character_are_shown_as_it():
         (["a film\x1b[31m"], r"control character U\+001B at position 6"),
         (["a\x00b"], r"U\+0000 at position 1"),
         (["a film", ""], "text 1 is empty"),
-        (["film " * 40], r"has 41 tokens, more than the limit of 32.*--max-tokens"),
+        (["film " * 40], r"has 41 tokens, more than the limit of 32.*raise max_tokens=…"),
     ],
 )
 def test_refused_texts(model, texts, words):
@@ -111,6 +111,23 @@ def test_texts_need_a_tokenizer_and_ids_do_not(model):
         bare.encode("a", ids=[1])
     with pytest.raises(InputError, match="either texts or token ids"):
         bare.encode()
+
+
+def test_models_and_traces_are_shown_in_a_line(model):
+    size = sum(each.numel() for each in model.module.parameters())
+    assert repr(model) == (
+        f"Model MambaForCausalLM: mamba language model, 2 state-space layers, {size:,} parameters, float32 on cpu"
+    )
+    trace = model.trace(["a good film", "film"])
+    answers = ", ".join(f"{name!r} (p = {p:.3f})" for name, p in trace.answers)
+    assert repr(trace) == (
+        f"Trace of MambaForCausalLM (mamba): 2 texts of 2 to 4 tokens, 2 layers; answers {answers}"
+    )
+    assert repr(ssmscope.load("demo/sst2-mamba2")).startswith(
+        "Model demo/sst2-mamba2: mamba2 classifier (negative, positive), "
+    )
+    many = repr(model.trace(ids=[[3, 4]] * 9))
+    assert many.count("p = ") == 3 and many.endswith("), …") and "\n" not in many and len(many) < 300
 
 
 class TestWhatIsGiven:

@@ -79,8 +79,7 @@ def questions(
         raise InputError(f"{data.name} ({data.split}) has no example")
     if model.channels is not None:
         raise InputError(f"{model.name} reads pixels, but {data.name} holds texts")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     if limit is not None:
         data = data.sample(limit, seed=seed)
     known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels

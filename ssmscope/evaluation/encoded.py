@@ -24,8 +24,7 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
         InputError: for a model without a tokenizer, a text without a token or with half of a surrogate pair, a symbol
             that the tokenizer does not have, or an id outside the model's vocabulary.
     """
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     if not texts:
         return []
     for number, text in enumerate(texts):

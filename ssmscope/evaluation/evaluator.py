@@ -298,8 +298,7 @@ class Evaluator:
 def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: bool) -> None:
     if model.channels is not None:
         raise InputError(f"{model.name} reads pixels; give a model of texts")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     if scoring not in SCORINGS:
         allowed = ", ".join(SCORINGS)
         raise InputError(f"unknown scoring {scoring!r}; allowed are {allowed}{did_you_mean(str(scoring), SCORINGS)}")

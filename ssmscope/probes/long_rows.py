@@ -93,8 +93,7 @@ def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
     for model in every:
         if model.is_classifier:
             raise InputError(f"{model.name} is a classifier; give a language model, which says what comes next")
-        if model.tokenizer is None:
-            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+        model.check_tokenizer()
     return every
 
 

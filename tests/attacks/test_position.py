@@ -421,7 +421,7 @@ class TestOptions:
             position_bias(planted, reviews())
         with pytest.raises(InputError, match="reads tokens, but planted holds images"):
             position_bias(reader(), test_images)
-        with pytest.raises(InputError, match="has no tokenizer to read texts with; name one with --tokenizer"):
+        with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             position_bias(dataclasses.replace(reader(), tokenizer=None), reviews())
         with pytest.raises(InputError, match="planted has 2 channels a pixel, the model reads 1"):
             position_bias(planted, images(3, 0, channels=2))

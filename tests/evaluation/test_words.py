@@ -91,7 +91,7 @@ class TestRows:
             token_rows(reading(symbol_tokenizer(["a", "b"])), ["a b c"])
         with pytest.raises(InputError, match=r"the tokenizer gives id 98, outside the vocabulary 0…49 of small"):
             token_rows(reading(byte_tokenizer(), vocabulary=50), ["\t", "a b"])
-        with pytest.raises(InputError, match=r"small has no tokenizer to read texts with; name one with --tokenizer"):
+        with pytest.raises(InputError, match=r"small has no tokenizer to read texts with; give one, load"):
             token_rows(Model(model.module, None, "small"), ["a"])
         assert token_rows(model, []) == []
 

@@ -152,7 +152,7 @@ class TestPrompts:
 
     def test_models_that_cannot_read_them(self, model):
         with pytest.raises(
-            InputError, match="small0 has no tokenizer to read questions with; name one with --tokenizer"
+            InputError, match="small0 has no tokenizer to read questions with; give one, load"
         ):
             needle_snr(dataclasses.replace(model, tokenizer=None), **QUICK)
         backbone = Mamba2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, n_groups=1)

@@ -165,9 +165,8 @@ class Tokens:
         if isinstance(data, SequenceData):
             self.ids: list[list[int]] = data.ids.tolist()
             special = [[0] * len(row) for row in self.ids]
-        elif model.tokenizer is None:
-            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
         else:
+            model.check_tokenizer()
             encoded = tokenize(model.tokenizer, list(data.texts), return_special_tokens_mask=True)
             self.ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
         self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]

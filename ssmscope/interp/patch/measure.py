@@ -147,7 +147,7 @@ def asked(
     if right == wrong:
         both = answer is None and contrast is None
         how = f"both texts have the answer {name!r}" if both else f"answer and contrast are both {name!r}"
-        raise InputError(f"{how}; name two that differ with --answer and --contrast")
+        raise InputError(f"{how}; name two that differ, answer=… and contrast=…")
     return (right, wrong), (name, other)
 
 

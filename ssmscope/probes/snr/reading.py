@@ -70,8 +70,7 @@ def check_readable(model: Model) -> None:
     """Raises InputError for a classifier, or without a tokenizer that says where in a text a token stands."""
     if model.is_classifier:
         raise InputError(f"{model.name} is a classifier; a needle is a token that a language model should name")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read questions with; name one with --tokenizer")
+    model.check_tokenizer("questions")
     if not getattr(model.tokenizer, "is_fast", False):
         raise InputError(f"{model.name} needs a fast tokenizer: where an answer begins is read from its offsets")
 
