@@ -13,7 +13,7 @@ import numpy as np
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.limits import ROW, refuse_above
 from ssmscope.reading import read_text
-from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
+from ssmscope.tasks.rows import SUFFIXES, checked_column, read_rows, text_of
 from ssmscope.tasks.text import LINE_SOURCES, known_rows
 from ssmscope.tasks.tokens import IGNORED, TokenData
 from ssmscope.tokenizing import tokenize
@@ -59,9 +59,9 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
 
 def _text(row: Any, number: int, place: str | Path) -> str:
     value = checked_column(row, "text", number, place)
-    if not isinstance(value, str):
+    if value is None:
         raise InputError(f"row {number} of {place} has no text; every row needs one, which may be blank")
-    return checked_string(value, "text", number, place)
+    return text_of(value, "text", number, place)
 
 
 def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:
