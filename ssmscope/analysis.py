@@ -291,6 +291,7 @@ class Call:
                 `out` is not given to an analysis that writes its own files.
         """
         from ssmscope.models.load import load
+        from ssmscope.progress import pulse
         from ssmscope.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.sharding.parts import keeping
 
@@ -316,7 +317,8 @@ class Call:
             options |= declared.reads.read_besides(self.inputs, self.options, loaded)
         if declared.writes:
             options["out"] = out
-        with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
+        going = pulse(self.name, bool(options.get("progress", True)))
+        with _kept_answers(options, out) as options, keeping(out if declared.sharded else None), going:
             each = [declared.function(*arguments, **options) for arguments in calls]
             found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
             results = (found,) if isinstance(found, Result) else tuple(found)

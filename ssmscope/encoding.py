@@ -164,10 +164,11 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
         _check_text(text, which)
+        check_characters(text, max_tokens, which)
         options = {"return_offsets_mapping": tokenizer.is_fast, "return_special_tokens_mask": True}
         encoded = tokenize(tokenizer, text, named=which, **options)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
-        _check_length(len(row), max_tokens, which)
+        check_tokens(len(row), max_tokens, which)
         content = [i for i, s in zip(row, special) if not s or i == tokenizer.unk_token_id]
         if not content:
             raise InputError(f"{which} has no token that this model's tokenizer knows")
@@ -208,7 +209,7 @@ def encode_ids(
     if not rows or any(not row for row in rows):
         raise InputError("no token id was given")
     for number, row in enumerate(rows):
-        _check_length(len(row), max_tokens, f"row {number}")
+        check_tokens(len(row), max_tokens, f"row {number}")
     _check_range(rows, vocabulary, "the given ids hold")
     if tokenizer is None:
         return _padded(rows, [tuple(map(str, row)) for row in rows], [tuple(range(len(row))) for row in rows], None)
@@ -216,6 +217,8 @@ def encode_ids(
     return _padded(rows, [names for names, _ in named], [words for _, words in named], None)
 
 
+MOST_CHARACTERS = 64
+"""Of a token on average: a longer text than so many for each token that is allowed is not even tokenized."""
 CLASS_TOKEN = "[class]"
 _NUMBERS = ("uint8", "float16", "float32", "float64")
 
@@ -308,10 +311,20 @@ def _check_text(text: str, which: str) -> None:
         )
 
 
-def _check_length(length: int, max_tokens: int | None, which: str) -> None:
-    if max_tokens is not None and length > max_tokens:
+def check_characters(text: str, max_tokens: int | None, which: str) -> None:
+    """Refuse, as an InputError, a text that is too long for so many tokens, without tokenizing it."""
+    if max_tokens is not None and len(text) > MOST_CHARACTERS * max_tokens:
         raise InputError(
-            f"{which} has {length:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
+            f"{which} has {len(text):,} characters, more than {MOST_CHARACTERS * max_tokens:,}, the limit for "
+            f"{max_tokens:,} tokens: shorten or split it, or raise max_tokens=…"
+        )
+
+
+def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
+    """Refuse, as an InputError, more than `max_tokens` tokens."""
+    if max_tokens is not None and number > max_tokens:
+        raise InputError(
+            f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
             "max_tokens=…"
         )
 

@@ -30,6 +30,7 @@ from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, 
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import evaluating, watched
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
+from ssmscope.progress import count_tokens
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
@@ -447,6 +448,7 @@ class Model:
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
         if batch.values is not None:
+            count_tokens(batch.mask.numel())
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
@@ -466,6 +468,7 @@ class Model:
 
     def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
         """The model's own logits, of a language model at every position or at one of each row."""
+        count_tokens(arguments["attention_mask"].numel())
         if self.is_classifier:
             return self.module(**arguments).logits
         if at is None:

@@ -16,6 +16,7 @@ from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
 from ssmscope.model import Model
+from ssmscope.progress import count_tokens
 from ssmscope.states import States, gathered
 from ssmscope.trace import LayerState
 
@@ -70,6 +71,7 @@ def _run(
     after: list[LayerState] = []
     real = torch.from_numpy(mask).to(model.device)
     given = {"input_ids": torch.from_numpy(ids).to(model.device), "attention_mask": real.long()}
+    count_tokens(ids.size)
     with torch.no_grad(), model.running(mask=real, states=states, keep=after if keep else None):
         hidden = model.module.base_model(**given, use_cache=False).last_hidden_state
     return hidden, tuple(after)

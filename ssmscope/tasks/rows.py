@@ -51,8 +51,8 @@ def read_csv(path: Path) -> list[Row]:
     return _table(read_text(path, str(path)), path, advice, delimiter=",", strict=True)
 
 
-QUOTED_TSV = {"delimiter": "\t", "strict": True}
-PLAIN_TSV = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+QUOTED_TSV: dict[str, Any] = {"delimiter": "\t", "strict": True}
+PLAIN_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 
 
 def read_tsv(path: Path) -> list[Row]:
