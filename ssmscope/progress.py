@@ -65,7 +65,7 @@ def pulse(name: str, shown: bool = True) -> Iterator[None]:
     if not shown:
         yield
         return
-    begun, before, ended = time.monotonic(), _Seen.tokens, threading.Event()
+    begun, before, ended, stream = time.monotonic(), _Seen.tokens, threading.Event(), sys.stderr
     _Seen.bar = None
 
     def say() -> None:
@@ -79,7 +79,7 @@ def pulse(name: str, shown: bool = True) -> Iterator[None]:
             parts = [f"{task.completed:,.0f} of {task.total:,.0f} {task.description}".strip() for task in tasks[-1:]]
             parts.append(f"{_Seen.tokens - before:,} tokens read" if _Seen.tokens > before else "at work")
             seconds = time.monotonic() - begun
-            print(f"{name}: {', '.join(parts)} after {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"{name}: {', '.join(parts)} after {seconds:.0f} s", file=stream, flush=True)
 
     thread = threading.Thread(target=say, daemon=True)
     thread.start()

@@ -209,17 +209,18 @@ class Texts(Input):
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
 
 
-def one_text(model: Model, text: str | Sequence[int]) -> Batch:
+def one_text(model: Model, text: Any) -> Batch:
     """A text, or token ids, which somebody types as "5,17,3" for a model without a tokenizer.
 
     Raises:
-        InputError: as `Model.encode`, and for what are no ids.
+        InputError: as `Model.encode`, for what are no ids, and for several texts.
     """
-    if not isinstance(text, str):
-        return model.encode(ids=list(text))
-    if model.tokenizer is None:
+    if isinstance(text, str) and model.tokenizer is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
-    return model.encode(text)
+    batch = model.encode(text)
+    if len(batch.tokens) != 1:
+        raise InputError(f"{len(batch.tokens)} texts were given where one is read; give one")
+    return batch
 
 
 def _data_options(

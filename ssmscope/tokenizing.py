@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,18 +43,25 @@ def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the te
     Raises:
         InputError: it fails, naming the text and, where one is to blame, the word.
     """
-    try:
+    with failures_told(tokenizer, texts, named):
         return tokenizer(texts, verbose=False, **options)
+
+
+@contextmanager
+def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the text") -> Iterator[None]:
+    """Raise an InputError, as `tokenize` does, where a tokenizer fails on texts in the body."""
+    try:
+        yield
     except BaseException as error:
         # The tokenizers library raises a plain Exception; where it panics, what it raises is none.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        if ran_out_of_memory(error):
+        if isinstance(error, InputError) or ran_out_of_memory(error):
             raise
         if isinstance(texts, str):
             raise InputError(_blame(tokenizer, texts, named, error)) from error
         for number, text in enumerate(texts):
-            tokenize(tokenizer, text, named=f"text {number}" if len(texts) > 1 else named, **options)
+            tokenize(tokenizer, text, named=f"text {number}" if len(texts) > 1 else named)
         raise
 
 
@@ -119,10 +127,10 @@ def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[s
     end = 0
     whole = _untrimmed(text, offsets, names)
     for at, ((begin, stop), name) in enumerate(zip(whole, names)):
-        if stop <= begin:
-            shown.append(name)
-        elif not name.strip(MARKERS) and not text[begin:stop].isspace():  # a mark that was put before the text
+        if not name.strip(MARKERS) and not text[begin:stop].isspace():  # a mark that was put before the text
             shown.append("")
+        elif stop <= begin:
+            shown.append(name)
         else:
             if stop < len(text) and is_glue(text[stop]):
                 limit = next((start for start, _ in whole[at + 1 :] if start >= begin), len(text))

@@ -209,6 +209,15 @@ class TestWhatIsGiven:
         with pytest.raises(InputError):
             model.encode(ids=given)
 
+    def test_of_an_evaluator(self, model):
+        ask = ssmscope.Evaluator(model, words=("good", "film"))
+        right = ask.scores(self.TEXTS)
+        for take in (np.array, pd.Series, tuple, lambda texts: (text for text in texts)):
+            assert np.array_equal(ask.scores(take(self.TEXTS)), right)
+        for given in (model.tokenizer(self.TEXTS), torch.tensor([[3, 4]]), [b"a film"], [None], {"text": ["a"]}):
+            with pytest.raises(InputError):
+                ask.scores(given)
+
     def test_a_generator_serves_two_models(self, model):
         found = ssmscope.explain([model, model], (text for text in self.TEXTS), methods=("gradxinput",))
         assert [len(one) for one in found.results] == [2, 2]

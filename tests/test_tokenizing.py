@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -211,6 +212,7 @@ class TestAnalyses:
         assert cut.encode(text).tokens[0] == ("film", "é", "", "b", "\u0301", "x")
         assert read(cut, text, Template("{content}")).places == {0: (0, 4), 5: (10, 11)}
 
+    @pytest.mark.skipif(find_spec("textattack") is None, reason="TextAttack is not installed")
     def test_attacks_change_no_part_of_a_word(self):
         attacked = textattack().shared.AttackedText("Say re\u0301sume\u0301 or naïve 👩\u200dfilm फ़िल्म")
         kept = protect((), None)._get_modifiable_indices(attacked)
@@ -271,6 +273,8 @@ class TestFailures:
             lambda: ssmscope.explain(model, "a zebra", methods=("gradxinput",)),
             lambda: ssmscope.knockout(model, "a zebra", from_=["a"]),
             lambda: token_rows(model, ["a", "zebra"]),
+            lambda: ssmscope.Evaluator(model, words=("a", "film")).scores(["zebra"]),
+            lambda: ssmscope.Evaluator(model, words=("a", "zebra")).scores(["a"]),
             lambda: language_data(["a", "zebra"], model.tokenizer, length=4),
             lambda: encode(text_data("t", "all", ["a", "zebra"], [0, 1], ["x", "y"]), model.tokenizer, 9),
         ]

@@ -28,6 +28,8 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
     if not texts:
         return []
     for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {text!r:.40} ({type(text).__name__}), no text; give a list of texts")
         half = SURROGATE.search(text)
         if half is not None:
             raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is no character: remove it")

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope import __version__
+from ssmscope.encoding import texts_or_ids
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole
@@ -117,6 +118,11 @@ class Evaluator:
         """
         if isinstance(texts, str):
             raise InputError("one text was given; give a list of texts")
+        if not isinstance(texts, list | tuple):
+            found, _ = texts_or_ids(texts)
+            if found is None:
+                raise InputError("token ids were given; give a list of texts")
+            texts = found
         texts = list(texts)
         self.asked += len(texts)
         if not texts:
