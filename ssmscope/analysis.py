@@ -308,22 +308,21 @@ class Call:
             loaded = [load(name, **setting) for name in self.models]
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
-        if declared.reads is not None:
-            inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
-            for arguments, group in zip(calls, groups):
-                arguments.append(declared.reads.read(inputs, self.options, group))
         options = dict(self.options)
-        if declared.reads is not None:
-            options |= declared.reads.read_besides(self.inputs, self.options, loaded)
-        if declared.writes:
-            options["out"] = out
-        going = pulse(self.name, bool(options.get("progress", True)))
-        with _kept_answers(options, out) as options, keeping(out if declared.sharded else None), going:
-            each = [declared.function(*arguments, **options) for arguments in calls]
-            found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
-            results = (found,) if isinstance(found, Result) else tuple(found)
-            if out is not None and not declared.writes:
-                save_together({result.kind: result for result in results}, out, formats)
+        with pulse(self.name, bool(options.get("progress", True))):
+            if declared.reads is not None:
+                inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
+                for arguments, group in zip(calls, groups):
+                    arguments.append(declared.reads.read(inputs, self.options, group))
+                options |= declared.reads.read_besides(self.inputs, self.options, loaded)
+            if declared.writes:
+                options["out"] = out
+            with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
+                each = [declared.function(*arguments, **options) for arguments in calls]
+                found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
+                results = (found,) if isinstance(found, Result) else tuple(found)
+                if out is not None and not declared.writes:
+                    save_together({result.kind: result for result in results}, out, formats)
         return results
 
     def every(self) -> Iterator[tuple[Option, Any]]:

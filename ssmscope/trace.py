@@ -237,10 +237,10 @@ class Trace:
         lengths = sorted(map(len, self.tokens))
         span = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[0]:,} to {lengths[-1]:,}"
         said = ", ".join(f"{answer!r:.40} (p = {p:.3f})" for answer, p in self.answers[:3])
+        what = ("image" if self.pixels is not None else "text") + "s" * (len(self) != 1)
         return (
-            f"Trace of {self.source['model']} ({self.source['architecture']}): {len(self)} "
-            f"text{'s' * (len(self) != 1)} of {span} tokens, {len(self.retention)} layers; answers {said}"
-            + ", …" * (len(self) > 3)
+            f"Trace of {self.source['model']} ({self.source['architecture']}): {len(self)} {what} of {span} tokens, "
+            f"{len(self.retention)} layers; answers {said}" + ", …" * (len(self) > 3)
         )
 
     @property

@@ -26,7 +26,7 @@ from ssmscope.interp.heatmap.words import grouped, joined
 from ssmscope.interp.plausibility.marked import marked_tokens
 from ssmscope.interp.spans import find_piece, named, positions_of
 from ssmscope.model import Model
-from ssmscope.show.tokens import REST, short_token, written
+from ssmscope.show.tokens import REST, short_token, visible, written
 from ssmscope.tasks.batches import encode
 from ssmscope.tasks.language import language_data
 from ssmscope.tasks.text import text_data
@@ -70,6 +70,10 @@ class TestTokens:
         assert batch.tokens[0] == (*("", "M", "ü", "", "l", "l", "e", "r", " ", "1", "0", "€", "", ""),)
         assert [token for _, token in written(batch.tokens[0], batch.words[0])][:4] == [REST, "M", "ü", REST]
         assert short_token("", 8) == REST and short_token(" ", 8) == "␣"
+
+    def test_what_belongs_to_the_character_before_is_visible(self):
+        assert visible("\u200d") == "⟨200D⟩" and visible("👩\u200d👧") == "👩\u200d👧"
+        assert visible("\u0301s") == "◌\u0301s" and visible("e\u0301") == "e\u0301"
 
     def test_tokens_that_share_a_character(self):
         batch = batch_of("bytes over spaces", "Der Müller aß 10€ ok")

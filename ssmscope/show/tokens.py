@@ -34,8 +34,13 @@ _JOINERS = "\u200c\u200d"  # inside emoji and in several scripts they belong to 
 def visible(token: str) -> str:
     """The token with every character that would not show, or would act on the display, as a visible symbol.
 
-    One space in front is kept (it is where a word begins); other spaces at an end or in a run become "␣".
+    One space in front is kept (it is where a word begins); other spaces at an end or in a run become "␣". A mark
+    without its letter stands on a dotted circle.
     """
+    if token and not token.strip(_JOINERS):
+        return "".join(f"⟨{ord(character):04X}⟩" for character in token)
+    if token[:1] >= "\u0300" and unicodedata.category(token[0])[0] == "M":
+        token = f"◌{token}"
     start = 1 if token.startswith(" ") and token.strip(" ") else 0
     body = re.sub(r"^ +| +$| {2,}", lambda run: "␣" * len(run[0]), token[start:])
     return token[:start] + "".join(map(_visible_character, body))
