@@ -211,7 +211,7 @@ class Model:
                 texts, values = None, texts
             if values is None or texts is not None or ids is not None:
                 what = f"{self.name} reads pixels ({self._image}), not texts"
-                raise InputError(f"{what}: give images, model.encode(values=…)")
+                raise InputError(f"{what}: give it images, model.encode(values=…)")
             form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
             form["patch"] = self.config.patch
             return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
