@@ -289,7 +289,7 @@ def test_a_result_comes_back(demo, tmp_path):
         ({"top": 0}, "top is 0"),
         ({"rollout": True, "heads": "all"}, "whole layers"),
         ({"rollout": True, "parts": True}, "cannot be combined"),
-        ({"target": 1}, "give both"),
+        ({"target": 1}, "give gradient"),
         ({"gradient": True}, "give it before the texts"),
         ({"gradient": True, "rollout": True}, "gradient cannot be combined with rollout"),
         ({"rollout": True, "residual": 1.5}, "from 0 to 1"),
