@@ -181,7 +181,7 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
             words.append(word_numbers(encoded.word_ids(0), text, offsets, tokens[-1]))
             spelled.append(Spelled(text, offsets))
         else:
-            names, numbers = names_of(tokenizer, row)
+            names, numbers = names_of(tokenizer, row, ())
             tokens.append(names)
             words.append(tuple(None if s else i for i, s in zip(numbers, special)))
     _check_range(ids, vocabulary, "the tokenizer gives")
@@ -213,7 +213,8 @@ def encode_ids(
     _check_range(rows, vocabulary, "the given ids hold")
     if tokenizer is None:
         return _padded(rows, [tuple(map(str, row)) for row in rows], [tuple(range(len(row))) for row in rows], None)
-    named = [names_of(tokenizer, row) for row in rows]
+    own = set(tokenizer.all_special_ids)
+    named = [names_of(tokenizer, row, own) for row in rows]
     return _padded(rows, [names for names, _ in named], [words for _, words in named], None)
 
 

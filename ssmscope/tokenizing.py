@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,10 +97,12 @@ def _unknown_word(tokenizer: Any, text: str) -> str | None:
     return None
 
 
-def names_of(tokenizer: Any, ids: Sequence[int]) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+def names_of(
+    tokenizer: Any, ids: Sequence[int], special: Collection[int]
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
     """The names of some ids in a vocabulary, and the number of the word that each belongs to, None for special tokens.
     Pieces that continue a word ("##ed") are without their mark; an id that has no name is called by its number."""
-    special, names = set(tokenizer.all_special_ids), []
+    names: list[str] = []
     words: list[int | None] = []
     for at, (number, name) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(list(ids)))):
         continues = name is not None and name[:2] == "##" and name[2:3].isalnum() and at and words[-1] is not None

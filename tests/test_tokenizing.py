@@ -180,6 +180,15 @@ class TestAnalyses:
         assert each.spans == (((1,),), (touching("byte fallback", text, 4, 10),))
         assert each.provenance["options"]["from"] == ["1", "Müller"]
 
+    def test_patches_at_positions_in_numbers(self, model):
+        pair = {"clean": "film ok a", "corrupted": "film ok b"}
+        asked = dict(site="residual", answer=7, contrast=9)
+        named_ = ssmscope.patch(model, **pair, **asked, positions="1:3")
+        for given in ([1, 2], slice(1, 3), (2, 1)):
+            found = ssmscope.patch(model, **pair, **asked, positions=given)
+            assert found.positions == named_.positions == (1, 2)
+            assert found.to_frame().equals(named_.to_frame())
+
     def test_marked_spans_of_maps(self, model):
         text = "Der Müller aß 10€ ok"
         found = ssmscope.implicit_attention(model, text, span="Müller")[0].span

@@ -117,8 +117,9 @@ def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequen
     for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
         tokens = list(run)
         seen = [at for at in tokens if spans[at][0] < spans[at][1]]
+        near = seen[0] if seen else 0
         for at in tokens if seen else ():
-            near = max((place for place in seen if place <= at), default=seen[0])
+            near = at if spans[at][0] < spans[at][1] else near
             groups[bisect_right(cuts, spans[near][0]) - 1].append(at)
     return groups
 
