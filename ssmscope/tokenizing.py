@@ -135,7 +135,8 @@ def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[s
             shown.append(name)
         else:
             if stop < len(text) and is_glue(text[stop]):
-                limit = next((start for start, _ in whole[at + 1 :] if start >= begin), len(text))
+                later = (whole[other][0] for other in range(at + 1, len(whole)))
+                limit = next((start for start in later if start >= begin), len(text))
                 while stop < limit and is_glue(text[stop]):
                     stop += 1
             shown.append(text[max(begin, end) : stop])
