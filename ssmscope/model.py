@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -17,17 +17,28 @@ from ssmscope import ops
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
-from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values, last_positions
+from ssmscope.encoding import (
+    Batch,
+    as_images,
+    encode_ids,
+    encode_texts,
+    encode_values,
+    last_positions,
+    spelled_out,
+    texts_or_ids,
+)
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
 from ssmscope.heads import Gives, gives, own_logits
 from ssmscope.intercept import evaluating, out_of_inference
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
+from ssmscope.progress import count_tokens
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
-TextsLike = str | Sequence[str] | Batch | Trace
-"""What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
+TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
+"""What analyses read: a text, several, a tokenizer's output, a batch (of ids or images too), or a trace that there is
+already."""
 
 
 class Run(NamedTuple):
@@ -63,6 +74,17 @@ class Model:
                 f"({known_mixers()})"
             )
         check_finite(self.module, self.name)
+
+    def __repr__(self) -> str:
+        labels = self.labels
+        names = ", ".join(map(str, labels[:4])) + ", …" * (len(labels) > 4) if labels is not None else ""
+        what = f"classifier ({names})" if labels is not None else "language model"
+        weights = list(self.module.parameters())
+        return (
+            f"Model {self.name}: {self.architecture} {what}, {self.num_layers} state-space layers, "
+            f"{sum(each.numel() for each in weights):,} parameters, {str(weights[0].dtype).removeprefix('torch.')} on "
+            f"{self.device}" + ("" if self.tokenizer is not None or self.channels is not None else ", no tokenizer")
+        )
 
     @property
     def config(self) -> Any:
@@ -144,6 +166,11 @@ class Model:
         """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
         check_remembers(memory_of(self.module)["remembers"], self.name, what)
 
+    def check_tokenizer(self, what: str = "texts") -> None:
+        """Refuse, as an InputError, to read what needs a tokenizer without one."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.name} has no tokenizer to read {what} with; give one, load(tokenizer=…)")
+
     @property
     def layer_numbers(self) -> tuple[int, ...]:
         """What the state-space layers are called: their numbers in the model's list of layers, in which a hybrid has
@@ -203,27 +230,29 @@ class Model:
     @out_of_inference()
     def encode(
         self,
-        texts: str | Sequence[str] | None = None,
+        texts: str | Iterable[str] | Mapping[str, Any] | None = None,
         *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None = None,
         values: Tensor | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> Batch:
         """Texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
-        A pixel classifier reads `values` (n, length, channels) or (length, channels) instead: uint8, which is divided
-        by 255, or floats in [0, 1]. The lengths of its batch count the class token.
+        A tokenizer's output, and token ids in place of texts, are taken for what they are. A pixel classifier reads
+        `values` (n, length, channels) or (length, channels) instead: uint8, which is divided by 255, or floats in
+        [0, 1]. The lengths of its batch count the class token.
 
         Raises:
             InputError: for an empty text, control characters, a text of unknown tokens only, an id outside the
                 vocabulary, more than `max_tokens` tokens, texts for a model without a tokenizer, pixels of another
-                shape or dtype, texts or ids for a pixel model, or pixels for a model of tokens.
+                shape or dtype, texts or ids for a pixel model, pixels for a model of tokens, or anything else.
         """
         if self.channels is not None:
+            if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
+                texts, values = None, texts
             if values is None or texts is not None or ids is not None:
-                raise InputError(
-                    f"{self.name} reads pixels ({self._image}), not texts: give it images, e.g. --image FILE"
-                )
+                what = f"{self.name} reads pixels ({self._image}), not texts"
+                raise InputError(f"{what}: give it images, model.encode(values=…)")
             form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
             form["patch"] = self.config.patch
             return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
@@ -231,14 +260,17 @@ class Model:
             raise InputError(f"{self.name} reads tokens, not pixels: give texts or token ids")
         if (texts is None) == (ids is None):
             raise InputError("give either texts or token ids")
-        if ids is not None:
-            one_row = len(ids) == 0 or isinstance(ids[0], int)
-            rows: list[list[int]] = [list(ids)] if one_row else [list(row) for row in ids]  # type: ignore[arg-type]
-            return encode_ids(rows, self.vocabulary, self.tokenizer, max_tokens).to(self.device)
+        given = texts if ids is None else ids
+        words, rows = (None, []) if isinstance(ids, list) and not ids else texts_or_ids(given)
+        if ids is not None and rows is None:
+            raise InputError("texts were given as ids; ids are whole numbers, e.g. [5, 17, 3]")
+        if words is None and ids is None and self.tokenizer is not None:
+            words = spelled_out(rows or [], self.tokenizer)
+        if words is None:
+            return encode_ids(rows or [], self.vocabulary, self.tokenizer, max_tokens).to(self.device)
         if self.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer: give token ids instead, e.g. --ids 5,17,3")
-        texts = [texts] if isinstance(texts, str) else list(texts or [])
-        return encode_texts(texts, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
+            raise InputError(f"{self.name} has no tokenizer: give token ids, model.encode(ids=…), or a tokenizer")
+        return encode_texts(words, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
 
     @property
     def vocabulary(self) -> int:
@@ -333,7 +365,7 @@ class Model:
     @out_of_inference()
     def trace(
         self,
-        texts: str | Sequence[str] | Batch | None = None,
+        texts: str | Iterable[str] | Mapping[str, Any] | Batch | None = None,
         *,
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
@@ -413,6 +445,7 @@ class Model:
             logits=logits,
             tokens=batch.tokens,
             words=batch.words,
+            spelled=batch.spelled,
             answers=self.answers_of(logits),
             source=self._source(self._fingerprint(weights)),
             layers=Layers(len(found), recompute),
@@ -457,6 +490,7 @@ class Model:
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
         if batch.values is not None:
+            count_tokens(batch.mask.numel())
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
@@ -472,6 +506,7 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
+        count_tokens(mask.numel())
         return self._checked(
             own_logits(self.module, arguments, last_positions(mask) if last_only else None).to(self.device)
         )
@@ -490,7 +525,7 @@ class Model:
         if not finite:
             raise InputError(
                 f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
-                + (" in float16; try --dtype float32" if logits.dtype == torch.float16 else "")
+                + (" in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else "")
             )
         return logits
 
@@ -523,7 +558,7 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
         return model.encode(texts)
     if model.channels is not None:
         raise InputError("a trace does not hold the images that it is of; give their batch")
-    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words)
+    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)
 
 
 def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:

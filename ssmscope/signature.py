@@ -467,7 +467,7 @@ BatchSize = Annotated[int | None, "How many examples are run together.", Range(1
 Progress = Annotated[bool, "Say on stderr how far it is.", NO_EFFECT]
 Cache = Annotated[
     str | Path | None,
-    "A file that keeps the model's answers, from which a killed run continues; else in --out.",
+    "A file that keeps the model's answers, from which a killed run continues; else beside the results.",
     NO_EFFECT,
 ]
 Template = Annotated[str | None, "A prompt with {content} in it, for a language model."]

@@ -51,7 +51,7 @@ class TestAttention:
         assert "did you mean 'block'" in refusal(*given, "--level", "blck")
         assert "there is no layer 3" in refusal(*given, "--layers", "3")
         assert "layers is 'x'; allowed are all or a whole number" in refusal(*given, "--layers", "1,x")
-        assert "target is the class or token of gradient; give both" in refusal(*given, "--target", "3")
+        assert "target is the class or token of gradient; give --gradient" in refusal(*given, "--target", "3")
         assert "gradient cannot be combined with rollout" in refusal(*given, "--gradient", "--rollout")
         assert "gradient cannot be combined with no skip" in refusal(*given, "--gradient", "--no-skip")
         assert "has no 'zebra'" in refusal(*given, "--span", "zebra")

@@ -30,8 +30,7 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
     if model.channels is not None or not isinstance(data, TextData):
         given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
         raise InputError(f"{given} was given; {what} is measured on classifiers of texts and labelled texts")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     if not len(data):
         raise InputError(f"{data.name} ({data.split}) has no example")
 

@@ -24,6 +24,7 @@ from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
 from ssmscope.progress import on_stderr
 from ssmscope.recomputing import recomputed
+from ssmscope.tokenizing import tokenize
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep on a CPU: 2 GiB of float32."""
@@ -351,10 +352,8 @@ def _ids(model: Model, target: Target) -> tuple[int, ...]:
 
 
 def _tokenized(model: Model, target: str) -> tuple[int, ...]:
-    try:
-        found = tuple(model.tokenizer(target, add_special_tokens=False)["input_ids"])
-    except Exception as error:  # a tokenizer of whole words without an unknown token raises a plain Exception
-        raise InputError(f"the target {target!r} has a word that {model.name} does not know") from error
+    named = f"the target {target!r:.80}"
+    found = tuple(tokenize(model.tokenizer, target, named=named, add_special_tokens=False)["input_ids"])
     if not found:
         raise InputError(f"the target {target!r} has no token")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
@@ -373,7 +372,7 @@ def read_otherwise(model: Model, target: str) -> str:
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"
     if "".join(model.tokenizer.decode(found).split()) != "".join(target.split()):
         return f"the target {target!r} is read as {many}"
-    spaced = model.tokenizer(f" {target}", add_special_tokens=False)["input_ids"]
+    spaced = tokenize(model.tokenizer, f" {target}", add_special_tokens=False)["input_ids"]
     if target[:1].isspace() or len(spaced) != 1 or spaced == found:
         return ""
     return f"the target {target!r} is read as {many}; ' {target}', with the space before it, is another, one token"

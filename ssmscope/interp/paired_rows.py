@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -104,11 +105,23 @@ def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> t
     tokens = _pieces(first, cuts)
     made = []
     for text, found in zip((first, other), spans):
-        groups = [[at for at, (start, stop, _) in enumerate(found) if a <= start and stop <= b and start < stop]
-                  for a, b in pairwise(cuts)]  # fmt: skip
-        rows = [_of_words(row, groups, summed) for row in text.rows]
+        rows = [_of_words(row, _groups(text, found, cuts), summed) for row in text.rows]
         made.append(replace(text, tokens=tokens, words=tuple(range(len(tokens))), rows=rows, span=None))
     return made[0], made[1]
+
+
+def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
+    """The tokens between two cuts each. One that shows no character, such as the rest of one that the token before
+    began, is with the token before it of its word, or with the first."""
+    groups: list[list[int]] = [[] for _ in cuts[1:]]
+    for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
+        tokens = list(run)
+        seen = [at for at in tokens if spans[at][0] < spans[at][1]]
+        near = seen[0] if seen else 0
+        for at in tokens if seen else ():
+            near = at if spans[at][0] < spans[at][1] else near
+            groups[bisect_right(cuts, spans[near][0]) - 1].append(at)
+    return groups
 
 
 def _spans(text: TokenText) -> list[tuple[int, int, str]]:
@@ -116,7 +129,7 @@ def _spans(text: TokenText) -> list[tuple[int, int, str]]:
     none."""
     at, found = 0, []
     for token, word in zip(text.tokens, text.words):
-        piece = "" if word is None else "".join(token.removeprefix("##").split())
+        piece = "" if word is None else "".join(token.split())
         found.append((at, at + len(piece), piece))
         at += len(piece)
     return found

@@ -242,7 +242,7 @@ class TestOptions:
             of_ids(leaky(WEIGHTS), [3], [99])
 
     def test_a_model_without_a_tokenizer(self):
-        with pytest.raises(InputError, match="has no tokenizer to read texts with; name one with --tokenizer"):
+        with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             attack_effect(random_model("mamba"), before="good", after="bad")
 
     def test_a_damaged_model(self):

@@ -289,7 +289,7 @@ class TestTexts:
     def test_a_symbol_that_the_model_does_not_have(self):
         model = dataclasses.replace(reader(), tokenizer=symbol_tokenizer(WORDS))
         assert position_bias(model, reviews_of("good film", "bad film")).clean
-        with pytest.raises(InputError, match="'zebra' is no symbol of this tokenizer"):
+        with pytest.raises(InputError, match="'zebra', which is no symbol of this tokenizer"):
             position_bias(model, reviews_of("good film", "bad zebra"))
 
     def test_a_region_that_no_donor_reaches(self):
@@ -434,7 +434,7 @@ class TestOptions:
             position_bias(planted, reviews())
         with pytest.raises(InputError, match="reads tokens, but planted holds images"):
             position_bias(reader(), test_images)
-        with pytest.raises(InputError, match="has no tokenizer to read texts with; name one with --tokenizer"):
+        with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             position_bias(dataclasses.replace(reader(), tokenizer=None), reviews())
         with pytest.raises(InputError, match="planted has 2 channels a pixel, the model reads 1"):
             position_bias(planted, images(3, 0, channels=2))

@@ -19,10 +19,11 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import Path
 from ssmscope.interp.attention import attention_gradient, implicit_attention
 from ssmscope.interp.attention.measure import row_normalised
-from ssmscope.interp.attention.shown import find_piece
+from ssmscope.interp.spans import find_piece
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.tokenizing import Spelled
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
 
@@ -229,11 +230,10 @@ def test_a_span_is_marked_by_position_or_by_its_words(demo):
 
 
 def test_finding_a_piece():
-    assert find_piece("cat sat", ("the", "cat", "s", "##at", "."), (0, 1, 2, 2, 3)) == (1, 4)
-    assert find_piece("CAT", ("the", " cat"), (0, 1)) == (1, 2)
-    assert find_piece("the cat, sat", ("the", "cat", ",", "s", "##at"), (0, 1, 2, 3, 3)) == (0, 5)
-    assert find_piece("dog", ("the", " cat"), (0, 1)) is None
-    assert find_piece(" ", ("a", " b"), (0, 1)) is None
+    cut = Spelled("The cat,  sat", ((0, 3), (4, 7), (7, 8), (10, 11), (11, 13)))
+    assert find_piece("cat, sat", cut) == (1, 5) and find_piece("THE", cut) == (0, 1) and find_piece("tsa", cut) is None
+    assert find_piece("t,s", cut) == (1, 4)  # neither case nor spaces matter
+    assert find_piece("dog", cut) is None and find_piece(" ", cut) is None
 
 
 def test_long_texts_are_shown_in_cells():
@@ -297,7 +297,7 @@ def test_a_result_comes_back(demo, tmp_path):
         ({"top": 0}, "top is 0"),
         ({"rollout": True, "heads": "all"}, "whole layers"),
         ({"rollout": True, "parts": True}, "cannot be combined"),
-        ({"target": 1}, "give both"),
+        ({"target": 1}, "give gradient"),
         ({"gradient": True}, "give it before the texts"),
         ({"gradient": True, "rollout": True}, "gradient cannot be combined with rollout"),
         ({"rollout": True, "residual": 1.5}, "from 0 to 1"),

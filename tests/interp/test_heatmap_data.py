@@ -214,7 +214,6 @@ def test_a_word_needs_texts(model):
         (["--text", "good"], "--data cannot be combined with --text"),
         (["--at", "3"], "at is of texts; over a data set it is left out"),
         (["--merge"], "merge is of texts"),
-        (["--max-tokens", "5"], "--max-tokens is of --text"),
     ],
 )
 def test_refusals(arguments, line, capsys):

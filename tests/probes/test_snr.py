@@ -151,9 +151,7 @@ class TestPrompts:
             needle_snr(model, questions=data)
 
     def test_models_that_cannot_read_them(self, model):
-        with pytest.raises(
-            InputError, match="small0 has no tokenizer to read questions with; name one with --tokenizer"
-        ):
+        with pytest.raises(InputError, match="small0 has no tokenizer to read questions with; give one, load"):
             needle_snr(dataclasses.replace(model, tokenizer=None), **QUICK)
         backbone = Mamba2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, n_groups=1)
         labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))

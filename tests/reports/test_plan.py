@@ -397,7 +397,7 @@ WRONG_VALUES = [
     ("attention", {"text": "a", "rows": "first"}, "allowed are last, all"),
     ("attention", {"text": "a", "residual": "1.5"}, "from 0 to 1"),
     ("attention", {"text": "a", "residual": "nan"}, "from 0 to 1"),
-    ("attention", {"text": "a", "target": "x"}, "--gradient"),
+    ("attention", {"text": "a", "target": "x"}, "give gradient=… too"),
     ("attention", {"text": "a", "pool": "-1"}, "pool is -1"),
     ("explain", {"text": "a", "methods": "ig,lpr"}, "did you mean 'lrp'?"),
     ("explain", {"text": "a", "methods": "ig", "option": "ig.stpes=4"}, "did you mean 'steps'"),

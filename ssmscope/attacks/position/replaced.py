@@ -17,10 +17,10 @@ from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.errors import InputError
 from ssmscope.model import Model, Run
 from ssmscope.sharding.parts import Columns, Measure, over
-from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import TextData
+from ssmscope.tokenizing import tokenize
 from ssmscope.trace import LayerState
 
 LEFT_OUT = -1
@@ -165,11 +165,9 @@ class Tokens:
         if isinstance(data, SequenceData):
             self.ids: list[list[int]] = data.ids.tolist()
             special = [[0] * len(row) for row in self.ids]
-        elif model.tokenizer is None:
-            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
         else:
-            check_symbols(data.texts, model.tokenizer)
-            encoded = model.tokenizer(list(data.texts), return_special_tokens_mask=True)
+            model.check_tokenizer()
+            encoded = tokenize(model.tokenizer, list(data.texts), return_special_tokens_mask=True)
             self.ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
         self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]
         self.lengths = np.array([len(places) for places in self.places])

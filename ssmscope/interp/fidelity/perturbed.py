@@ -20,6 +20,7 @@ from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import Model
+from ssmscope.tokenizing import tokenize
 
 REPLACEMENTS = ("mean", "zero", "pad")
 
@@ -110,7 +111,7 @@ def _token(model: Model, replacement: Any) -> int:
             raise InputError(f"the tokenizer of {model.name} has no padding token: give another replacement, e.g. mean")
         return int(tokenizer.pad_token_id)
     known = tokenizer.get_vocab().get(replacement)
-    ids = [known] if known is not None else tokenizer(replacement, add_special_tokens=False)["input_ids"]
+    ids = [known] if known is not None else tokenize(tokenizer, replacement, add_special_tokens=False)["input_ids"]
     unknown = tokenizer.unk_token_id is not None and ids == [tokenizer.unk_token_id]
     if len(ids) != 1 or (unknown and replacement != tokenizer.unk_token):
         raise InputError(

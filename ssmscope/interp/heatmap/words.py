@@ -41,7 +41,7 @@ def grouped(words: Sequence[int | None]) -> list[list[int]]:
 
 def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
     """A word as one token."""
-    return tokens[group[0]] + "".join(tokens[at].removeprefix("##") for at in group[1:])
+    return "".join(tokens[at] for at in group)
 
 
 def together(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:

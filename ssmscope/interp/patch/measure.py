@@ -19,7 +19,7 @@ from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.resuming import Joining, pieces
-from ssmscope.interp.spans import positions_of
+from ssmscope.interp.spans import Span, positions_of, span_name
 from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
@@ -45,7 +45,7 @@ def patched(
     site: str,
     direction: str,
     metric: str,
-    positions: str | None,
+    positions: Span | None,
     method: str,
     answer: int | str | None,
     contrast: int | str | None,
@@ -95,7 +95,8 @@ def patched(
         "direction": direction,
         "metric": metric,
     }
-    options |= {"positions": positions, "method": method, "answer": answer, "contrast": contrast}
+    options |= {"positions": None if positions is None else span_name(positions)}
+    options |= {"method": method, "answer": answer, "contrast": contrast}
     return Patching(
         provenance=record_provenance(model.source, options=options),
         clean=pair[0].tokens[0],
@@ -146,7 +147,7 @@ def asked(
     if right == wrong:
         both = answer is None and contrast is None
         how = f"both texts have the answer {name!r}" if both else f"answer and contrast are both {name!r}"
-        raise InputError(f"{how}; name two that differ with --answer and --contrast")
+        raise InputError(f"{how}; name two that differ, answer=… and contrast=…")
     return (right, wrong), (name, other)
 
 

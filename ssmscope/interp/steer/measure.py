@@ -114,7 +114,7 @@ def difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: s
     means = []
     for texts in (toward, away):
         if not texts:
-            raise InputError("no text to steer to or from; give --toward TEXT and --away TEXT")
+            raise InputError("no text to steer to or from; give toward=… and away=…")
         every = [_behind(model, one_text(model, text), site, layer) for text in texts]
         means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
     found = tuple(first - second for first, second in zip(*means))
