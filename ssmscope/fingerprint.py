@@ -180,7 +180,7 @@ def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]
 
 
 def _sums_of_small(values: list[Tensor], columns: Tensor) -> Tensor:
-    """Return Σ word · column's factor of each of several tensors of at most a row, a GPU's with few launches for all."""
+    """Return Σ word · column's factor of each tensor of at most a row: on a GPU few kernel launches for all of them."""
     lengths = torch.tensor([len(words) for words in values])
     ends = lengths.cumsum(0).to(columns.device)
     starts = (ends - lengths.to(ends)).repeat_interleave(lengths.to(ends), output_size=int(lengths.sum()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.intercept import out_of_inference
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
 from ssmscope.models.adapter_folder import base_of, classes_of, is_adapter, with_adapter
@@ -26,6 +27,7 @@ from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
 from ssmscope.models.fields import check_depth, check_fields, read_object
 from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
+from ssmscope.models.own import OwnModel
 from ssmscope.models.parts import BY_WEIGHT
 from ssmscope.models.quiet import quiet
 from ssmscope.models.split import check_split, placed, start_at_embeddings
@@ -69,6 +71,7 @@ def _training(source: str | os.PathLike[str]) -> dict[str, Any]:
     return training_data(demos().get(str(source), Path(source)))
 
 
+@out_of_inference()
 def load(
     source: str | os.PathLike[str] | nn.Module,
     *,
@@ -76,6 +79,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
+    backbone: str | None = None,
 ) -> Model:
     """A trained state-space model, ready for analysis.
 
@@ -83,12 +87,16 @@ def load(
     it has, a deep copy is converted. One that is compiled, parallel or has adapters is taken out of its wrapper
     (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel stay active.
 
+    Any module around a backbone loads, too: its own forward pass, which takes token ids first or as `input_ids`, gives
+    the logits, and each text's are those of the text alone, whatever its head makes of padding. A backbone without a
+    head loads for what is about its layers.
+
     Nothing of a model's code is ever run, and no question is asked: transformers' own classes and ours read the files.
 
     Args:
         source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout, or with an adapter, whose model is
             found by the name in its configuration; a file with a selective SSM's state dict or a Vim's; a model's id on
-            the Hugging Face hub; or a model in memory, transformers' or mamba_ssm's.
+            the Hugging Face hub; or a model in memory, transformers', mamba_ssm's or one's own.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
             GPU. A model in memory keeps its own unless one is given.
@@ -96,11 +104,12 @@ def load(
         device_map: in place of `device`, over which devices a directory in transformers' layout is split as it is read,
             `auto` or a device for each part, as transformers reads it with accelerate. Parts on the CPU are computed
             there; weights on a disk are refused.
+        backbone: of a model in memory the path of its backbone, such as `encoder`; by default it is found.
 
     Raises:
         InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
-            no place in the model that the configuration describes, or the model has no state-space layer that can be
-            read, or no head. Pickled files are only ever read as plain tensors.
+            no place in the model that the configuration describes, the model has no state-space layer that can be
+            read, or it answers about tokens. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
     check_split(device_map, device, source)
@@ -110,10 +119,13 @@ def load(
         )
     if isinstance(source, nn.Module):
         with quiet():
-            module = readable(source)
+            module = readable(source, backbone)
         check_activations(module)
-        name = getattr(module.config, "_name_or_path", "") or type(module).__name__
+        own = module.module if isinstance(module, OwnModel) else module
+        name = getattr(getattr(own, "config", None), "_name_or_path", "") or type(own).__name__
         return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
+    if backbone is not None:
+        raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
         raise InputError(
             f"a {type(source).__name__} was given; a model is a name, a directory, a file, or a transformers model"
@@ -164,6 +176,8 @@ def _try(model: Model) -> None:
         InputError: as said.
     """
     try:
+        if model.gives == "nothing":
+            return  # it has been run when it was read
         if model.channels is not None:
             size = model.config.image_size if model.config.patch is not None else (2, 1)
             model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels)))
@@ -349,13 +363,10 @@ def _read_transformers(
     files = weight_files(where)
     held = contents(files)
     check_depth(fields, len(held.tensors), name)
-    classifies = any("SequenceClassification" in a for a in fields.get("architectures") or [])
-    head_comes = not classifies and classes is not None
-    auto = (
-        transformers.AutoModelForSequenceClassification
-        if classifies or head_comes
-        else transformers.AutoModelForCausalLM
-    )
+    auto = _class_for(fields.get("architectures") or [], name)
+    head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
+    if head_comes:
+        auto = transformers.AutoModelForSequenceClassification
     what = f"{name}: a model of type {kind!r}"
     if (where / "generation_config.json").is_file():
         check_generation(read_object(where / "generation_config.json"), name)
@@ -413,7 +424,26 @@ def _read_transformers(
         missing, unexpected = ([each for each in names if each not in HEADS] for names in (missing, unexpected))
     check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
-    return module
+    return OwnModel(module, "") if auto is transformers.AutoModel else module
+
+
+def _class_for(architectures: Sequence[str], name: str) -> Any:
+    """The class of transformers that reads what a configuration names; a language model where it names nothing.
+
+    Raises:
+        InputError: for a head that answers about tokens.
+    """
+    for head in ("TokenClassification", "QuestionAnswering"):
+        if any(head in each for each in architectures):
+            raise InputError(
+                f"{name} is a {architectures[0]}, which answers about tokens, and what is explained here is one answer "
+                "for a text: load it with transformers, and give ssmscope a module around it whose forward pass "
+                "returns the logits of the token that is asked about, or its backbone"
+            )
+    if any("SequenceClassification" in each for each in architectures):
+        return transformers.AutoModelForSequenceClassification
+    bare = architectures and all(each.endswith("Model") and not each.endswith("LMHeadModel") for each in architectures)
+    return transformers.AutoModel if bare else transformers.AutoModelForCausalLM
 
 
 def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:

@@ -35,6 +35,7 @@ from tuned_lens.nn.unembed import Unembed
 from ssmscope.affine import matrix, offset
 from ssmscope.encoding import Batch
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
+from ssmscope.heads import linear_head
 from ssmscope.intercept import stayed, watched
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
@@ -94,9 +95,17 @@ def final_norm_of(model: Model) -> nn.Module | None:
     return ran[0] if ran else None
 
 
-def head_of(model: Model) -> nn.Linear:
-    """The linear map from the width to the vocabulary, or to a classifier's classes."""
-    return model.module.head if model.is_classifier else model.module.get_output_embeddings()
+def head_of(model: Model) -> nn.Module:
+    """The linear map from the width to the vocabulary, or to a classifier's classes.
+
+    Raises:
+        InputError: for a model without one, and for a classifier that gives no classes.
+    """
+    model.check_classes("a lens")
+    head = linear_head(model.module)
+    if head is None:
+        raise Unanswerable(f"{model.name} has no head that is one linear map; a lens reads models with one")
+    return head
 
 
 def _few_tokens(model: Model) -> Batch:
