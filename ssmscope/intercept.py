@@ -51,7 +51,7 @@ class Switch:
 
     def __init__(self, module: nn.Module, below: Callable[..., Any]) -> None:
         self.module, self.below = module, below
-        self.run = _uncompiled() if "torch._dynamo" in sys.modules else _call
+        self.run = _uncompiled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         taken = _taken.get().get(id(self.module))
@@ -292,6 +292,17 @@ def watched(
             stack.callback(module.register_forward_hook(_Leaving(run, last)).remove)
         token = _watching.set(_watching.get() | {run})
         stack.callback(_watching.reset, token)
+        yield
+
+
+@contextmanager
+def out_of_inference() -> Iterator[None]:
+    """Within the context a caller's `torch.inference_mode` is `torch.no_grad`: gradients can be asked for again, and
+    tensors that are made can be in them."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
         yield
 
 

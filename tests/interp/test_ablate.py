@@ -14,13 +14,14 @@ from torch.nn.functional import cross_entropy
 
 import ssmscope
 from ssmscope.analysis import Call
-from ssmscope.edits import recorded, replaced
+from ssmscope.edits import Edit, recorded, replaced
 from ssmscope.errors import InputError
 from ssmscope.interp import resuming
 from ssmscope.interp.ablate import measure
 from ssmscope.interp.ablate.result import Unit
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.tasks.language import language_data
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import TextData
 from ssmscope.tasks.tokens import IGNORED, TokenData
@@ -179,6 +180,23 @@ def test_the_verb(tmp_path):
     (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
     given = {"data": str(tmp_path / "texts.txt"), "length": 6, "what": "layer", "by": "zero"}
     (result,) = Call.of("ablate", [model], given).run(tmp_path / "out")
-    assert result.verdict().startswith(f"{len(result.can_go)} of 1 layers can go alone; most harm: layer 0, loss worse")
-    assert len(result.to_frame()) == 1 and len(result.together()) == 4
+    assert result.verdict() == "1 of 1 layers can go alone; none clearly does harm" and result.can_go == (0,)
+    loaded = ssmscope.load(model)
+    data = language_data((tmp_path / "texts.txt").read_text().splitlines(), loaded.tokenizer, length=6)
+    batch = loaded.encode(ids=data.ids.tolist())
+    without = Edit("nothing", "output", lambda output, _: 0 * output)
+
+    def of_rows(edits=()) -> np.ndarray:
+        logits = loaded.run(batch, edits=edits).logits.double()
+        asked = torch.from_numpy(data.targets)
+        each = cross_entropy(logits.transpose(1, 2), asked, ignore_index=IGNORED, reduction="none")
+        return (each.sum(1) / (asked != IGNORED).sum(1)).numpy()
+
+    plain, harm = of_rows(), of_rows(without) - of_rows()
+    assert result.mean("loss").value == pytest.approx(plain.mean(), rel=1e-5)
+    assert result.harm(0).value == pytest.approx(harm.mean(), rel=1e-4) != 0
+    (row,) = result.to_frame().itertuples()
+    assert row.layer == 0 and row.loss == result.harm(0).value
+    together = result.together()
+    assert together["ablated"].tolist() == [0, 1] * 2
     assert (tmp_path / "out" / "ablate.png").exists()
