@@ -1,0 +1,135 @@
+"""Mistakes that a reviewer could overlook, as changes of one node of a syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+COMPARED = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+COMPUTED = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
+}  # fmt: skip
+PAIRS = (
+    "min max, amin amax, minimum maximum, argmin argmax, mean sum, any all, triu tril, zeros ones, zeros_like ones_like, "
+    "cumsum cumprod, floor ceil, log exp, startswith endswith, find rfind, lstrip rstrip, split rsplit, sin cos, "
+    "partition rpartition, nansum nanmean, logical_and logical_or, head tail, removeprefix removesuffix"
+)
+EXCHANGED = {one: other for pair in PAIRS.split(", ") for one, other in (pair.split(), reversed(pair.split()))}
+DROPPED = set(
+    "exp log log1p expm1 sqrt rsqrt abs clamp clip softplus sigmoid silu relu tanh flip sorted reversed softmax "
+    "log_softmax square cumsum round floor ceil strip lower roll masked_fill normalize cummax logsumexp dedent mT".split()
+)
+"""Functions whose argument, or the object of whose method, takes the place of the result."""
+LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
+SILENT = {"print", "warn", "cast", "progress", "shown", "debug", "info", "isinstance", "debug_once", "super"}
+"""Calls that are left alone with all that is in them."""
+LOOKS = {"fontsize", "linewidth", "alpha", "figsize", "pad", "zorder", "color", "help", "indent", "ensure_ascii"}
+"""Keywords whose values are a matter of looks."""
+
+
+def skipped(node: ast.AST) -> bool:
+    """Return True for what is no computation: messages of errors, docstrings, texts, annotations, type checking."""
+    if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
+        return True
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    if isinstance(node, ast.If) and called(node.test) == "TYPE_CHECKING":
+        return True
+    if isinstance(node, ast.keyword) and node.arg in LOOKS:
+        return True
+    return isinstance(node, ast.Call) and called(node.func) in SILENT
+
+
+def called(function: ast.AST) -> str | None:
+    """Return the last name of a name or an attribute."""
+    return {ast.Name: "id", ast.Attribute: "attr"}.get(type(function)) and (
+        function.id if isinstance(function, ast.Name) else function.attr  # type: ignore[attr-defined]
+    )
+
+
+def variants(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what could stand by mistake in a node's place."""
+
+    def other(**fields: Any) -> Any:
+        changed = copy.copy(node)
+        for name, value in fields.items():
+            setattr(changed, name, value)
+        return changed
+
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        yield other(ops=[COMPARED[type(node.ops[0])]()])
+    elif isinstance(node, ast.BinOp) and not is_text(node.left) and not is_text(node.right):
+        if type(node.op) in COMPUTED:
+            yield other(op=COMPUTED[type(node.op)]())
+        if isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
+            yield node.left
+    elif isinstance(node, ast.AugAssign):
+        if type(node.op) in COMPUTED and not is_text(node.value):
+            yield other(op=COMPUTED[type(node.op)]())
+        yield ast.copy_location(ast.Pass(), node)
+    elif isinstance(node, ast.BoolOp):
+        yield other(op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+        yield other(values=node.values[:-1]) if len(node.values) > 2 else node.values[0]
+        yield other(values=node.values[1:]) if len(node.values) > 2 else node.values[1]
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+        yield node.operand
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        yield other(test=ast.copy_location(ast.UnaryOp(ast.Not(), node.test), node.test))
+    elif isinstance(node, ast.For) and any(depends_on_order(each) for each in ast.walk(node)):
+        listed = ast.Call(ast.Name("list", ast.Load()), [node.iter], [])
+        yield other(iter=ast.copy_location(ast.Call(ast.Name("reversed", ast.Load()), [listed], []), node.iter))
+    elif isinstance(node, ast.Continue):
+        yield ast.copy_location(ast.Break(), node)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not skipped(node.value):
+        yield ast.copy_location(ast.Pass(), node)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, bool):
+            yield other(value=not node.value)
+        elif isinstance(node.value, int | float):
+            yield other(value=node.value + 1 if isinstance(node.value, int) or not node.value else node.value * 2)
+            if node.value:
+                yield other(value=node.value - 1 if isinstance(node.value, int) else 0.0)
+    elif isinstance(node, ast.Slice):
+        if node.lower:
+            yield other(lower=None)
+        if node.upper:
+            yield other(upper=None)
+    elif isinstance(node, ast.Call):
+        yield from calls(node, other)
+
+
+def calls(node: ast.Call, other: Any) -> Iterator[ast.AST]:
+    name = called(node.func)
+    if name in EXCHANGED:
+        function = copy.copy(node.func)
+        setattr(function, "id" if isinstance(function, ast.Name) else "attr", EXCHANGED[name])
+        yield other(func=function)
+    if name in DROPPED:
+        method = isinstance(node.func, ast.Attribute) and called(node.func.value) not in LIBRARIES
+        if method or node.args:
+            kept = node.func.value if method else node.args[0]  # type: ignore[attr-defined]
+            is_list = name in ("sorted", "reversed")
+            yield ast.copy_location(ast.Call(ast.Name("list", ast.Load()), [kept], []), node) if is_list else kept
+    if len(node.args) == 2 and all(isinstance(each, ast.Name | ast.Attribute) for each in node.args):
+        yield other(args=[node.args[1], node.args[0]])
+    if name == "where" and len(node.args) == 3:
+        yield other(args=[node.args[0], node.args[2], node.args[1]])
+
+
+def depends_on_order(node: ast.AST) -> bool:
+    """Return True for a node that has a loop's order in its result: what yields, appends or continues from a value."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        name, value = node.targets[0].id, node.value
+        is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and called(value.left) == name
+        return not is_sum and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
+    return isinstance(node, ast.Yield) or (isinstance(node, ast.Call) and called(node.func) == "append")
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
