@@ -60,15 +60,18 @@ class Mutant(NamedTuple):
     file: str
     function: str
     tree: ast.Module
-    outermost: ast.FunctionDef
     node: ast.AST
     replacement: ast.AST
+    parents: tuple[ast.AST, ...]
     lines: range
     """Lines of the statement's own part, without the statements in it."""
 
     @property
     def name(self) -> str:
         before, after = (ast.unparse(each).partition("\n")[0] for each in (self.node, self.replacement))
+        if isinstance(self.node, ast.Constant | ast.Slice):  # which says little by itself
+            within = next(each for each in reversed(self.parents) if isinstance(each, ast.Call | ast.Subscript | ast.stmt))
+            after = f"{after} in {ast.unparse(within).partition(chr(10))[0]}"
         return f"{self.file}:{self.function}: {before} -> {after}"
 
 
@@ -89,24 +92,24 @@ def mutants_of(file: str) -> Iterator[Mutant]:
             elif isinstance(statement, ast.FunctionDef) and statement.name not in ("__repr__", "__str__"):
                 yield prefix + statement.name, statement
 
-    def within(node: ast.AST, lines: range, name: str, outermost: ast.FunctionDef) -> Iterator[Mutant]:
+    def within(node: ast.AST, parents: tuple[ast.AST, ...], lines: range, name: str) -> Iterator[Mutant]:
         if skipped(node):
             return
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None) or getattr(node, "cases", None)
             lines = range(node.lineno, (body[0].lineno if body else node.end_lineno + 1))
         for replacement in variants(node):
-            yield Mutant(file, name, tree, outermost, node, replacement, lines)
+            yield Mutant(file, name, tree, node, replacement, parents, lines)
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list", "args" if isinstance(node, ast.FunctionDef) else ""):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    yield from within(child, lines, name, outermost)
+                    yield from within(child, (*parents, node), lines, name)
 
     for name, function in functions(tree.body, ""):
         for statement in function.body:
-            yield from within(statement, range(0), name, function)
+            yield from within(statement, (function,), range(0), name)
 
 
 def put_in_place(mutant: Mutant) -> None:
@@ -117,7 +120,8 @@ def put_in_place(mutant: Mutant) -> None:
             return mutant.replacement if node is mutant.node else self.generic_visit(node)
 
     importlib.import_module("ssmscope." + mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
-    path, function = str(PACKAGE / mutant.file), mutant.outermost
+    path, function = str(PACKAGE / mutant.file), mutant.parents[0]
+    assert isinstance(function, ast.FunctionDef)
     start = min(each.lineno for each in (*function.decorator_list, function))
 
     def is_function(code: CodeType) -> bool:

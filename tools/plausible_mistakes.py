@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +34,14 @@ LOOKS = {"fontsize", "linewidth", "alpha", "figsize", "pad", "zorder", "color", 
 """Keywords whose values are a matter of looks."""
 
 
+SIZE = re.compile(r"(MAX|STEPS|POSITIONS)_[A-Z_]+")
+"""Constants that say how much is computed at once. What is computed from one is a size too, and changes no number."""
+
+
 def skipped(node: ast.AST) -> bool:
-    """Return True for what is no computation: messages of errors, docstrings, texts, annotations, type checking."""
+    """Return True for what is no computation: messages of errors, docstrings, texts, type checking, sizes of pieces."""
+    if isinstance(node, ast.Assign) and any(SIZE.fullmatch(called(each) or "") for each in ast.walk(node.value)):
+        return True
     if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
