@@ -70,7 +70,8 @@ class Mutant(NamedTuple):
     def name(self) -> str:
         before, after = (ast.unparse(each).partition("\n")[0] for each in (self.node, self.replacement))
         if isinstance(self.node, ast.Constant | ast.Slice):  # which says little by itself
-            within = next(each for each in reversed(self.parents) if isinstance(each, ast.Call | ast.Subscript | ast.stmt))
+            kinds = (ast.Call, ast.Subscript, ast.Compare, ast.BinOp, ast.stmt)
+            within = next(each for each in reversed(self.parents) if isinstance(each, kinds))
             after = f"{after} in {ast.unparse(within).partition(chr(10))[0]}"
         return f"{self.file}:{self.function}: {before} -> {after}"
 

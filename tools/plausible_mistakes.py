@@ -134,7 +134,7 @@ def depends_on_order(node: ast.AST) -> bool:
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         name, value = node.targets[0].id, node.value
         is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and called(value.left) == name
-        return not is_sum and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
+        return not is_sum and not isinstance(value, ast.BoolOp) and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
     return isinstance(node, ast.Yield) or (isinstance(node, ast.Call) and called(node.func) == "append")
 
 
