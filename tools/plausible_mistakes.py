@@ -30,7 +30,7 @@ DROPPED = set(
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
 SILENT = {"print", "warn", "cast", "progress", "shown", "debug", "info", "isinstance", "debug_once", "super"}
 """Calls that are left alone with all that is in them."""
-LOOKS = {"fontsize", "linewidth", "alpha", "figsize", "pad", "zorder", "color", "help", "indent", "ensure_ascii"}
+LOOKS = {"fontsize", "linewidth", "alpha", "figsize", "pad", "zorder", "color", "help", "indent", "ensure_ascii", "folded", "vector"}
 """Keywords whose values are a matter of looks."""
 
 

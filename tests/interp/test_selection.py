@@ -155,6 +155,12 @@ class TestSurvival:
             own = np.mean([float(w.std(correction=0) / w.mean()) for w in replaced])
             assert head.selectivity == pytest.approx(own, rel=1e-3)
         assert selection_heatmap(model, batch, heads="top").heads == result.heads[:8]
+        for score in ("survival", "retention", "write"):
+            one, other = (selection_heatmap(model, given, heads="all", score=score) for given in (batch, trace))
+            assert one.heads == other.heads == result.heads
+            for each, same in zip(one, other):
+                np.testing.assert_allclose(each.heads, same.heads, atol=1e-6)
+                np.testing.assert_allclose(each.scores, same.scores, atol=1e-6)
         frame = result.to_frame()
         assert set(frame["head"].dropna()) == {head.head for head in result.heads}
 
