@@ -8,11 +8,8 @@ function's own. Nothing is written but the map of lines to tests, into build/mut
 from __future__ import annotations
 
 import argparse
-import ast
 import fnmatch
-import gc
 import hashlib
-import importlib
 import json
 import os
 import random
@@ -25,30 +22,31 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from plausible_mistakes import skipped, variants
+from plausible_mistakes import PACKAGE, Mutant, mutants_of, put_in_place
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "ssmscope"
 STORE = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 NEVER = ("tests/fuzz", "tests/test_notebooks.py", "tests/reports/test_engines.py", "tests/reports/test_browser.py")
 """Tests that need minutes, or processes of their own, which run the package as it is."""
-WORDS = "show/* */result.py */views.py */*_views.py */words.py */page.py */shown.py */terminal.py */tables.py */show_*.py"
+WORDS = (
+    "show/* */result.py */views.py */*_views.py */words.py */page.py */shown.py */terminal.py */tables.py */show_*.py "
+    "interp/paired*.py"
+)
 LOADING = (
-    "models/load.py models/checkpoints.py models/*_checkpoints.py models/stored.py models/fields.py models/in_memory.py "
-    "models/adapter_folder.py models/classifier.py models/tokenizers.py models/concrete.py models/__init__.py "
-    "encoding.py model.py reading.py fingerprint.py limits.py"
+    "models/load.py models/checkpoints.py models/*_checkpoints.py models/stored.py models/fields.py "
+    "models/in_memory.py models/adapter_folder.py models/classifier.py models/tokenizers.py models/concrete.py "
+    "models/__init__.py encoding.py model.py reading.py fingerprint.py limits.py"
 )
 AREAS = {
     "words": WORDS,
     "loading": LOADING,
     "reports": "reports/* sharding/* results.py jsonable.py writing.py signature.py reads.py",
-    "measures": "ops/* models/* interp/* probes/* attacks/* evaluation/* frozen.py affine.py mixers.py cuts.py edits.py "
-    "attention_layers.py states.py trace.py bootstrap.py batching.py",
+    "measures": "ops/* models/* interp/* probes/* attacks/* evaluation/* frozen.py affine.py mixers.py cuts.py "
+    "edits.py attention_layers.py states.py trace.py bootstrap.py batching.py",
 }
 """Patterns of an area's files; a file belongs to the first area that names it."""
 FIGURES = "*figure.py"
@@ -56,93 +54,10 @@ MEMORY = 16 * 2**30
 """Bytes of address space that a mutant may take."""
 
 
-class Mutant(NamedTuple):
-    file: str
-    function: str
-    tree: ast.Module
-    node: ast.AST
-    replacement: ast.AST
-    parents: tuple[ast.AST, ...]
-    lines: range
-    """Lines of the statement's own part, without the statements in it."""
-
-    @property
-    def name(self) -> str:
-        before, after = (ast.unparse(each).partition("\n")[0] for each in (self.node, self.replacement))
-        if isinstance(self.node, ast.Constant | ast.Slice):  # which says little by itself
-            kinds = (ast.Call, ast.Subscript, ast.Compare, ast.BinOp, ast.stmt)
-            within = next(each for each in reversed(self.parents) if isinstance(each, kinds))
-            after = f"{after} in {ast.unparse(within).partition(chr(10))[0]}"
-        return f"{self.file}:{self.function}: {before} -> {after}"
-
-
 def area_of(file: str) -> str | None:
     if fnmatch.fnmatch(file, FIGURES):
         return None
     return next((area for area, names in AREAS.items() if any(fnmatch.fnmatch(file, n) for n in names.split())), None)
-
-
-def mutants_of(file: str) -> Iterator[Mutant]:
-    """Yield every mutant of a file's functions, in the order of the source."""
-    tree = ast.parse((PACKAGE / file).read_text())
-
-    def functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-        for statement in body:
-            if isinstance(statement, ast.ClassDef):
-                yield from functions(statement.body, f"{prefix}{statement.name}.")
-            elif isinstance(statement, ast.FunctionDef) and statement.name not in ("__repr__", "__str__"):
-                yield prefix + statement.name, statement
-
-    def within(node: ast.AST, parents: tuple[ast.AST, ...], lines: range, name: str) -> Iterator[Mutant]:
-        if skipped(node):
-            return
-        if isinstance(node, ast.stmt):
-            body = getattr(node, "body", None) or getattr(node, "cases", None)
-            lines = range(node.lineno, (body[0].lineno if body else node.end_lineno + 1))
-        for replacement in variants(node):
-            yield Mutant(file, name, tree, node, replacement, parents, lines)
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "decorator_list", "args" if isinstance(node, ast.FunctionDef) else ""):
-                continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from within(child, (*parents, node), lines, name)
-
-    for name, function in functions(tree.body, ""):
-        for statement in function.body:
-            yield from within(statement, (function,), range(0), name)
-
-
-def put_in_place(mutant: Mutant) -> None:
-    """Give the function, wherever it is referred to, the mutant's code; raise ValueError if it cannot take it."""
-
-    class Replace(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> Any:
-            return mutant.replacement if node is mutant.node else self.generic_visit(node)
-
-    importlib.import_module("ssmscope." + mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
-    path, function = str(PACKAGE / mutant.file), mutant.parents[0]
-    assert isinstance(function, ast.FunctionDef)
-    start = min(each.lineno for each in (*function.decorator_list, function))
-
-    def is_function(code: CodeType) -> bool:
-        return code.co_name == function.name and start <= code.co_firstlineno <= function.lineno
-
-    def codes(code: CodeType) -> Iterator[CodeType]:
-        yield code
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                yield from codes(constant)
-
-    new = next(filter(is_function, codes(compile(ast.fix_missing_locations(Replace().visit(mutant.tree)), path, "exec"))))
-    gc.unfreeze()  # frozen objects are in no list
-    found = [each for each in gc.get_objects() if type(each) is FunctionType and each.__code__.co_filename == path]
-    gc.freeze()
-    found = [each for each in found if is_function(each.__code__)]
-    if not found:
-        raise ValueError("no such function")
-    for each in found:
-        each.__code__ = new
 
 
 class Run:
@@ -302,7 +217,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="CPU seconds of tests at most for one mutant")
     parser.add_argument("--files", default="*", help="pattern of the files that are changed")
     parser.add_argument("--tests", nargs="+", default=["tests"], help="tests that may notice")
-    parser.add_argument("--reuse", nargs="?", const="changed", choices=["changed", "all"], help="keep the map of lines to tests though the package, or also tests, changed")
+    kept = "keep the map of lines to tests though the package changed; all: though tests changed too"
+    parser.add_argument("--reuse", nargs="?", const="tests", choices=["tests", "all"], help=kept)
     parser.add_argument("--verbose", action="store_true", help="name what noticed each mutant too")
     options = parser.parse_args()
     os.chdir(ROOT)

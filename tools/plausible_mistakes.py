@@ -1,12 +1,18 @@
-"""Mistakes that a reviewer could overlook, as changes of one node of a syntax tree."""
+"""Mistakes that a reviewer could overlook: changes of one expression, and how one takes its function's place."""
 
 from __future__ import annotations
 
 import ast
 import copy
+import gc
+import importlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+PACKAGE = Path(__file__).resolve().parents[1] / "ssmscope"
 
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -17,20 +23,21 @@ COMPUTED = {
     ast.BitOr: ast.BitAnd, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult,
 }  # fmt: skip
 PAIRS = (
-    "min max, amin amax, minimum maximum, argmin argmax, mean sum, any all, triu tril, zeros ones, zeros_like ones_like, "
-    "cumsum cumprod, floor ceil, log exp, startswith endswith, find rfind, lstrip rstrip, split rsplit, sin cos, "
+    "min max, amin amax, minimum maximum, argmin argmax, mean sum, any all, triu tril, zeros ones, "
+    "zeros_like ones_like, cumsum cumprod, floor ceil, log exp, startswith endswith, find rfind, lstrip rstrip, split rsplit, sin cos, "
     "partition rpartition, nansum nanmean, logical_and logical_or, head tail, removeprefix removesuffix"
 )
 EXCHANGED = {one: other for pair in PAIRS.split(", ") for one, other in (pair.split(), reversed(pair.split()))}
 DROPPED = set(
     "exp log log1p expm1 sqrt rsqrt abs clamp clip softplus sigmoid silu relu tanh flip sorted reversed softmax "
-    "log_softmax square cumsum round floor ceil strip lower roll masked_fill normalize cummax logsumexp dedent mT".split()
+    "log_softmax square cumsum round floor ceil strip lower roll masked_fill normalize cummax logsumexp mT".split()
 )
 """Functions whose argument, or the object of whose method, takes the place of the result."""
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
-SILENT = {"print", "warn", "cast", "progress", "shown", "debug", "info", "isinstance", "debug_once", "super"}
+SILENT = {"print", "warn", "cast", "progress", "isinstance", "super"}
 """Calls that are left alone with all that is in them."""
-LOOKS = {"fontsize", "linewidth", "alpha", "figsize", "pad", "zorder", "color", "help", "indent", "ensure_ascii", "folded", "vector"}
+NOT_RUN = ("annotation", "returns", "decorator_list")
+LOOKS = set("fontsize linewidth alpha figsize pad zorder color help indent ensure_ascii folded vector".split())
 """Keywords whose values are a matter of looks."""
 
 
@@ -49,6 +56,8 @@ def skipped(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and called(node.test) == "TYPE_CHECKING":
         return True
     if isinstance(node, ast.keyword) and node.arg in LOOKS:
+        return True
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call) and called(node.left.func) == "perf_counter":
         return True
     return isinstance(node, ast.Call) and called(node.func) in SILENT
 
@@ -131,12 +140,100 @@ def calls(node: ast.Call, other: Any) -> Iterator[ast.AST]:
 
 def depends_on_order(node: ast.AST) -> bool:
     """Return True for a node that has a loop's order in its result: what yields, appends or continues from a value."""
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and not isinstance(node.value, ast.BoolOp)
+    ):
         name, value = node.targets[0].id, node.value
         is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and called(value.left) == name
-        return not is_sum and not isinstance(value, ast.BoolOp) and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
+        return not is_sum and any(called(each) == name for each in ast.walk(value))
     return isinstance(node, ast.Yield) or (isinstance(node, ast.Call) and called(node.func) == "append")
 
 
 def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+class Mutant(NamedTuple):
+    file: str
+    function: str
+    tree: ast.Module
+    node: ast.AST
+    replacement: ast.AST
+    parents: tuple[ast.AST, ...]
+    lines: range
+    """Lines of the statement's own part, without the statements in it."""
+
+    @property
+    def name(self) -> str:
+        before, after = (ast.unparse(each).partition("\n")[0] for each in (self.node, self.replacement))
+        if isinstance(self.node, ast.Constant | ast.Slice):  # which says little by itself
+            kinds = (ast.Call, ast.Subscript, ast.Compare, ast.BinOp, ast.stmt)
+            within = next(each for each in reversed(self.parents) if isinstance(each, kinds))
+            after = f"{after} in {ast.unparse(within).partition(chr(10))[0]}"
+        return f"{self.file}:{self.function}: {before} -> {after}"
+
+
+def mutants_of(file: str) -> Iterator[Mutant]:
+    """Yield every mutant of a file's functions, in the order of the source."""
+    tree = ast.parse((PACKAGE / file).read_text())
+
+    def functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for statement in body:
+            if isinstance(statement, ast.ClassDef):
+                yield from functions(statement.body, f"{prefix}{statement.name}.")
+            elif isinstance(statement, ast.FunctionDef) and statement.name not in ("__repr__", "__str__"):
+                yield prefix + statement.name, statement
+
+    def within(node: ast.AST, parents: tuple[ast.AST, ...], lines: range, name: str) -> Iterator[Mutant]:
+        if skipped(node):
+            return
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None) or getattr(node, "cases", None)
+            lines = range(node.lineno, (body[0].lineno if body else node.end_lineno + 1))
+        for replacement in variants(node):
+            yield Mutant(file, name, tree, node, replacement, parents, lines)
+        for field, value in ast.iter_fields(node):
+            if field in NOT_RUN or (field == "args" and isinstance(node, ast.FunctionDef)):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from within(child, (*parents, node), lines, name)
+
+    for name, function in functions(tree.body, ""):
+        for statement in function.body:
+            yield from within(statement, (function,), range(0), name)
+
+
+def put_in_place(mutant: Mutant) -> None:
+    """Give the function, wherever it is referred to, the mutant's code; raise ValueError if it cannot take it."""
+
+    class Replace(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            return mutant.replacement if node is mutant.node else self.generic_visit(node)
+
+    importlib.import_module("ssmscope." + mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+    path, function = str(PACKAGE / mutant.file), mutant.parents[0]
+    assert isinstance(function, ast.FunctionDef)
+    start = min(each.lineno for each in (*function.decorator_list, function))
+
+    def is_function(code: CodeType) -> bool:
+        return code.co_name == function.name and start <= code.co_firstlineno <= function.lineno
+
+    def codes(code: CodeType) -> Iterator[CodeType]:
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from codes(constant)
+
+    changed = ast.fix_missing_locations(Replace().visit(mutant.tree))
+    new = next(filter(is_function, codes(compile(changed, path, "exec"))))
+    gc.unfreeze()  # frozen objects are in no list
+    found = [each for each in gc.get_objects() if type(each) is FunctionType and each.__code__.co_filename == path]
+    gc.freeze()
+    found = [each for each in found if is_function(each.__code__)]
+    if not found:
+        raise ValueError("no such function")
+    for each in found:
+        each.__code__ = new

@@ -231,7 +231,13 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         "damage",
-        ["scores = 'sixteen letters!'", "scores = x'00'", "scores = zeroblob(24)", "seconds = 'long'", "scores = {nan}"],
+        [
+            "scores = 'sixteen letters!'",
+            "scores = x'00'",
+            "scores = zeroblob(24)",
+            "seconds = 'long'",
+            "scores = {nan}",
+        ],
     )
     def test_rows_that_are_damaged(self, tmp_path, damage):
         first = Store(tmp_path / "scores", 2)
