@@ -24,7 +24,8 @@ COMPUTED = {
 }  # fmt: skip
 PAIRS = (
     "min max, amin amax, minimum maximum, argmin argmax, mean sum, any all, triu tril, zeros ones, "
-    "zeros_like ones_like, cumsum cumprod, floor ceil, log exp, startswith endswith, find rfind, lstrip rstrip, split rsplit, sin cos, "
+    "zeros_like ones_like, cumsum cumprod, floor ceil, log exp, startswith endswith, find rfind, lstrip rstrip, "
+    "split rsplit, sin cos, "
     "partition rpartition, nansum nanmean, logical_and logical_or, head tail, removeprefix removesuffix"
 )
 EXCHANGED = {one: other for pair in PAIRS.split(", ") for one, other in (pair.split(), reversed(pair.split()))}
