@@ -344,6 +344,9 @@ class TestTexts:
         (tmp_path / "words.txt").write_text("film\nfine\nunheard\ntwo words\n")
         words = Vocabulary.of(erasing, tmp_path / "words.txt")
         assert words.words == ("film", "fine")
+        (tmp_path / "one.txt").write_text("film\nunheard\n")
+        with pytest.raises(InputError, match="no tokens left for a trigger: 1 of .*one.txt is a word of one token"):
+            Vocabulary.of(erasing, tmp_path / "one.txt")
         result = state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
         assert result.vocabulary == 2 and result.victims[0].attack(FOUND).trigger in words.words
 

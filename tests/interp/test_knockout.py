@@ -170,6 +170,10 @@ class TestSpans:
         with pytest.raises(InputError, match=says):
             positions_of(span, model.encode("a good film with good acting"))
 
+    def test_a_word_that_is_there_often_is_named_at_its_first_places(self, model):
+        with pytest.raises(InputError, match=r"7 times; give positions: it is at 1:2, 2:3, 3:4, 4:5, 5:6$"):
+            positions_of("good", model.encode("a " + "good " * 7))
+
     def test_the_verb(self, model, tmp_path):
         given = {"text": ["a good film with bad acting"], "from_": ["good", "bad acting"], "window": 1}
         call = Call.of("knockout", [model.name], given)
