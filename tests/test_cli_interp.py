@@ -6,8 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import TEXT, Answer, refused
+
+import ssmscope
+from ssmscope.interp.methods import method
+from ssmscope.interp.objective import objective
+from ssmscope.results import Result
 
 
 @pytest.fixture
@@ -78,7 +84,15 @@ class TestExplain:
             "ig,gradxinput,smoothgrad,gradcam,occlusion,lrp,attention-rollout,attention-gradient,self-write,random"
         )
         answer = analyze("explain", f"demo/{demo}", "--text", "A gripping film.", "--methods", methods, "--json")
-        assert answer.code == 0 and len(json.loads(answer.out)["texts"][0]["attributions"]) == 10
+        found = Result.from_dict(json.loads(answer.out))
+        model = ssmscope.load(f"demo/{demo}")
+        explained = objective(model, model.encode("A gripping film."))
+        assert found.methods == tuple(methods.split(","))
+        for each in found[0].attributions:
+            expected = method(each.method, seed=0)(explained).scores[0]
+            np.testing.assert_allclose(each.scores, expected, rtol=1e-4, atol=1e-6, err_msg=each.method)
+        probabilities = model.logits(model.encode("A gripping film."))[0].softmax(-1)
+        assert found[0].target == model.labels[int(probabilities.argmax())]
 
     def test_what_cannot_be_is_refused(self, refusal, mamba) -> None:
         given = ("explain", "demo/sst2-mamba2", "--text", "A film.")

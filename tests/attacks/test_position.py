@@ -475,14 +475,26 @@ class TestResult:
 
     def test_terminal(self, result):
         shown = str(result)
-        for part in (
-            f"{result.clean.value:.3f}",
-            "75%:100%",
-            "success",
-            "with clean",
-            "4 windows: the largest drop is",
-        ):
-            assert part in shown
+        rows = {line.split("  ")[0]: line for line in shown.splitlines() if line}
+
+        def ends(estimate, scale=1.0, digits=3):
+            value, low, high = (f"{scale * each:.{digits}f}" for each in (estimate.value, estimate.low, estimate.high))
+            return value if low == high else f"{value} [{low}, {high}]"
+
+        assert rows["clean"].split("  ", 1)[1].strip() == ends(result.clean)
+        for region, name in zip(result.regions, ("0:8", "75%:100%"), strict=True):
+            cells = [ends(region.accuracy), ends(region.drop, 100, 1), ends(region.flipped), ends(region.success)]
+            found = re.split(r" {2,}", rows[name].strip())
+            assert found[:3] == [name, *cells[:2]]
+            assert [each.split(" ")[0] for each in found[3:]] == [each.split(" ")[0] for each in cells[2:]]
+        average = np.mean([region.accuracy.value for region in result.regions])
+        assert rows["average"].split()[1] == f"{average:.3f}"
+        every = [result.clean.value, *(region.accuracy.value for region in result.regions)]
+        assert rows["average with clean"].split()[3:] == [f"{np.mean(every):.3f}", "±", f"{np.std(every, ddof=1):.3f}"]
+        drops = [100 * window.drop.value for window in result.windows]
+        worst = result.windows[int(np.argmax(drops))]
+        assert f"4 windows: the largest drop is {max(drops):.1f} %" in shown
+        assert f"at {worst.region}, the mean {np.mean(drops):.1f} %." in shown
         assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
 
     def test_figure(self, result, planted, test_images):

@@ -21,6 +21,7 @@ from ssmscope.interp.ablate import measure
 from ssmscope.interp.ablate.result import Unit
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.tasks.language import language_data
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import TextData
 from ssmscope.tasks.tokens import IGNORED, TokenData
@@ -180,5 +181,24 @@ def test_the_verb(tmp_path):
     given = {"data": str(tmp_path / "texts.txt"), "length": 6, "what": "layer", "by": "zero"}
     (result,) = Call.of("ablate", [model], given).run(tmp_path / "out")
     assert result.verdict().startswith(f"{len(result.can_go)} of 1 layers can go alone; most harm: layer 0, loss worse")
-    assert len(result.to_frame()) == 1 and len(result.together()) == 4
+    loaded = ssmscope.load(model)
+    data = language_data(("a good film with bad acting", "but great music .") * 8, loaded.tokenizer, length=6)
+    ids, targets = torch.from_numpy(data.ids), torch.from_numpy(data.targets)
+
+    def loss() -> float:
+        with torch.no_grad():
+            logits = loaded.module(input_ids=ids).logits.double()
+        each = cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none").sum(1)
+        return (each / (targets != IGNORED).sum(1)).mean().item()
+
+    plain = loss()
+    with torch.no_grad():
+        loaded.mixers[0].out_proj.weight.zero_()
+    without = loss()
+    (row,) = result.to_frame().itertuples()
+    assert result.mean("loss").value == pytest.approx(plain, rel=1e-5)
+    assert row.loss == pytest.approx(without - plain, abs=1e-5) and row.loss_low < row.loss < row.loss_high
+    together = result.together()
+    assert together.order.tolist() == ["least important first"] * 2 + ["random"] * 2
+    assert together.ablated.tolist() == [0, 1, 0, 1]
     assert (tmp_path / "out" / "ablate.png").exists()

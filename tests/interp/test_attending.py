@@ -262,8 +262,11 @@ def test_long_texts_are_shown_in_cells():
 def test_pixels_are_attended_to():
     model = ssmscope.load("demo/cifar10-mamba2")
     image = torch.randint(0, 256, (1024, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    (text,) = implicit_attention(model.trace(values=image.unsqueeze(0)), layers=0, rows="last")
-    assert text.maps[0].values.shape == (1, 1025) and text.pixels.shape == (32, 32, 3)
+    trace = model.trace(values=image.unsqueeze(0))
+    (text,) = implicit_attention(trace, layers=0, rows="last")
+    # The last row is the class token's, which stands after the 1,024 pixels.
+    close(text.maps[0].values, trace.frozen[0].attention(rows=[1024])[0, 0])
+    np.testing.assert_allclose(text.pixels, image.view(32, 32, 3) / 255, rtol=1e-6)
 
 
 def test_a_result_comes_back(demo, tmp_path):

@@ -83,8 +83,29 @@ def test_what_draws_hangs_on_seed_and_text_alone(model, explained, name):
 
 def test_every_one_answers(model):
     result = ssmscope.explain(model, TEXTS[0], methods=[f"captum:{name}" for name in CAPTUM if name != "ShapleyValues"])
-    scores = [each.scores for each in result[0].attributions]
-    assert len(scores) == len(CAPTUM) - 1 and all(np.isfinite(each).all() and each.any() for each in scores)
+    scores = {each.method.removeprefix("captum:"): each.scores for each in result[0].attributions}
+    assert list(scores) == [name for name in CAPTUM if name != "ShapleyValues"]
+    of = objective(model, model.encode(TEXTS[0]))
+    end = of.embeddings().clone().requires_grad_()
+    value = of(end, [0])
+    (gradient,) = torch.autograd.grad(value.sum(), end)
+    end = end.detach()
+    ordinary = torch.tensor([word is not None for word in of.batch.words[0]])[None, :, None]
+    start = torch.where(ordinary, baseline_embeddings(of, "neutral").to(end), end)
+    with torch.no_grad():
+        difference = float(value - of(start, [0]))
+    close = dict(rtol=1e-3, atol=1e-5)
+    by_hand = {"Saliency": gradient.abs(), "InputXGradient": gradient * end, "DeepLift": gradient * (end - start)}
+    for name, each in by_hand.items():
+        np.testing.assert_allclose(scores[name], each[0].sum(-1), **close, err_msg=name)
+    for name in ("FeatureAblation", "Occlusion"):  # of windows of one token
+        for place in range(end.shape[1]):
+            hidden = end.clone()
+            hidden[0, place] = start[0, place]
+            with torch.no_grad():
+                assert scores[name][place] == pytest.approx(float(value - of(hidden, [0])), abs=1e-4), (name, place)
+    assert scores["ShapleyValueSampling"].sum() == pytest.approx(difference, abs=1e-4)
+    assert scores["IntegratedGradients"].sum() == pytest.approx(difference, abs=0.05 * abs(difference))
 
 
 def test_an_instance_is_given_our_function(model, explained):

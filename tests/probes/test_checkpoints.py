@@ -149,4 +149,11 @@ class TestTable:
 
     def test_curve_frame(self, table):
         frame = table.curve()
-        assert len(frame) == 4 * len(table.lengths) and frame.log_capacity.notna().all()
+        read = [(row, curve) for row, curve in zip(table.rows, table.curves) if not row.reason]
+        assert frame.model.tolist() == [row.name for row, _ in read for _ in table.lengths]
+        assert frame.length.tolist() == table.lengths.tolist() * 4
+        assert frame.log_capacity.tolist() == [value for _, curve in read for value in curve.tolist()]
+        # A curve goes through what the row says of its own length.
+        for row, curve in read:
+            one, other = np.searchsorted(table.lengths, 30) - 1, np.searchsorted(table.lengths, 30)
+            assert curve[one] < row.log_capacity < curve[other]

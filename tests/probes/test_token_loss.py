@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -273,9 +274,21 @@ class TestViews:
         assert len(figure.axes) == 2 and figure.axes[0].get_ylabel() == "loss, nats"
         alone = token_loss(speaker(0), data=[text(2200)], length=700, **QUIET).figure()
         assert len(alone.axes) == 1
+        for line, curve in zip(figure.axes[0].lines, found.curves, strict=True):
+            np.testing.assert_allclose(line.get_ydata(), curve[:, 0])
+            np.testing.assert_allclose(line.get_xdata(), found.positions)
         shown = str(found)
-        for part in ("0–128", "512–700", "per doubling", "less mamba-1", "3 windows of 700 tokens of texts"):
-            assert part in shown
+        assert "3 windows of 700 tokens of texts; nats a token." in shown
+        rows = {line.split()[0]: re.sub(r" \[.*?\]", "", line).split() for line in shown.splitlines() if line}
+        for name, places in {"0–128": slice(128), "128–512": slice(128, 512), "512–700": slice(512, 700)}.items():
+            one, other = found.losses[:, places].mean(1)
+            assert rows[name] == [name, *(f"{each:.3f}" for each in (one, other, one - other))]
+        one, other = found.losses.mean(1)
+        assert rows["all"] == ["all", *(f"{each:.3f}" for each in (one, other, one - other))]
+        assert shown.splitlines()[0].endswith(f"mamba-0 {one:.3f}; mamba-1 {other:.3f}")
+        x = np.log2(np.arange(101, 701))
+        slopes = [np.polyfit(x, each[100:], 1)[0] for each in found.losses]
+        assert found.summary().query("quantity == 'slope'").value.iloc[:2].tolist() == pytest.approx(slopes, rel=1e-3)
         frame = found.to_frame()
         assert len(frame) == 2 * len(found.positions) and found.positions[0] == 1 and found.positions[-1] == 700
         row = frame[(frame.model == "mamba-1") & (frame.position == 700)].iloc[0]
