@@ -37,6 +37,8 @@ DROPPED = set(
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
 SILENT = {"print", "warn", "cast", "progress", "isinstance", "super"}
 """Calls that are left alone with all that is in them."""
+UNTRIED = ("__repr__", "__str__", "examples")
+"""Functions for people's eyes, and those that only draw models to try."""
 NOT_RUN = ("annotation", "returns", "decorator_list")
 LOOKS = set("fontsize linewidth alpha figsize pad zorder color help indent ensure_ascii folded vector".split())
 """Keywords whose values are a matter of looks."""
@@ -184,7 +186,7 @@ def mutants_of(file: str) -> Iterator[Mutant]:
         for statement in body:
             if isinstance(statement, ast.ClassDef):
                 yield from functions(statement.body, f"{prefix}{statement.name}.")
-            elif isinstance(statement, ast.FunctionDef) and statement.name not in ("__repr__", "__str__"):
+            elif isinstance(statement, ast.FunctionDef) and statement.name not in UNTRIED:
                 yield prefix + statement.name, statement
 
     def within(node: ast.AST, parents: tuple[ast.AST, ...], lines: range, name: str) -> Iterator[Mutant]:

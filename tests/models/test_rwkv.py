@@ -285,6 +285,13 @@ def test_a_classifier_reads_padding_on_either_side(tmp_path):
         by_embeds = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask).logits
     torch.testing.assert_close(left, right)
     torch.testing.assert_close(by_embeds[0], left)
+    language = loud(RwkvForCausalLM(RwkvConfig(**SMALL)))
+    with torch.no_grad(), fast_scan(language):
+        by_place, by_name = language(ids, mask).logits, language(ids, attention_mask=mask).logits
+        alone = language(torch.tensor([[5, 6, 7]])).logits[0]
+    for found in (by_place, by_name):
+        torch.testing.assert_close(found[0, 2:], alone)
+        torch.testing.assert_close(found[1, :3], alone)
     with torch.no_grad():
         torch.testing.assert_close(model(torch.tensor([[5, 6, 7]])).logits[0], left)
     model.save_pretrained(tmp_path)
