@@ -102,7 +102,7 @@ class Run:
                 os._exit(0)
         os.close(write)
         signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
-        signal.alarm(int(20 * cpu) + 60)  # for what waits; cores may be shared
+        signal.alarm(int(8 * cpu))  # for what waits; cores may be shared
         with os.fdopen(read) as pipe:
             answer = pipe.read()
         signal.alarm(0)
@@ -151,7 +151,7 @@ class Run:
             noticed, survived = noticed + (answer != "survived"), survived + (answer == "survived")
             if answer == "survived" or self.options.verbose:
                 at = getattr(mutant.node, "lineno", mutant.lines.start)  # a slice has no place of its own
-                print(f"{answer}: {at}: {mutant.name}", file=self.screen)
+                print(f"{noticed}/{noticed + survived} {answer}: {at}: {mutant.name}", file=self.screen)
         print(
             f"{area}, seed {seed}: {noticed} of {noticed + survived} noticed ({len(reached)} mutants are reached "
             f"of {len(everything)}, in {len(chosen)} files)",

@@ -37,7 +37,7 @@ DROPPED = set(
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
 SILENT = {"print", "warn", "cast", "progress", "isinstance", "super"}
 """Calls that are left alone with all that is in them."""
-UNTRIED = ("__repr__", "__str__", "examples")
+UNTRIED = ("__repr__", "__str__", "examples", "with_longer_memory")
 """Functions for people's eyes, and those that only draw models to try."""
 NOT_RUN = ("annotation", "returns", "decorator_list")
 LOOKS = set("fontsize linewidth alpha figsize pad zorder color help indent ensure_ascii folded vector".split())

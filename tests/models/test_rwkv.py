@@ -257,6 +257,20 @@ def test_the_backbone_is_itself_again_after_an_error():
     assert model.rwkv.layers_are_rescaled is False
 
 
+@pytest.mark.parametrize("part", ["attention.output", "feed_forward.value"])
+def test_weights_that_are_rescaled_are_no_others_function(part):
+    """transformers would divide what a parametrised weight is made of, which changes it by another factor."""
+    model = made(num_hidden_layers=4, rescale_every=2)
+    torch.nn.utils.parametrizations.weight_norm(model.rwkv.blocks[3].get_submodule(part))
+    with pytest.raises(InputError, match="powers of two, but not what an adapter or hook adds"):
+        Model(model).trace(ids=[5, 17, 3])
+    model.rwkv.config.rescale_every = 0
+    assert (
+        relative(Model(model).logits(Model(model).encode(ids=[5, 17, 3])), model(torch.tensor([[5, 17, 3]])).logits)
+        < 1e-5
+    )
+
+
 def test_a_call_with_a_cache_takes_the_models_own_path():
     model = made()
     ids = torch.tensor([[5, 17, 3, 9]])
