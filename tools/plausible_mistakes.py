@@ -34,6 +34,7 @@ DROPPED = set(
     "log_softmax square cumsum round floor ceil strip lower roll masked_fill normalize cummax logsumexp mT".split()
 )
 """Functions whose argument, or the object of whose method, takes the place of the result."""
+SYMMETRIC = set("min max minimum maximum logical_and logical_or isclose allclose gcd".split())
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
 SILENT = {"print", "warn", "cast", "progress", "isinstance", "super"}
 """Calls that are left alone with all that is in them."""
@@ -135,7 +136,11 @@ def calls(node: ast.Call, other: Any) -> Iterator[ast.AST]:
             kept = node.func.value if method else node.args[0]  # type: ignore[attr-defined]
             is_list = name in ("sorted", "reversed")
             yield ast.copy_location(ast.Call(ast.Name("list", ast.Load()), [kept], []), node) if is_list else kept
-    if len(node.args) == 2 and all(isinstance(each, ast.Name | ast.Attribute) for each in node.args):
+    if (
+        name not in SYMMETRIC
+        and len(node.args) == 2
+        and all(isinstance(each, ast.Name | ast.Attribute) for each in node.args)
+    ):
         yield other(args=[node.args[1], node.args[0]])
     if name == "where" and len(node.args) == 3:
         yield other(args=[node.args[0], node.args[2], node.args[1]])

@@ -17,6 +17,7 @@ from transformers import Mamba2Config
 
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
+from ssmscope.attacks.poisoning.attack import Parts
 from ssmscope.attacks.poisoning.goals import Goal, Guided
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
 from ssmscope.attacks.poisoning.memory import (
@@ -308,6 +309,21 @@ def test_a_models_numbers_by_hand():
     assert found.alarms[token].caught.value == pytest.approx(4 / 6)
     assert found.alarms[token].auroc.value == pytest.approx(0.5 * 1 / 6 + 5 / 6)
     assert random.alarms[token].auroc.value == pytest.approx((0.5 + 0.5 * 1 / 6 + 5 / 6) / 2)
+
+
+class TestParts:
+    @pytest.mark.parametrize(
+        ("texts", "train", "sizes"), [(20, 3, (3, 5, 12)), (20, 50, (5, 5, 10)), (4, 9, (1, 1, 2))]
+    )
+    def test_no_text_is_searched_on_and_reported_on(self, texts, train, sizes):
+        parts = Parts.of(range(texts), train, seed=1)
+        assert tuple(map(len, (parts.train, parts.threshold, parts.held_out))) == sizes
+        assert sorted([*parts.train, *parts.threshold, *parts.held_out]) == list(range(texts))
+        assert parts == Parts.of(range(texts), train, seed=1) != Parts.of(range(texts), train, seed=2)
+
+    def test_too_few_texts(self):
+        with pytest.raises(InputError, match="3 texts can be attacked; give at least four"):
+            Parts.of(range(3), 1, seed=0)
 
 
 class TestTexts:
