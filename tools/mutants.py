@@ -30,7 +30,16 @@ from plausible_mistakes import PACKAGE, Mutant, mutants_of, put_in_place
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-NEVER = ("tests/fuzz", "tests/test_notebooks.py", "tests/reports/test_engines.py", "tests/reports/test_browser.py")
+NEVER = (
+    "tests/fuzz",
+    "tests/test_docs.py",
+    "tests/test_package.py",
+    "tests/test_layout.py",
+    "tests/test_two_devices.py",
+    "tests/test_notebooks.py",
+    "tests/reports/test_engines.py",
+    "tests/reports/test_browser.py",
+)
 """Tests that need minutes, or processes of their own, which run the package as it is."""
 WORDS = (
     "show/* */result.py */views.py */*_views.py */words.py */page.py */shown.py */terminal.py */tables.py */show_*.py "
