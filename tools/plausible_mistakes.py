@@ -36,7 +36,7 @@ DROPPED = set(
 """Functions whose argument, or the object of whose method, takes the place of the result."""
 SYMMETRIC = set("min max minimum maximum logical_and logical_or isclose allclose gcd".split())
 LIBRARIES = {"torch", "math", "np", "numpy", "functional", "F", "nn"}
-SILENT = {"print", "warn", "cast", "progress", "isinstance", "super"}
+SILENT = set("print warn cast progress advance isinstance super disable_progress_bar enable_progress_bar".split())
 """Calls that are left alone with all that is in them."""
 UNTRIED = ("__repr__", "__str__", "examples", "with_longer_memory")
 """Functions for people's eyes, and those that only draw models to try."""

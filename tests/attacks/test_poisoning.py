@@ -3,6 +3,7 @@ are counted by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -416,6 +417,22 @@ def test_views_and_files(found, tmp_path):
     text = str(found)
     assert "“zap”" in text and "AUROC" in text and "Searched on 4 texts among 8 words" in text
     assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
+    (victim,), answers = (
+        found.victims,
+        next(block for block in found.blocks() if getattr(block, "heads", ()) == ("trigger",)),
+    )
+    assert answers.columns == ("survival", "accuracy", "flipped")
+    for (_, cells), each in zip(answers.rows, (victim, *victim.attacks), strict=True):
+        assert [cell.found for cell in cells[:2]] == [each.survival, each.accuracy]
+    hidden = dataclasses.replace(victim.attacks[0], planted=victim.accuracy)
+    other = dataclasses.replace(victim, planted=victim.survival, attacks=(hidden, *victim.attacks[1:]))
+    (answers,) = [
+        block
+        for block in dataclasses.replace(found, victims=(other,)).blocks()
+        if getattr(block, "heads", ()) == ("trigger",)
+    ]
+    place = answers.columns.index("planted")
+    assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
     assert found.verdict().startswith("survival 0.") and "behind “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns

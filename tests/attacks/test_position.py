@@ -491,6 +491,7 @@ class TestResult:
         assert rows["average"].split()[1] == f"{average:.3f}"
         every = [result.clean.value, *(region.accuracy.value for region in result.regions)]
         assert rows["average with clean"].split()[3:] == [f"{np.mean(every):.3f}", "±", f"{np.std(every, ddof=1):.3f}"]
+        assert "success: the share of them given the class that was put in;" in " ".join(shown.split())
         drops = [100 * window.drop.value for window in result.windows]
         worst = result.windows[int(np.argmax(drops))]
         assert f"4 windows: the largest drop is {max(drops):.1f} %" in shown
