@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ssmscope.bootstrap import Estimate
+from ssmscope.show import token_rows
+from ssmscope.show.blocks import TokenRow, TokenText
 from ssmscope.show.numbers import brackets, counted, number, portion, tokens
 from ssmscope.show.signed import SIGNED, STEPS, levels
 from ssmscope.show.signed import shades as signed_shades
@@ -192,3 +195,31 @@ class TestTokens:
         every = signed_shades()
         assert len(every) == 2 * STEPS + 1
         assert (every[0], every[STEPS], every[-1]) == (SIGNED[0], SIGNED[len(SIGNED) // 2], SIGNED[-1])
+
+
+class TestTokenRows:
+    TEXT = ("[CLS]", " a", " b", " c", " d"), (None, 0, 1, 2, 3)
+
+    def spans(self, row, span=None):
+        """Of every token the classes and the level of its colour."""
+        text = TokenText(*self.TEXT, [row], "yes", 0.75, span=span)
+        found = re.findall(r'<span class="([^"]*)"(?: data-l="(-?\d+)")?>', str(token_rows.tokens(row, text)))
+        return [(set(classes.split()), int(level) if level else None) for classes, level in found]
+
+    def test_scores_from_the_lowest_to_the_highest(self):
+        row = TokenRow(
+            "mean", np.array([9.0, 0, 0.5, 1, 2]), (0, 1), outside=np.array([True, *[False] * 4]), marked=[3]
+        )
+        middle = f"v{round((SHADES - 1) / 2)}"
+        top = f"v{SHADES - 1}"
+        assert self.spans(row) == [
+            *(({"special", "out"}, None), ({"v0"}, None), ({middle}, None), ({top, "kept"}, None), ({top}, None))
+        ]
+
+    def test_scores_for_and_against(self):
+        scores = np.array([9.0, -1, 0, 0.5, 3])
+        row = TokenRow("ig", scores, (-1, 1), True, np.array([True, *[False] * 4]), [4], [1])
+        assert self.spans(row, span=(2, 4)) == [
+            *(({"special", "out"}, None), ({"against"}, -STEPS), ({"within"}, 0), ({"within"}, STEPS // 2)),
+            ({"kept"}, STEPS),
+        ]
