@@ -1,11 +1,13 @@
 # make demo: set up and show a heatmap. make test: set up and check. make test-transformers: what is
 # about transformers' own code, on both of its releases. make test-kernels: the kernels of GPUs, interpreted. make docs: run the
-# notebooks, build the site. Python 3.10 or newer.
+# notebooks, build the site. make mutants: how many mistakes the tests notice. Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 EXAMPLES ?= 2000
 PARTS ?= 10
+SAMPLE ?= 200
+SEED ?= 0
 TEXT ?= A gripping, beautifully acted film, though the ending feels a little rushed.
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -35,7 +37,7 @@ NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==
 TRITON = triton==3.6.0 "numpy<2.4"
 KERNELS = $(wildcard tests/backends/test_triton_*.py)
 
-.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs clean
+.PHONY: demo setup test lint types pytest fuzz test-kernels test-transformers test-transformers4 test-transformers5 test-exhaustive docs mutants clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/analyze heatmap demo/sst2-mamba2 --text "$(TEXT)" --out demo-output
@@ -61,6 +63,11 @@ fuzz: $(VENV)/.dev
 
 test-kernels: $(VENV)-triton/.dev
 	$(THREADS) TRITON_INTERPRET=1 $(VENV)-triton/bin/pytest -q -n $(WORKERS) --dist worksteal $(KERNELS)
+
+# Which share of plausible one-line mistakes the tests notice: a seeded sample of SAMPLE of each area. Under two hours on
+# two cores; with AREAS=measures of that one.
+mutants: $(VENV)/.dev
+	$(THREADS) $(VENV)/bin/python tools/mutants.py $(AREAS) --sample $(SAMPLE) --seeds $(SEED)
 
 # What has to do with transformers' own code, on the release that .venv has, a 4, and once more all of it on the newest 5.
 test-transformers: test-transformers4 test-transformers5

@@ -166,6 +166,7 @@ GOOD = zlib.compress(b"\0" * 48_000)
         {"shape": 12_000},
         {"shape": ["12000"]},
         {"shape": [12_000.0]},
+        {"shape": [-2.5]},
         {"shape": [True, 12_000]},
         {"shape": [0]},
         {"shape": [10**30]},

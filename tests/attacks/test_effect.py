@@ -22,6 +22,7 @@ from ssmscope.attacks.effect import attack_effect
 from ssmscope.attacks.effect.figure import BOX_TOKENS, colours
 from ssmscope.attacks.effect.measure import SAME, aligned, cosine, effect_of, relative
 from ssmscope.attacks.effect.result import AttackEffect
+from ssmscope.attacks.effect.terminal import attended
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.show.tokens import BLUES, ramp
@@ -325,6 +326,24 @@ class TestResult:
         assert max(map(len, shown.splitlines())) <= 100
         shown = render(result, force_terminal=True, color_system="truecolor", no_color=False)
         assert "\x1b[" in shown and "highest retention" in shown
+
+    def test_what_the_last_position_attends_to(self, result):
+        for side in (result.before, result.after):
+            rows = attended("side", side, 4).rows
+            order = np.argsort(-side.mean_attention, kind="stable")[:4]
+            assert [labels[0] for labels, _ in rows] == [str(at) for at in order]
+            assert [cells[-1].text for _, cells in rows] == ["yes" if side.changed[at] else "" for at in order]
+            shares = [f"{100 * side.mean_attention[at]:.1f}" for at in order]
+            assert [cells[0].value for _, cells in rows] == shares
+        assert {cells[-1].text for _, cells in rows} == {"yes", ""}
+
+    def test_the_lowest_of_the_scale_is_not_outside_it(self, result):
+        page = result.to_html()
+        columns = re.findall(r'<span class="column[^"]*" title="[^"]*"><span class="([^" ]*)', page)
+        levels = [each for each in columns if each != "special"]
+        special = [word is None for side in (result.before, result.after) for word in side.text.words]
+        assert [each == "special" for each in columns] == special
+        assert {"v0", "v31"} <= set(levels)
 
     def test_page(self, result):
         assert result.to_html().count(result.changed_name) == 2  # the title, and that of the window

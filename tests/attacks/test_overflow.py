@@ -161,6 +161,9 @@ class TestFiller:
         assert found.filler == "a b b" and found.notes == ()
         with pytest.raises(InputError, match="none.txt could not be read"):
             state_overflow(leaky(WEIGHTS), reviews(), filler=str(tmp_path / "none.txt"))
+        for name, says in (("NONE.TXT", "NONE.TXT could not be read"), ("nowhere/none", "unknown text 'nowhere/none'")):
+            with pytest.raises(InputError, match=says):
+                state_overflow(leaky(WEIGHTS), reviews(), filler=name, lengths=[3])
 
     def test_of_a_known_text(self, real_data, monkeypatch):
         real_data("wikitext2", "test")

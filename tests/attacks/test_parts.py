@@ -406,6 +406,11 @@ class TestVectors:
         (tmp_path / "one.txt").write_text("alone 1 2\n")
         assert Vectors(resources.load_vectors(tmp_path / "one.txt")).nearest_neighbours(0, 5) == []
 
+    def test_of_a_word_that_is_there_twice_the_first_counts(self, tmp_path):
+        (tmp_path / "twice.txt").write_text("a 1 0\nb 1 1\na 0 1\n")
+        found = resources.load_vectors(tmp_path / "twice.txt")
+        assert found.index == {"a": 0, "b": 1} and Vectors(found)["a"].tolist() == [1, 0]
+
     def test_a_changed_file_is_read_again(self, tmp_path):
         path = tmp_path / "v.txt"
         path.write_text("a 1\nb 2\n")

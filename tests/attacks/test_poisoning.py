@@ -3,6 +3,7 @@ are counted by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -17,6 +18,7 @@ from transformers import Mamba2Config
 
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
+from ssmscope.attacks.poisoning.attack import Parts
 from ssmscope.attacks.poisoning.goals import Goal, Guided
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
 from ssmscope.attacks.poisoning.memory import (
@@ -321,6 +323,21 @@ def test_a_models_numbers_by_hand():
     assert random.alarms[token].auroc.value == pytest.approx((0.5 + 0.5 * 1 / 6 + 5 / 6) / 2)
 
 
+class TestParts:
+    @pytest.mark.parametrize(
+        ("texts", "train", "sizes"), [(20, 3, (3, 5, 12)), (20, 50, (5, 5, 10)), (4, 9, (1, 1, 2))]
+    )
+    def test_no_text_is_searched_on_and_reported_on(self, texts, train, sizes):
+        parts = Parts.of(range(texts), train, seed=1)
+        assert tuple(map(len, (parts.train, parts.threshold, parts.held_out))) == sizes
+        assert sorted([*parts.train, *parts.threshold, *parts.held_out]) == list(range(texts))
+        assert parts == Parts.of(range(texts), train, seed=1) != Parts.of(range(texts), train, seed=2)
+
+    def test_too_few_texts(self):
+        with pytest.raises(InputError, match="3 texts can be attacked; give at least four"):
+            Parts.of(range(3), 1, seed=0)
+
+
 class TestTexts:
     def test_slots_are_what_the_text_is_read_as(self, erasing, data):
         asked = questions(erasing, data)
@@ -355,6 +372,9 @@ class TestTexts:
         (tmp_path / "words.txt").write_text("film\nfine\nunheard\ntwo words\n")
         words = Vocabulary.of(erasing, tmp_path / "words.txt")
         assert words.words == ("film", "fine")
+        (tmp_path / "one.txt").write_text("film\nunheard\n")
+        with pytest.raises(InputError, match="no tokens left for a trigger: 1 of .*one.txt is a word of one token"):
+            Vocabulary.of(erasing, tmp_path / "one.txt")
         result = state_poisoning(erasing, data, vocabulary=tmp_path / "words.txt", **QUICK)
         assert result.vocabulary == 2 and result.victims[0].attack(FOUND).trigger in words.words
 
@@ -408,6 +428,22 @@ def test_views_and_files(found, tmp_path):
     text = str(found)
     assert "“zap”" in text and "AUROC" in text and "Searched on 4 texts among 8 words" in text
     assert found.victims[0].attack(FOUND).accuracy.value == pytest.approx(frame.accuracy[3])
+    (victim,), answers = (
+        found.victims,
+        next(block for block in found.blocks() if getattr(block, "heads", ()) == ("trigger",)),
+    )
+    assert answers.columns == ("survival", "accuracy", "flipped")
+    for (_, cells), each in zip(answers.rows, (victim, *victim.attacks), strict=True):
+        assert [cell.found for cell in cells[:2]] == [each.survival, each.accuracy]
+    hidden = dataclasses.replace(victim.attacks[0], planted=victim.accuracy)
+    other = dataclasses.replace(victim, planted=victim.survival, attacks=(hidden, *victim.attacks[1:]))
+    (answers,) = [
+        block
+        for block in dataclasses.replace(found, victims=(other,)).blocks()
+        if getattr(block, "heads", ()) == ("trigger",)
+    ]
+    place = answers.columns.index("planted")
+    assert [cells[place].found for _, cells in answers.rows[:3]] == [victim.survival, victim.accuracy, None]
     assert found.verdict().startswith("survival 0.") and "behind “zap”" in found.verdict()
     compared = StatePoisoning.compare([found, found], [["one"], ["two"]])
     assert len(compared.rows) == 10 and "AUROC, window" in compared.columns

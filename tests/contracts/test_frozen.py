@@ -213,6 +213,29 @@ def test_the_mean_is_that_of_the_channels(module):
                 torch.testing.assert_close(block.pooled_attention(level, LENGTH), mean, **close)
 
 
+def test_the_sink_is_what_comes_from_the_states_before(module):
+    """The block's bias with these states and without them differ by the sink, projected."""
+    for _, block in blocks(module):
+        heads, _ = block.channels
+        nothing = torch.zeros_like(block.u)
+        for level in ("ssm", "block"):
+            each = [path.sink(level).flatten(2) for path in block.paths if path.initial is not None]
+            if not each:
+                assert block.sink(level) is None and block.sink(level, absolute=True) is None
+                continue
+            by_head = sum(each).unflatten(2, (heads, -1)).mean(3).mT
+            sizes = sum(each).abs() if block.joined else sum(one.abs() for one in each)
+            close = dict(rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(block.sink(level), sum(each).mean(2)[:, None], **close)
+            torch.testing.assert_close(block.sink(level, groups=heads), by_head, **close)
+            torch.testing.assert_close(block.sink(level, absolute=True), sizes.mean(2)[:, None], **close)
+        for path in (each for each in block.paths if each.initial is not None):
+            within = replace(path, exit=replace(path.exit, behind=None))
+            of_states = path.forward(nothing, True) - replace(path, initial=None).forward(nothing, True)
+            if not path.exit.centred:
+                assert relative(path.exit.project(within.sink("block").flatten(2)), of_states) < 1e-9
+
+
 def test_parts_sum_to_the_whole(module):
     for _, block in blocks(module):
         if block.parts:

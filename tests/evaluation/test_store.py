@@ -229,6 +229,29 @@ class TestFiles:
                 Evaluator(language_model("mamba2"), words=ONE, cache=tmp_path / name)
             assert (tmp_path / name).read_bytes() == before
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            "scores = 'sixteen letters!'",
+            "scores = x'00'",
+            "scores = zeroblob(24)",
+            "seconds = 'long'",
+            "scores = {nan}",
+        ],
+    )
+    def test_rows_that_are_damaged(self, tmp_path, damage):
+        first = Store(tmp_path / "scores", 2)
+        first.add([b"a", b"b"], np.array([[1.0, 2.0], [3.0, 4.0]]), 1.0)
+        other = sqlite3.connect(tmp_path / "scores")
+        nan = f"x'{np.array([1.0, np.nan]).tobytes().hex()}'"
+        other.execute(f"UPDATE rows SET {damage.format(nan=nan)} WHERE key = ?", (b"b",))
+        other.commit()
+        other.close()
+        second = Store(tmp_path / "scores", 2)
+        assert second.recall([b"a"]) == 0.5 and second.scores([b"a"]).tolist() == [[1, 2]]
+        with pytest.raises(InputError, match="malformed rows"):
+            second.recall([b"a", b"b"])
+
     def test_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match=r"the cache .*file/scores cannot be made"):

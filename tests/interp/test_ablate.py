@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ from ssmscope.tasks.tokens import IGNORED, TokenData
 IDS = np.random.default_rng(0).integers(1, 60, (4, 10))
 TARGETS = np.where(np.arange(10) < 8, np.roll(IDS, -1, axis=1), IGNORED)
 DATA = TokenData("drawn", "all", IDS, TARGETS, tuple(map(str, range(97))))
+UNASKED = np.where(np.arange(4)[:, None] == 2, IGNORED, TARGETS)
+"""In one row of the four nothing is asked."""
 NAMES = ("mamba", "mamba2", "diff-mamba-hybrid", "groupmamba", "rwkv-deeper", "gated-deltanet", "bamba")
 
 
@@ -162,6 +165,7 @@ def test_classes_of_texts_of_other_lengths():
         ("mamba", {"data": DATA.take([0])}, "has one example"),
         ("mamba", {"data": SequenceData("s", "all", IDS, IDS[:, 0], ("a",), ("b",))}, "give rows of text"),
         ("mamba", {"what": "heads"}, "did you mean 'head'"),
+        ("mamba", {"data": dataclasses.replace(DATA, targets=UNASKED)}, "a row of drawn .all. asks for nothing"),
     ],
 )
 def test_refused(models, name, options, says):

@@ -234,6 +234,10 @@ class TestTables:
             assert marked and all(cell.startswith(f"**{wanted:.3f}**".replace("-", "−")) for cell in marked)
         one = fidelity_table(results[:1], style="latex")
         assert "Model" not in one and "average" not in one and "sst2" in one
+        header, *body = fidelity_table(results[:1]).splitlines()
+        assert header == "| Method | sst2 |" and [row.split(" | ")[0] for row in body[1:]] == [
+            f"| {name}" for name in ("own", *("first\\_$x$",), *found.rows[2:])
+        ]
         two = fidelity_table(results, style="latex")
         assert two.count("\\midrule") == 2 and r"m\_2" in two
         table = list(csv.DictReader(io.StringIO(fidelity_table(results, measure="morf", style="csv"))))

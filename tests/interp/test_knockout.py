@@ -39,6 +39,9 @@ def test_every_cell_is_a_run_of_its_own(models, name):
     result = ssmscope.knockout(model, model.encode(ids=IDS), from_=["1", "2:4"], to="last", window=1, answer=7)
     assert result.cuts == (Cut(0, model.num_layers - 1), *(Cut(i, i) for i in range(model.num_layers)))
     assert not result.attends
+    # Of several texts spans are named as they were given, of one by its tokens.
+    assert (result.sources, result.target) == (("1", "2:4"), "last")
+    assert result.spans == (((1,), (1,)), ((2, 3), (2, 3))) and result.targets == ((7,), (4,))
     for text, ids in enumerate(IDS):
         assert result.probability[text] == pytest.approx(probability(model, ids, 7), rel=1e-4)
         for source, places in enumerate(([1], [2, 3])):
@@ -167,6 +170,10 @@ class TestSpans:
     def test_refused(self, model, span, says):
         with pytest.raises(InputError, match=says):
             positions_of(span, model.encode("a good film with good acting"))
+
+    def test_a_word_that_is_there_often_is_named_at_its_first_places(self, model):
+        with pytest.raises(InputError, match=r"7 times; give positions: it is at 1:2, 2:3, 3:4, 4:5, 5:6$"):
+            positions_of("good", model.encode("a " + "good " * 7))
 
     def test_the_verb(self, model, tmp_path):
         given = {"text": ["a good film with bad acting"], "from_": ["good", "bad acting"], "window": 1}

@@ -17,7 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.measure import Averages, through_layers
 from ssmscope.interp.heatmap.result import SelectionHeatmap
-from ssmscope.interp.heatmap.views import rows, scale
+from ssmscope.interp.heatmap.views import rows, scale, strongest
 from ssmscope.interp.heatmap.words import NOISE, is_punctuation, standing_out, varies, words_of
 from ssmscope.model import Model
 from ssmscope.results import Result
@@ -155,6 +155,18 @@ class TestSurvival:
             own = np.mean([float(w.std(correction=0) / w.mean()) for w in replaced])
             assert head.selectivity == pytest.approx(own, rel=1e-3)
         assert selection_heatmap(model, batch, heads="top").heads == result.heads[:8]
+        for score in ("survival", "retention", "write"):
+            one, other = (selection_heatmap(model, given, heads="all", score=score) for given in (batch, trace))
+            assert one.heads == other.heads == result.heads
+            for each, same in zip(one, other):
+                np.testing.assert_allclose(each.heads, same.heads, atol=1e-6)
+                np.testing.assert_allclose(each.scores, same.scores, atol=1e-6)
+        lines = {line.labels: line.cells["stands out"].text for line in strongest(result)}
+        for head, scores in zip(result.heads, result[0].heads):
+            of_words = [at for at, word in enumerate(result[0].words) if word is not None]
+            top = sorted(of_words, key=lambda at: -scores[at])[:3]
+            said = " · ".join(f"{result[0].tokens[at].strip()} {result.written(float(scores[at]))}" for at in top)
+            assert lines["0", f"layer {head.layer} head {head.head}"] == said
         frame = result.to_frame()
         assert set(frame["head"].dropna()) == {head.head for head in result.heads}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from bags import tokenizer
 from examples import EXAMPLES, random_example, relative
 from loud import loud
 from seen import render
@@ -15,6 +16,7 @@ from ssmscope.attacks.effect.measure import effect_of
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.model import Model
 from ssmscope.probes.lens.lenses import SSMUnembed, hidden_states
+from ssmscope.tasks.text import text_data
 
 IDS = [5, 17, 3, 9, 22, 1, 4]
 
@@ -25,10 +27,12 @@ def model() -> Model:
 
 
 def test_what_is_about_a_memory_is_refused_in_one_line(model):
-    batch = model.encode(ids=IDS)
+    batch, words = model.encode(ids=IDS), tokenizer(("a", "good", "film"))
+    data = text_data("made-up", "test", ["a good film", "a film"], [0, 1], ("negative", "positive"))
     for ask, what in (
         (lambda: ssmscope.selection_heatmap(model, batch), "a heatmap"),
         (lambda: ssmscope.selection_heatmap(None, model.trace(batch), score="retention"), "a heatmap"),
+        (lambda: ssmscope.selection_heatmap(Model(model.module, words, "short"), data), "a heatmap"),
         (lambda: ssmscope.stability(model, batch), "stability"),
         (lambda: ssmscope.explain(model, batch, methods=["survival"]), "the method survival"),
         (lambda: ssmscope.explain(model, batch, methods=["self-write"]), "the method self-retention, or self-write,"),

@@ -290,6 +290,22 @@ def test_a_hub_id_is_fetched_and_read(tmp_path, monkeypatch, safetensors):
     assert "*.safetensors" in asked[0][1] and "*.bin" in asked[-1][1] or safetensors
 
 
+def test_why_the_hub_gave_nothing(monkeypatch):
+    def fetch(error):
+        def snapshot_download(name, allow_patterns):
+            raise error
+
+        monkeypatch.setattr("ssmscope.models.load.snapshot_download", snapshot_download)
+        with pytest.raises(InputError) as raised:
+            ssmscope.load("somebody/some-mamba")
+        return str(raised.value)
+
+    answered = OSError("404")
+    answered.response = object()  # as errors of the hub's library have one where the hub answered
+    assert "it is no directory here, and the hub has no such model;" in fetch(answered)
+    assert "it is no directory here, and the hub is out of reach;" in fetch(OSError("no route to host"))
+
+
 def test_near_demos_are_named():
     with pytest.raises(InputError, match="did you mean 'demo/sst2-mamba2'"):
         ssmscope.load("sst2-mamba2")

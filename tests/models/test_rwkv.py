@@ -257,6 +257,20 @@ def test_the_backbone_is_itself_again_after_an_error():
     assert model.rwkv.layers_are_rescaled is False
 
 
+@pytest.mark.parametrize("part", ["attention.output", "feed_forward.value"])
+def test_weights_that_are_rescaled_are_no_others_function(part):
+    """transformers would divide what a parametrised weight is made of, which changes it by another factor."""
+    model = made(num_hidden_layers=4, rescale_every=2)
+    torch.nn.utils.parametrizations.weight_norm(model.rwkv.blocks[3].get_submodule(part))
+    with pytest.raises(InputError, match="powers of two, but not what an adapter or hook adds"):
+        Model(model).trace(ids=[5, 17, 3])
+    model.rwkv.config.rescale_every = 0
+    assert (
+        relative(Model(model).logits(Model(model).encode(ids=[5, 17, 3])), model(torch.tensor([[5, 17, 3]])).logits)
+        < 1e-5
+    )
+
+
 def test_a_call_with_a_cache_takes_the_models_own_path():
     model = made()
     ids = torch.tensor([[5, 17, 3, 9]])
@@ -285,6 +299,13 @@ def test_a_classifier_reads_padding_on_either_side(tmp_path):
         by_embeds = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask).logits
     torch.testing.assert_close(left, right)
     torch.testing.assert_close(by_embeds[0], left)
+    language = loud(RwkvForCausalLM(RwkvConfig(**SMALL)))
+    with torch.no_grad(), fast_scan(language):
+        by_place, by_name = language(ids, mask).logits, language(ids, attention_mask=mask).logits
+        alone = language(torch.tensor([[5, 6, 7]])).logits[0]
+    for found in (by_place, by_name):
+        torch.testing.assert_close(found[0, 2:], alone)
+        torch.testing.assert_close(found[1, :3], alone)
     with torch.no_grad():
         torch.testing.assert_close(model(torch.tensor([[5, 6, 7]])).logits[0], left)
     model.save_pretrained(tmp_path)

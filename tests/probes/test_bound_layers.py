@@ -77,6 +77,13 @@ class TestOtherArchitectures:
         frame = found.to_frame()
         assert set(frame["layer"]) == {0, 1} and frame[frame.symbol == "s_A"].value.isna().all()
         assert found.curves.shape == (2, len(found.lengths))
+        tables = [block for block in found.blocks() if getattr(block, "heads", ()) == ("layer",)]
+        meanings = dict(zip(frame.symbol, frame.meaning))
+        for table in tables:
+            assert table.note == "; ".join(f"{symbol}: {meanings[symbol]}" for symbol in table.columns) + "."
+            for (_, cells), layer in zip(table.rows, (0, 1), strict=True):
+                values = frame[frame.layer == layer].set_index("symbol").value
+                assert [cell.found.value for cell in cells] == values[list(table.columns)].tolist()
         at = [one.log_output(int(found.lengths[7])) for one in found.layers]
         assert found.curves[:, 7].tolist() == pytest.approx(at)
 

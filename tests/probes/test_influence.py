@@ -454,6 +454,14 @@ class TestReach:
         ended = reach_of("output", blocks, exact=True, noise=FLOAT32)
         assert (ended.decay.last, ended.decay.ended) == (18, "noise")
 
+    @pytest.mark.parametrize("norm", [0.1, 0.3, 0.7, 1 / 3])
+    def test_a_share_that_is_just_held_is_held(self, norm):
+        """Of n equal norms k hold k / n, whatever rounding says of their sum."""
+        for n in (6, 8, 10, 20, 40, 100):
+            row = np.full((1, n), norm)
+            found = reach_of("output", [Blocks(np.array([n - 1]), row, 0 * row)], exact=True, noise=FLOAT32)
+            assert found.held.tolist() == [[math.ceil(n / 2), -(-9 * n // 10), -(-19 * n // 20)]]
+
     def test_what_is_too_short_or_without_influence(self):
         short = reach_of(
             "output", [Blocks(np.array([2]), np.ones((1, 3)), np.zeros((1, 3)))], exact=True, noise=FLOAT32

@@ -18,6 +18,7 @@ from ssmscope.interp import objective
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
 from ssmscope.probes.influence import influence, measure
+from ssmscope.probes.influence.measure import named
 from ssmscope.probes.influence.result import Influence
 from ssmscope.results import Result
 from ssmscope.show.numbers import number
@@ -345,3 +346,17 @@ class TestResult:
             edge = figure.get_window_extent().x1
             assert all(text.get_window_extent().x1 < edge for text in figure.texts)
             assert name[:4] in figure.texts[0].get_text() and "<img" in result.to_html()
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (["output"], "the output"),
+        (["3"], "layer 3"),
+        (["0", "2"], "layers 0, 2"),
+        (["output", "0", "2"], "the output and layers 0, 2"),
+        (["output", "1"], "the output and layer 1"),
+    ],
+)
+def test_places_in_words(places, words):
+    assert named(places) == words

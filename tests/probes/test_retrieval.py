@@ -18,7 +18,7 @@ import ssmscope.models
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.probes.retrieval import retrieval
-from ssmscope.probes.retrieval.measure import answers, log_softmax, quotient, sign_test, wilson
+from ssmscope.probes.retrieval.measure import answers, log_softmax, notes_on, quotient, sign_test, wilson
 from ssmscope.probes.retrieval.result import Ratio, Retrieval
 from ssmscope.results import Result
 from ssmscope.tasks.babi import PAPER_PROMPT, QuestionData, questions
@@ -394,3 +394,14 @@ class TestOptions:
         longer = word_tokenizer([" ".join(f"w{i}" for i in range(model.vocabulary))] * 500 + [*texts])
         with pytest.raises(InputError, match="outside the vocabulary"):
             retrieval(Model(model.module, longer, "m"), tasks="qa1", lengths=[0], examples=2, filler=FILLER, **QUIET)
+
+
+def test_notes_are_shares_of_all_tokens():
+    """Of 300 tokens in prompts of 100 and 200, 20 and 30 are unknown to A; to B none is."""
+    tokens, unknown = np.array([[[100.0, 200]]] * 2), np.array([[[0.2, 0.15]], [[0.0, 0]]])
+    known = np.zeros((2, 1, 2, 3))
+    (note,) = notes_on(["A", "B"], [50, 100], tokens, unknown, known)
+    assert note == "the tokenizer of A does not know 17 % of the prompts' tokens"
+    known[1, 0, 1, 2] = np.nan
+    notes = list(notes_on(["A", "B"], [50, 100], tokens, 0 * unknown, known))
+    assert notes == ["logits of B are not finite from 100 tokens on; there it gives no answer"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,10 @@ from ssmscope.bootstrap import Estimate  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
-from ssmscope.probes.lens.lenses import hidden_states, logit_lens  # noqa: E402
+from ssmscope.probes.lens.lenses import LOGIT, hidden_states, logit_lens  # noqa: E402
 from ssmscope.probes.snr import needle_snr, reading  # noqa: E402
 from ssmscope.probes.snr.measure import METRICS, interpolation, measure  # noqa: E402
-from ssmscope.probes.snr.questions import ALL  # noqa: E402
+from ssmscope.probes.snr.questions import ALL, lens_notes, unknown_notes  # noqa: E402
 from ssmscope.probes.snr.reading import NONE, Needles, prompts_of, read_needles  # noqa: E402
 from ssmscope.probes.snr.result import NeedleSNR  # noqa: E402
 from ssmscope.show.table import Cell, written  # noqa: E402
@@ -571,3 +572,32 @@ class TestResult:
 def test_places_are_told_apart_by_their_first_byte():
     """What lets a model of bytes take part."""
     assert len({place[0] for place in PLACES}) == len(PLACES)
+
+
+@pytest.mark.parametrize(
+    ("names", "noted"),
+    [
+        (("tuned", "tuned"), ""),
+        (("logit", "logit"), ""),
+        (("tuned", "logit"), "B"),
+        (("logit", "tuned", "logit"), "A, C"),
+        (("logit",), ""),
+    ],
+)
+def test_models_under_another_lens_than_the_rest_are_named(names, noted):
+    lenses = [SimpleNamespace(name=LOGIT if name == "logit" else "tuned lens") for name in names]
+    notes = lens_notes(lenses, ["A", "B", "C"][: len(names)])
+    expected = f"{noted}: read by the logit lens; below the last layer that is no match for a tuned lens"
+    assert notes == ([expected] if noted else [])
+
+
+def test_models_that_do_not_know_the_words_are_named():
+    def part(unknown, *lengths):
+        return SimpleNamespace(unknown=unknown, rows=[[0] * length for length in lengths])
+
+    parts = [[part(2, 10, 10), part(0, 20)], [part(1, 10, 10), part(1, 10)], [part(0, 5)]]
+    assert unknown_notes(parts, ["A", "B", "C"]) == [
+        "5 % of the prompts' tokens are words that A's tokenizer does not know",
+        "7 % of the prompts' tokens are words that B's tokenizer does not know",
+    ]
+    assert unknown_notes([[part(1, 101)]], ["A"]) == []

@@ -26,7 +26,7 @@ from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenc
 from ssmscope.probes.bound import generalization_bound
 from ssmscope.probes.stability import stability
 from ssmscope.probes.stability.inputs import LENGTH, inputs_of
-from ssmscope.probes.stability.layers import step_gains
+from ssmscope.probes.stability.layers import described, step_gains
 from ssmscope.probes.stability.result import QUANTILES, Stability
 from ssmscope.results import Result
 
@@ -505,3 +505,22 @@ def test_estimates_of_one_text_have_no_interval():
     found = stability(example("mamba"), length=20, samples=1)
     assert isinstance(found[0].growth, Estimate) and math.isnan(found[0].growth.low)
     assert not math.isnan(stability(example("mamba"), length=20, samples=2)[0].growth.low)
+
+
+@pytest.mark.parametrize(
+    ("limits", "how"),
+    [
+        ((0.0, math.inf), "steps Δ of any size"),
+        ((0.0, 2.0), "steps Δ from 0 to 2"),
+        ((0.5, 2.0), "steps Δ from 0.5 to 2"),
+        ((0.5, math.inf), "steps Δ from 0.5 to inf"),
+    ],
+)
+def test_the_most_that_a_state_can_grow_in_a_step(limits, how):
+    model = example("mamba2")
+    model.mixers[0].time_step_limit = limits
+    layer = model.trace(ids=TEXTS[:1]).layers[0]
+    found = described(model.mixers[0], layer, layer.recurrence, None)
+    s = layer.recurrence.A.double().amax(-1)
+    assert found.bounded_by == how and (s < 0).all()
+    torch.testing.assert_close(found.possible, s * limits[0])  # what decays decays least in the shortest step

@@ -162,6 +162,9 @@ class TestVariables:
 WRONG = [
     ({"modles": ["m"]}, "did you mean 'models'?"),
     ({"title": ["x"]}, "title is"),
+    ({"variables": ["data"]}, "variables is"),
+    ({"variables": "data"}, "variables is 'data'"),
+    ({"variables": {"data": {"a": 1}}}, "variables is"),
     ({"models": []}, "models is"),
     ({"models": "m"}, "models is 'm'"),
     ({"models": [{"model": "m", "nmae": "x"}]}, "did you mean 'name'?"),

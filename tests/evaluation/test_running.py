@@ -1,0 +1,58 @@
+"""How much runs together, and how large the states of a row are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from examples import random_example
+from loud import loud
+
+from ssmscope.evaluation import running
+from ssmscope.evaluation.forking import Rows
+from ssmscope.model import Model
+from ssmscope.states import size
+
+
+@pytest.mark.parametrize("name", ["mamba", "gated-deltanet", "bamba"])
+@pytest.mark.parametrize("lengths", [(9, 40, 12), (40, 9, 12), (9, 9, 9)])
+def test_a_rows_states_are_as_large_as_those_of_the_longest(name, lengths):
+    model = Model(loud(random_example(name)), name=name)
+    ids = np.random.default_rng(0).integers(1, 60, sum(lengths))
+    rows = Rows(ids, np.cumsum([0, *lengths]))
+    continues, found = running.continues(model, rows)
+    longest = model.run(model.encode(ids=ids[: max(lengths)].tolist())).states
+    assert continues and found == size(longest)
+    shorter = model.run(model.encode(ids=ids[:5].tolist())).states
+    assert (size(shorter) < found) == (name == "bamba")  # whose attention keeps every key
+
+
+@pytest.mark.parametrize(("share", "same"), [(0.5e-3, True), (2e-3, False)])
+def test_one_logit_of_one_row_that_is_off_is_no_continuation(share, same, monkeypatch):
+    model = Model(loud(random_example("mamba")))
+    rows = Rows(np.arange(1, 37), np.array([0, 12, 24, 36]))
+    own = running.run_batch
+
+    def off(model, ids, mask, states=None, **options):
+        found = own(model, ids, mask, states, **options)
+        if states is not None:
+            logits = found.logits[1].double()
+            found.logits[1, 7] += share * (logits - logits.mean()).abs().max()
+        return found
+
+    monkeypatch.setattr(running, "run_batch", off)
+    assert running.continues(model, rows)[0] is same
+
+
+def test_what_runs_together(monkeypatch):
+    model = Model(random_example("mamba"))
+    monkeypatch.setattr(running, "NUMBERS_AT_ONCE", 1000 * model.width)
+    assert running.tokens_together(model) == 1000
+    monkeypatch.setattr(running, "TOKENS_AT_ONCE", (1200, 2048))
+    assert running.tokens_together(model) == 1200
+    monkeypatch.setattr(running, "TOKENS_AT_ONCE", (5, 700))
+    assert running.tokens_together(model) == 700
+    weights = sum(weight.numel() for mixer in model.mixers for weight in mixer.parameters())
+    monkeypatch.setattr(running, "PADDING", {"cpu": (3, 10 * weights)})
+    assert running.padding_together(model) == 3 + 10 * len(model.mixers)
+    monkeypatch.setattr(running, "STATES_AT_ONCE", 1000)
+    assert [running.states_together(model, each) for each in (0, 1, 300, 2000)] == [1000, 1000, 3, 1]

@@ -1,0 +1,225 @@
+"""Numbers, tokens and tables as every view writes them, at the values where their form changes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ssmscope.bootstrap import Estimate
+from ssmscope.show import token_rows
+from ssmscope.show.blocks import TokenRow, TokenText
+from ssmscope.show.numbers import brackets, counted, number, portion, tokens
+from ssmscope.show.signed import SIGNED, STEPS, levels
+from ssmscope.show.signed import shades as signed_shades
+from ssmscope.show.table import (
+    LONGEST,
+    ROWS,
+    Cell,
+    Line,
+    as_share,
+    bare,
+    digits_of,
+    folded,
+    in_percent,
+    interval_columns,
+    of_frames,
+    plain,
+    short,
+    shown_names,
+    table,
+)
+from ssmscope.show.table import written as with_interval
+from ssmscope.show.tokens import (
+    SHADES,
+    bounds,
+    evenly_apart,
+    ink,
+    named,
+    numbers,
+    ramp,
+    shades,
+    short_token,
+    shorten,
+    span_of,
+    visible,
+    written,
+)
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        *((NAN, None, "–"), (INF, None, "∞"), (-INF, 2, "−∞"), (0, None, "0"), (-3.0, None, "−3"), (7.0, 0, "7")),
+        *((999_999, None, "999,999"), (1e6, None, "1.00e+06"), (7.0, 2, "7.00"), (-0.0004, 3, "0.000")),
+        *((0.5, None, "0.500"), (12.346, None, "12.3"), (1234.5, None, "1.23e+03"), (-0.25, 1, "−0.2")),
+        *((123.4, None, "123"), (0.0, 2, "0.00"), (-1.005, None, "−1.00"), (-999_999.0, None, "−999,999")),
+    ],
+)
+def test_numbers(value, digits, text):
+    assert number(value, digits) == text
+
+
+def test_counts_and_shares():
+    assert [counted(n, "text") for n in (0, 1, 2, 2000)] == ["0 texts", "1 text", "2 texts", "2,000 texts"]
+    assert [portion(n, 10_000) for n in (0, 4, 5, 6, 120, 9_999, 10_000)] == [
+        *("0", "4", "0.1 %", "0.1 %", "1.2 %", "100.0 %", "all")
+    ]
+    counts = (3, 9.96, 10, 99.94, 100, 1234.5, 999_999, 1e6, 2.46e9, INF)
+    assert [tokens(n) for n in counts] == [
+        *("3", "10", "10.0", "99.9", "100", "1,234", "999,999", "1.0·10^6", "2.5·10^9", "∞")
+    ]
+    assert [as_share(x) for x in (0, 0.0099, 0.01, 0.5, NAN)] == ["0.000", "0.00990", "0.010", "0.500", "not defined"]
+
+
+def test_intervals():
+    found = Estimate(0.5, 0.25, 0.75)
+    assert brackets(found) == " [0.250, 0.750]" and brackets(found, 1) == " [0.2, 0.8]"
+    assert brackets(Estimate(0.5, NAN, NAN)) == ""
+    assert with_interval(found) == "0.500 [0.250, 0.750]" and with_interval(Estimate(NAN, NAN, NAN)) == "not defined"
+    assert in_percent(found) == "50.0 % [25.0, 75.0]" and in_percent(found, sign=False) == "50.0 [25.0, 75.0]"
+    assert in_percent(found, interval=False) == "50.0 %"
+    assert in_percent(Estimate(-0.0004, -0.02, 0.01)) == "0.0 % [−2.0, 1.0]"
+    assert digits_of([Estimate(0.009, NAN, NAN), Estimate(-0.01, NAN, NAN)]) == 3
+    assert digits_of([Estimate(0.0099, NAN, NAN)]) is None
+    assert (plain(0.123456).value, short(0.123456).value, bare(found).value) == ("0.1235", "0.123", "0.500")
+    assert Cell(found).interval == "[0.250, 0.750]" and bare(found).interval == "" and Cell(text="a").interval == ""
+    assert short(2.0, "vacuous").value == "vacuous" and len(Cell(text="x" * 300).value) == LONGEST
+
+
+class TestTables:
+    LINES = (
+        Line(("a",), {"up": Cell(Estimate(1, 0, 2)), "down": plain(3), "other": plain(5)}, peers=0),
+        Line(("b",), {"up": Cell(Estimate(4, 3, 5)), "down": plain(1), "other": plain(9)}, peers=0),
+        Line(("c",), {"up": Cell(Estimate(9, 8, 9)), "down": plain(NAN)}, peers=1),
+        Line(("d",), {"up": Cell(Estimate(9, 8, 9)), "down": plain(0), "late": Cell(text="yes")}, peers=1),
+    )
+
+    def test_the_best_of_its_peers_is_marked(self):
+        found = table(("model",), self.LINES, more=["up"], less=["down"], note="A note.")
+        assert (found.heads, found.columns) == (("model",), ("up ↑", "down ↓", "other", "late"))
+        best = [[cell.best for cell in cells] for _, cells in found.rows]
+        assert best == [[False] * 4, [True, True, False, False], [False] * 4, [False] * 4]
+        assert found.numbers == (True, True, True, False) and found.every == 4
+        brief = "★ and bold: the best mean of those compared. In brackets: the 95 % interval."
+        assert found.remarks == f"A note. {brief}"
+
+    def test_the_first_of_many(self):
+        found = table(("model",), self.LINES, most=3)
+        assert [labels for labels, _ in found.rows] == [("a",), ("b",), ("c",)] and found.every == 4
+        assert found.remarks == "3 of 4 rows. In brackets: the 95 % interval."
+        assert found.head(1).remarks.startswith("1 of 4 rows.") and found.head(None) == found
+        worst = table(("model",), [Line(("a",), {"x": Cell(text="b", worst=True)})])
+        assert worst.remarks == "▼ and underlined: the worst of its row."
+
+    def test_tidy_tables_are_folded(self):
+        frame = pd.DataFrame(
+            {
+                **{"model": ["m", "m"], "name": ["a", "b"], "loss": [0.5, NAN], "loss_low": [0.4, NAN]},
+                **{"loss_high": [0.6, NAN], "count": [3, 4], "right": [True, False], "none": [None, None]},
+            }
+        )
+        assert interval_columns(frame) == {"loss": ("loss_low", "loss_high")}
+        found = folded(frame, heads=["name"])
+        assert (found.heads, found.columns) == (("name",), ("loss", "count", "right"))
+        shown = [(labels, [(cell.value, cell.interval) for cell in cells]) for labels, cells in found.rows]
+        assert shown == [
+            (("a",), [("0.5000", "[0.4000, 0.6000]"), ("3", ""), ("yes", "")]),
+            (("b",), [("–", ""), ("4", ""), ("no", "")]),
+        ]
+        assert folded(frame, heads=["name"], limit=1).remarks == "1 of 2 rows. In brackets: the 95 % interval."
+        several = frame.assign(model=["m", "n"])
+        assert folded(several).columns[0] == "model" and "model" not in folded(frame).columns
+        plain_names = pd.DataFrame({"value": [1.0], "low": [0.5], "high": [1.5], "x": [2.0]})
+        assert interval_columns(plain_names) == {"value": ("low", "high")}
+        assert folded(plain_names).columns == ("value", "x")
+
+    def test_of_several_results(self):
+        frames = [pd.DataFrame({"model": [name] * size, "x": range(size)}) for name, size in (("a", 150), ("b", 30))]
+        found = of_frames(frames, ["one", "two"])
+        assert [labels for labels, _ in found.rows] == [("one",)] * 100 + [("two",)] * 30
+        assert (found.heads, found.columns, found.every) == (("model",), ("x",), 180)
+        assert of_frames(frames[:1], ["one"]) == folded(frames[0], limit=ROWS)
+        many = of_frames([frames[1]] * 40, [str(at) for at in range(40)])
+        assert len(many.rows) == 40 * 10
+        assert shown_names(["p", "q"], ["a", "b"]) == ["p", "q"] and shown_names(["p"], ["a", "b"]) == ["a", "b"]
+
+
+class TestTokens:
+    def test_what_would_not_show_is_a_symbol(self):
+        given = (" film", "  film", "film ", "a  b", " ", "   ", "\n", "\x07", "\x85", "\u202e", "\u00a0", "\ud800")
+        assert [visible(token) for token in given] == [
+            *(" film", " ␣film", "film␣", "a␣␣b", "␣", "␣␣␣"),
+            *("↵", "␇", "⟨0085⟩", "⟨202E⟩", "␣", "\ufffd"),
+        ]
+
+    def test_gaps(self):
+        assert written([" a", "b", " c"], [0, 0, 1]) == [(False, "a"), (False, "b"), (True, "c")]
+        assert written(["a", "##b", "c", "[SEP]"], [0, 0, 1, None]) == [
+            *((False, "a"), (False, "##b"), (True, "c"), (True, "[SEP]"))
+        ]
+
+    def test_in_little_room(self):
+        assert [shorten("abcdefgh", width) for width in (8, 7, 6, 3)] == ["abcdefgh", "abc…fgh", "ab…fgh", "a…h"]
+        assert [short_token(token, 5) for token in (" film", " ", "abcdefg")] == ["film", "␣", "ab…fg"]
+        assert named(["a", " b", "c"], np.array([1.0, -0.25, 3]), [1, 0]) == "b −0.250 · a 1"
+
+    def test_shades_are_of_the_range_of_ordinary_tokens(self):
+        scores, special = np.array([[0.0, 1, 3, 9], [2, 2, 2, 5]]), np.array([False, False, False, True])
+        middle = round((SHADES - 1) / 2)
+        assert shades(scores, special).tolist() == [[0, round((SHADES - 1) / 3), SHADES - 1, -1], [middle] * 3 + [-1]]
+        assert (shades(scores, np.ones(4, bool)) == -1).all()
+        assert bounds(scores[0], special) == "0.000–3.000" and bounds(scores[0], np.ones(4, bool)) == "no scores"
+        assert span_of(0.5, 0.5) == "0.500–0.500" and span_of(0.96815, 0.96958) == "0.96815–0.96958"
+        assert span_of(-1, 2) == "−1.000–2.000" and span_of(0, 1e-12) == "0.00000000–0.00000000"
+
+    def test_layers(self):
+        assert numbers((0, 1, 2, 5)) == "0–2, 5" and numbers((3,)) == "3" and numbers((1, 3, 4)) == "1, 3–4"
+        assert evenly_apart(5, 9) == [0, 1, 2, 3, 4] and evenly_apart(10, 4) == [0, 3, 6, 9]
+
+    def test_colours(self):
+        assert ramp(("#000000", "#ff8000"), 3) == ["#000000", "#804000", "#ff8000"]
+        assert ramp(("#000000", "#ffffff", "#0000ff"), 3) == ["#000000", "#ffffff", "#0000ff"]
+        # Grey of luminance √(0.05 · 1.05) − 0.05 = 0.179 reads alike on both: #747474 has 0.174, #777777 has 0.184.
+        assert [ink(each) for each in ("#000000", "#747474", "#777777", "#ffffff", "#0000ff", "#ffff00")] == [
+            *("#ffffff", "#ffffff", "#000000", "#000000", "#ffffff", "#000000")
+        ]
+        found = levels(np.array([-9.0, -1, -0.5, 0, 0.02, 0.25, 1, 3]), 1.0)
+        assert found.tolist() == [-STEPS, -STEPS, -STEPS // 2, 0, 0, STEPS // 4, STEPS, STEPS]
+        assert levels(np.array([1.0, -1]), 0.0).tolist() == [0, 0]
+        every = signed_shades()
+        assert len(every) == 2 * STEPS + 1
+        assert (every[0], every[STEPS], every[-1]) == (SIGNED[0], SIGNED[len(SIGNED) // 2], SIGNED[-1])
+
+
+class TestTokenRows:
+    TEXT = ("[CLS]", " a", " b", " c", " d"), (None, 0, 1, 2, 3)
+
+    def spans(self, row, span=None):
+        """Of every token the classes and the level of its colour."""
+        text = TokenText(*self.TEXT, [row], "yes", 0.75, span=span)
+        found = re.findall(r'<span class="([^"]*)"(?: data-l="(-?\d+)")?>', str(token_rows.tokens(row, text)))
+        return [(set(classes.split()), int(level) if level else None) for classes, level in found]
+
+    def test_scores_from_the_lowest_to_the_highest(self):
+        row = TokenRow(
+            "mean", np.array([9.0, 0, 0.5, 1, 2]), (0, 1), outside=np.array([True, *[False] * 4]), marked=[3]
+        )
+        middle = f"v{round((SHADES - 1) / 2)}"
+        top = f"v{SHADES - 1}"
+        assert self.spans(row) == [
+            *(({"special", "out"}, None), ({"v0"}, None), ({middle}, None), ({top, "kept"}, None), ({top}, None))
+        ]
+
+    def test_scores_for_and_against(self):
+        scores = np.array([9.0, -1, 0, 0.5, 3])
+        row = TokenRow("ig", scores, (-1, 1), True, np.array([True, *[False] * 4]), [4], [1])
+        assert self.spans(row, span=(2, 4)) == [
+            *(({"special", "out"}, None), ({"against"}, -STEPS), ({"within"}, 0), ({"within"}, STEPS // 2)),
+            ({"kept"}, STEPS),
+        ]

@@ -1,0 +1,78 @@
+"""Measures of several texts are the same whether the texts run together or one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from examples import TEXTS, random_example
+from loud import loud
+
+import ssmscope
+from ssmscope import batching
+from ssmscope.model import Model
+from ssmscope.probes.bound import generalization_bound
+from ssmscope.probes.bound.layers import measured
+from ssmscope.probes.stability.layers import run
+
+NAMES = ["mamba", "rwkv", "gated-deltanet", "diff-mamba"]
+
+
+@pytest.fixture(params=NAMES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return Model(loud(random_example(request.param)), name=request.param)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch):
+    """Call to have every text run by itself from then on."""
+    return lambda: monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 1)
+
+
+def test_terms_of_the_bound(model, alone):
+    batch = model.encode(ids=TEXTS)
+    together = measured(model, batch)
+    alone()
+    for one, other in zip(measured(model, batch), together, strict=True):
+        assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=1e-5, nan_ok=True)
+    # The extremes are those of all texts: each is one text's, and none exceeds them.
+    texts = [measured(model, model.encode(ids=row)) for row in TEXTS]
+    for part, whole in enumerate(together):
+        largest = {name: max for name in ("B_x", "B_b", "B_c", "M_delta", "log_rho")}
+        for name, pick in {**largest, "delta_min": min}.items():
+            each = [getattr(text[part], name) for text in texts]
+            assert getattr(whole, name) == pytest.approx(pick(each), rel=1e-5)
+
+
+def test_gains_of_states(model, alone):
+    batch = model.encode(ids=TEXTS)
+    together = run(model, batch, [0, 2, 5])
+    alone()
+    apart = run(model, batch, [0, 2, 5])
+    torch.testing.assert_close(apart.norms, together.norms, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for ours, theirs in zip(apart.layers, together.layers, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one.sums, other.sums, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(one.largest, other.largest, rtol=1e-5, atol=1e-6)
+            assert one.steps == other.steps
+            assert sorted(one.growth) == pytest.approx(sorted(other.growth), rel=1e-5)
+
+
+@pytest.mark.parametrize("verb", ["stability", "influence", "bound", "explain"])
+def test_tables(verb, model, alone):
+    batch = model.encode(ids=TEXTS)
+    made = {
+        "stability": lambda: ssmscope.stability(model, batch, positions=[0, 2]),
+        "influence": lambda: ssmscope.influence(model, batch, at="layers"),
+        "bound": lambda: generalization_bound(model, batch, examples=10),
+        "explain": lambda: ssmscope.explain(model, batch, methods=("gradxinput", "occlusion", "lrp")),
+    }[verb]
+    together = made().to_frame()
+    alone()
+    apart = made().to_frame()
+    numbers = together.select_dtypes("number").columns
+    assert len(numbers) and list(apart.columns) == list(together.columns)
+    for name in numbers:
+        np.testing.assert_allclose(apart[name], together[name], rtol=1e-3, atol=1e-6, err_msg=name)

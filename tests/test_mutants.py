@@ -1,0 +1,76 @@
+"""Mistakes that `make mutants` tries: which there are, which are left out, and that one takes its function's place."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssmscope.show import numbers
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+@pytest.fixture
+def mistakes(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    yield importlib.import_module("plausible_mistakes")
+    sys.modules.pop("plausible_mistakes", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "others"),
+    [
+        ("a < b", ["a <= b"]),
+        ("a + b", ["a - b", "a"]),
+        ("a / b", ["a * b", "a"]),
+        ("'a' + b", []),
+        ("a and b", ["a or b", "a", "b"]),
+        ("not a", ["a"]),
+        ("a if b else c", ["a if not b else c"]),
+        ("max(a, b)", ["min(a, b)"]),
+        ("f(a, b)", ["f(b, a)"]),
+        ("x.mean(1)", ["x.sum(1)"]),
+        ("torch.exp(x)", ["torch.log(x)", "x"]),
+        ("x.sqrt()", ["x"]),
+        ("sorted(x)", ["list(x)"]),
+        ("torch.where(a, b, c)", ["torch.where(a, c, b)"]),
+        ("2", ["3", "1"]),
+        ("True", ["False"]),
+    ],
+)
+def test_what_could_stand_in_a_nodes_place(mistakes, code, others):
+    node = ast.parse(code, mode="eval").body
+    assert [ast.unparse(each) for each in mistakes.variants(node)] == others
+
+
+@pytest.mark.parametrize(
+    ("code", "is_left_out"),
+    [
+        ("raise InputError(1 + 1)", True),
+        ("'''A docstring.'''", True),
+        ("step = max(1, MAX_NUMBERS_HELD // heads)", True),
+        ("step = max(1, heads)", False),
+        ("print(1 + 1)", False),
+    ],
+)
+def test_what_is_no_computation_is_left_out(mistakes, code, is_left_out):
+    (statement,) = ast.parse(code).body
+    assert mistakes.skipped(statement) is is_left_out
+    assert mistakes.skipped(ast.parse("print(1 + 1)", mode="eval").body)
+
+
+def test_a_mutant_takes_its_functions_place(mistakes):
+    every = {mutant.name: mutant for mutant in mistakes.mutants_of("show/numbers.py")}
+    assert not any(":__repr__" in name for name in every)
+    mutant = every["show/numbers.py:counted: count != 1 -> count == 1"]
+    own, source = numbers.counted.__code__, Path(numbers.__file__).read_text()
+    try:
+        mistakes.put_in_place(mutant)
+        assert (numbers.counted(1, "text"), numbers.counted(2, "text")) == ("1 texts", "2 text")
+    finally:
+        numbers.counted.__code__ = own
+    assert numbers.counted(1, "text") == "1 text" and Path(numbers.__file__).read_text() == source

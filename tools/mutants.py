@@ -1,0 +1,243 @@
+"""Tell which share of plausible one-line mistakes in the package the tests notice: `make mutants`.
+
+A mistake (mutant) changes one expression of one function: a comparison, a sign, a bound, min for max, a dropped exp.
+Tests are collected once; each mutant lives in a fork of that process, where the changed code takes the place of the
+function's own. Nothing is written but the map of lines to tests, into build/mutants, made anew for files that changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plausible_mistakes import PACKAGE, Mutant, mutants_of, put_in_place
+
+ROOT = Path(__file__).resolve().parents[1]
+STORE = ROOT / "build" / "mutants"
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+NEVER = (
+    "tests/fuzz",
+    "tests/test_docs.py",
+    "tests/test_package.py",
+    "tests/test_layout.py",
+    "tests/test_two_devices.py",
+    "tests/test_notebooks.py",
+    "tests/reports/test_engines.py",
+    "tests/reports/test_browser.py",
+)
+"""Tests that need minutes, or processes of their own, which run the package as it is."""
+WORDS = (
+    "show/* */result.py */views.py */*_views.py */words.py */page.py */shown.py */terminal.py */tables.py */show_*.py "
+    "interp/paired*.py"
+)
+LOADING = (
+    "models/load.py models/checkpoints.py models/*_checkpoints.py models/stored.py models/fields.py "
+    "models/in_memory.py models/adapter_folder.py models/classifier.py models/tokenizers.py models/concrete.py "
+    "models/__init__.py encoding.py model.py reading.py fingerprint.py limits.py"
+)
+AREAS = {
+    "words": WORDS,
+    "loading": LOADING,
+    "reports": "reports/* sharding/* results.py jsonable.py writing.py signature.py reads.py",
+    "measures": "ops/* models/* interp/* probes/* attacks/* evaluation/* frozen.py affine.py mixers.py cuts.py "
+    "edits.py attention_layers.py states.py trace.py bootstrap.py batching.py",
+}
+"""Patterns of an area's files; a file belongs to the first area that names it."""
+FIGURES = "*figure.py"
+MEMORY = 16 * 2**30
+"""Bytes of address space that a mutant may take."""
+
+
+def area_of(file: str) -> str | None:
+    if fnmatch.fnmatch(file, FIGURES):
+        return None
+    return next((area for area, names in AREAS.items() if any(fnmatch.fnmatch(file, n) for n in names.split())), None)
+
+
+class Run:
+    """Takes the place of pytest's loop over tests."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.screen = os.fdopen(os.dup(1), "w", buffering=1)
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.session = session
+        self.place = Path(session.config.option.basetemp)
+        self.by_file: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in session.items:
+            self.by_file[item.nodeid.partition("::")[0]].append(item)
+        self.items = {item.nodeid: item for item in session.items}
+        STORE.mkdir(parents=True, exist_ok=True)
+        self.reach()
+        for seed in self.options.seeds:
+            for area in self.options.areas:
+                self.measure(area, seed)
+        return True
+
+    def forked(self, work: Callable[[], Any], cpu: float) -> Any:
+        """Return what `work` returns in a fork of this process, or None where it ended or took too long."""
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            self.session.config.pluginmanager.unregister(name="terminalreporter")
+            try:
+                answer = json.dumps(work())
+                with os.fdopen(write, "w") as pipe:
+                    pipe.write(answer)
+            finally:
+                os._exit(0)
+        os.close(write)
+        signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
+        signal.alarm(int(8 * cpu))  # for what waits; cores may be shared
+        with os.fdopen(read) as pipe:
+            answer = pipe.read()
+        signal.alarm(0)
+        os.waitpid(child, 0)
+        for left in self.place.iterdir() if self.place.exists() else ():
+            shutil.rmtree(left, ignore_errors=True)
+        return json.loads(answer) if answer else None
+
+    def reach(self) -> None:
+        """Fill `self.tests`: by file and line, the tests that reach it, and `self.seconds` of each that passes."""
+        self.tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.seconds: dict[str, float] = {}
+        sources = b"" if self.options.reuse else b"".join(p.read_bytes() for p in sorted(PACKAGE.rglob("*.py")))
+        for file, items in self.by_file.items():
+            kept = STORE / (file.replace("/", ".") + ".json")
+            digest = hashlib.sha256(sources + (ROOT / file).read_bytes()).hexdigest()
+            known = json.loads(kept.read_text()) if kept.exists() else {}
+            if known.get("digest") != digest and not (known and self.options.reuse == "all"):
+                began = time.monotonic()
+                known = self.forked(lambda items=items: covered(items, self), 3600) or {"seconds": {}, "lines": {}}
+                kept.write_text(json.dumps({"digest": digest, **known}))
+                print(f"{file}: {len(known['seconds'])} tests, {time.monotonic() - began:.0f} s", file=self.screen)
+            self.seconds |= known["seconds"]
+            for source, lines in known["lines"].items():
+                for line, names in lines.items():
+                    self.tests[source][int(line)] += [name for name in names if name in self.items]
+
+    def measure(self, area: str, seed: int) -> None:
+        """Print each mutant of a sample that no test notices, and the score."""
+        excused = [line.partition("  #")[0].strip() for line in EQUIVALENT.read_text().splitlines()]
+        files = sorted(str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py"))
+        chosen = [f for f in files if area_of(f) == area and fnmatch.fnmatch(f, self.options.files)]
+        everything = [mutant for file in chosen for mutant in mutants_of(file)]
+        reached = [mutant for mutant in everything if any(self.tests[mutant.file].get(n) for n in mutant.lines)]
+        random.Random(seed).shuffle(reached)
+        noticed, survived, taken = 0, 0, set()
+        for mutant in reached:
+            if noticed + survived == self.options.sample:
+                break
+            if (place := (mutant.file, mutant.lines.start)) in taken or mutant.name in excused:
+                continue
+            answer = self.judge(mutant)
+            if answer == "impossible":
+                continue
+            taken.add(place)
+            noticed, survived = noticed + (answer != "survived"), survived + (answer == "survived")
+            if answer == "survived" or self.options.verbose:
+                at = getattr(mutant.node, "lineno", mutant.lines.start)  # a slice has no place of its own
+                print(f"{noticed}/{noticed + survived} {answer}: {at}: {mutant.name}", file=self.screen)
+        print(
+            f"{area}, seed {seed}: {noticed} of {noticed + survived} noticed ({len(reached)} mutants are reached "
+            f"of {len(everything)}, in {len(chosen)} files)",
+            file=self.screen,
+        )
+
+    def judge(self, mutant: Mutant) -> str:
+        """Return the test that notices, "survived", or "impossible" for a mutant that cannot be put in place."""
+        names = {name: None for line in mutant.lines for name in self.tests[mutant.file].get(line, ())}
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(names, key=self.seconds.__getitem__):
+            groups[name.partition("[")[0]].append(name)
+        # The fastest of each function's tests before the second of any.
+        turns = sorted((turn, self.seconds[name], name) for group in groups.values() for turn, name in enumerate(group))
+        chosen, total = [], 0.0
+        for _, seconds, name in turns:
+            if total + seconds < self.options.seconds or not chosen:
+                chosen.append(self.items[name])
+                total += seconds
+
+        def run() -> str:
+            try:
+                put_in_place(mutant)
+            except (ValueError, SyntaxError, StopIteration):
+                return "impossible"
+            return next((item.nodeid for item in self.run(chosen) if self.failed), "survived")
+
+        return self.forked(run, 3 * total + 20) or "time limit"
+
+    def run(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+        for item, following in zip(items, [*items[1:], None]):
+            self.failed = False
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            yield item
+
+
+def covered(items: list[pytest.Item], run: Run) -> dict[str, Any]:
+    """Run a file's tests; return the CPU seconds of each that passes, and by file and line which tests reach it."""
+    import coverage
+
+    tracer = coverage.Coverage(data_file=None, config_file=False, include=[f"{PACKAGE}/*"])
+    tracer.start()
+    seconds, lines, began = {}, defaultdict(dict), time.process_time()
+    tracer.switch_context(items[0].nodeid)
+    for item, following in zip(run.run(items), [*items[1:], items[0]]):
+        if not run.failed:
+            seconds[item.nodeid] = time.process_time() - began
+        tracer.switch_context(following.nodeid)
+        began = time.process_time()
+    tracer.stop()
+    data = tracer.get_data()
+    for file in data.measured_files():
+        for line, names in data.contexts_by_lineno(file).items():
+            lines[str(Path(file).relative_to(PACKAGE))][line] = [name for name in names if name in seconds]
+    return {"seconds": seconds, "lines": lines}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("areas", nargs="*", default=list(AREAS), help=f"of {', '.join(AREAS)}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--sample", type=int, default=200, help="mutants of each area and seed")
+    parser.add_argument("--seconds", type=float, default=60, help="CPU seconds of tests at most for one mutant")
+    parser.add_argument("--files", default="*", help="pattern of the files that are changed")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="tests that may notice")
+    kept = "keep the map of lines to tests though the package changed; all: though tests changed too"
+    parser.add_argument("--reuse", nargs="?", const="tests", choices=["tests", "all"], help=kept)
+    parser.add_argument("--verbose", action="store_true", help="name what noticed each mutant too")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    os.environ.setdefault("SSMSCOPE_SMALL_PIECES", "1")
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as place:
+        ignored = [f"--ignore={each}" for each in NEVER]
+        wanted = ["-q", "-p", "no:cacheprovider", f"--basetemp={place}/tests", *ignored, *options.tests]
+        sys.exit(pytest.main(wanted, plugins=[Run(options)]))
+
+
+if __name__ == "__main__":
+    main()
