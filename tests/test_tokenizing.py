@@ -282,7 +282,7 @@ class TestFailures:
         model = Model(module, FAILING[name]())
         calls = [
             lambda: model.encode("a zebra"),
-            lambda: ssmscope.explain(model, "a film", methods=("gradxinput",), target=" zebra"),
+            lambda: ssmscope.explain(model, "a", methods=("gradxinput",), target=" zebra"),
             lambda: ssmscope.explain(model, "a zebra", methods=("gradxinput",)),
             lambda: ssmscope.knockout(model, "a zebra", from_=["a"]),
             lambda: token_rows(model, ["a", "zebra"]),
