@@ -27,7 +27,7 @@ ON_BOTH = tests/contracts tests/models tests/evaluation tests/training tests/tes
     $(addprefix tests/probes/test_,evaluate.py lens.py token_loss.py) \
     $(addprefix tests/tasks/test_,byte_pairs.py language.py tokenizer.py)
 # What is run on release 5 too.
-ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py model.py package.py)
+ON_5 = $(ON_BOTH) $(addprefix tests/test_,affine.py cli.py cli_interp.py inference_mode.py model.py package.py)
 # Compared with in tests. What it pins cannot be installed beside today's packages, and what is compared needs none of it.
 PROMPTBENCH = promptbench==0.0.4 autocorrect==2.6.1
 NOT_ON_5 = ^(transformers|tokenizers|huggingface-hub)==

@@ -1,4 +1,4 @@
-"""The page of the API: everything that `dir(ssmscope)` lists, from the docstrings.
+"""The page of the API: everything that `ssmscope.__all__` lists, from the docstrings.
 
 A hook of mkdocs, which writes the page, and an extension of griffe, which says the types of options as they are.
 """
@@ -32,12 +32,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+ABOUT = (
+    "What `ssmscope.__all__` lists. A verb of the command line is another name of its function, so "
+    "`ssmscope.heatmap` is `selection_heatmap`. `ssmscope.__version__` is the version."
+)
+
+
 def page() -> str:
     """The page as Markdown, with a line for mkdocstrings in place of each docstring."""
     names = [name for name in ssmscope.__all__ if name not in FIRST and name != "__version__"]
     modules = [name for name in names if isinstance(getattr(ssmscope, name), types.ModuleType)]
     analyses = {each.function.__name__: each.module.split(".")[1] for each in register.analyses().values()}
-    parts = ["# API reference", "What `dir(ssmscope)` lists; `ssmscope.__version__` is the version."]
+    parts = ["# API reference", ABOUT]
     parts += ["## Models and results", *map(_described, FIRST)]
     for room, title in ROOMS.items():
         parts += [f"## {title}", *(_described(name) for name in names if analyses.get(name) == room)]

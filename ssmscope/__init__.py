@@ -6,6 +6,8 @@
     trace = model.trace("A gripping, beautifully acted film.")
     ssmscope.selection_heatmap(trace)
 
+A verb of the command line is a name for its function: `ssmscope.heatmap` is `selection_heatmap`.
+
 Importing this package is quick: torch and transformers come with the first name that needs them. transformers' Auto
 classes know our model types once `ssmscope.models` is imported, which `load` does; to read such a model's directory
 with transformers alone, write `import ssmscope.models` first.
@@ -79,21 +81,29 @@ _HOMES = {
     "load_lens": "probes.lens.lenses",
     "logit_lens": "probes.lens.lenses",
 }
+_VERBS = {
+    "lens": ("ssmscope.probes.lens", "trajectory"),
+    "report": ("ssmscope.reports.running", "run_plan"),
+    "serve": ("ssmscope.reports.serving", "serve"),
+    "train": ("ssmscope.training", "train_model"),
+}
+"""The functions behind verbs that no analysis declares; those of the others have their names too."""
 _PACKAGES = ("attacks", "backends", "interp", "models", "ops", "probes")
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"ssmscope.{name}")
-    home = f"ssmscope.{_HOMES[name]}" if name in _HOMES else None
+    home = (f"ssmscope.{_HOMES[name]}", name) if name in _HOMES else _VERBS.get(name)
     if home is None and (name == "__all__" or not _is_module(name)):
-        functions = importlib.import_module("ssmscope.register").functions()
+        register = importlib.import_module("ssmscope.register")
+        functions = register.functions()
         if name == "__all__":
             return ["__version__", *sorted({*_HOMES, *_PACKAGES, *functions})]
-        home = functions.get(name)
+        home = (functions[name], name) if name in functions else register.verbs().get(name)
     if home is None:
         raise AttributeError(f"module 'ssmscope' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home[0]), home[1])
     globals()[name] = value
     return value
 
@@ -105,4 +115,4 @@ def _is_module(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return __getattr__("__all__")
+    return sorted({*__getattr__("__all__"), *_VERBS, *importlib.import_module("ssmscope.register").verbs()})

@@ -109,7 +109,7 @@ class Analysis:
         models, *rest = given
         if not 1 <= len(models) <= 2:
             raise InputError(f"{self.name} takes one model, or two; {len(models)} were given")
-        if any(hasattr(each, "input_ids") for each in rest):
+        if any(hasattr(each, "input_ids") or (isinstance(each, Mapping) and "input_ids" in each) for each in rest):
             raise InputError("a batch, or a trace, is of one model; give two models the texts themselves")
         found = [function(model, *rest, **options) for model in models]
         assert self.pair is not None
@@ -156,13 +156,18 @@ def analysis(
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             alone = _is_trace(args[0]) if len(args) == 1 else False  # a trace says what its model did
+            # What can be read once is, since several models, or steps, may read it.
+            args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)  # type: ignore[assignment]
             given: Any = (None, *args) if alone else args
             first = args[0] if args else kwargs.get("models")
             number = len(first) if several and isinstance(first, Sequence) else 1
             options = declared.checked(kwargs, number)
-            if pair is not None and isinstance(given[0], list | tuple):
-                return declared.of_each(function, given, options)
-            return function(*given, **options)
+            from ssmscope.intercept import out_of_inference
+
+            with out_of_inference():
+                if pair is not None and isinstance(given[0], list | tuple):
+                    return declared.of_each(function, given, options)
+                return function(*given, **options)
 
         declared = Analysis(
             name=name,
@@ -289,6 +294,7 @@ class Call:
                 `out` is not given to an analysis that writes its own files.
         """
         from ssmscope.models.load import load
+        from ssmscope.progress import pulse
         from ssmscope.results import SUFFIXES, Result, checked_formats, save_together
         from ssmscope.sharding.parts import keeping
 
@@ -305,21 +311,21 @@ class Call:
             loaded = [load(name, **setting) for name in self.models]
         groups = [[model] for model in loaded] if declared.pair is not None else [loaded]
         calls: list[list[Any]] = [[group if declared.several else group[0]] for group in groups]
-        if declared.reads is not None:
-            inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
-            for arguments, group in zip(calls, groups):
-                arguments.append(declared.reads.read(inputs, self.options, group))
         options = dict(self.options)
-        if declared.reads is not None:
-            options |= declared.reads.read_besides(self.inputs, self.options, loaded)
-        if declared.writes:
-            options["out"] = out
-        with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
-            each = [declared.function(*arguments, **options) for arguments in calls]
-            found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
-            results = (found,) if isinstance(found, Result) else tuple(found)
-            if out is not None and not declared.writes:
-                save_together({result.kind: result for result in results}, out, formats)
+        with pulse(self.name, bool(options.get("progress", True))):
+            if declared.reads is not None:
+                inputs = declared.reads.once(self.inputs) if len(calls) > 1 else self.inputs
+                for arguments, group in zip(calls, groups):
+                    arguments.append(declared.reads.read(inputs, self.options, group))
+                options |= declared.reads.read_besides(self.inputs, self.options, loaded)
+            if declared.writes:
+                options["out"] = out
+            with _kept_answers(options, out) as options, keeping(out if declared.sharded else None):
+                each = [declared.function(*arguments, **options) for arguments in calls]
+                found = each[0] if len(each) == 1 or declared.pair is None else declared.pair(each)
+                results = (found,) if isinstance(found, Result) else tuple(found)
+                if out is not None and not declared.writes:
+                    save_together({result.kind: result for result in results}, out, formats)
         return results
 
     def every(self) -> Iterator[tuple[Option, Any]]:

@@ -34,8 +34,9 @@ def cut_edges(
 
     Of y_t = Σ_s α[t, s] x_s + D x_t the terms with s among the sources are taken away at every t among the targets
     (attention knockout, Geva et al. 2023, on the implicit attention of Differential Mamba, Eq. 8). It is one scan of
-    the sources' writes alone, and exact. The token's own D x_t stays, which passes no state. Everything else, gate and
-    norm included, is computed from what is left.
+    the sources' writes alone, and exact. The skip D x_t stays, which passes no state; at the level "block" it holds a
+    part of the few tokens before t, which x_t has of the convolution. Everything else, gate and norm included, is
+    computed from what is left.
 
     Args:
         sources, targets: positions, or (batch, length) bool.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ssmscope.errors import InputError
+from ssmscope.tokenizing import Spelled, names_of, token_texts, tokenize, word_numbers
 
 # What acts on a terminal, or ends a string. The upper control characters stay: real texts have them where Windows' own
 # quotation marks and dashes were read as Latin-1. Halves of surrogate pairs are no characters at all.
@@ -22,7 +25,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Token ids (batch, length) int64 padded on the right, their `mask` (True at real positions), and per text the
-    shown tokens and the words they belong to (None for special tokens).
+    shown tokens and the words they belong to (None for special tokens). Of texts that were given as such, `spelled` has
+    them with the characters that each token is of.
 
     A pixel classifier's batch has `values` (batch, length − 1, channels), and its only id is the class token's."""
 
@@ -31,6 +35,7 @@ class Batch:
     tokens: tuple[tuple[str, ...], ...]
     words: tuple[tuple[int | None, ...], ...]
     values: Tensor | None = None
+    spelled: tuple[Spelled, ...] = field(default=(), repr=False)
 
     @property
     def lengths(self) -> list[int]:
@@ -40,7 +45,7 @@ class Batch:
     @property
     def last(self) -> Tensor:
         """Each text's last real position, (batch,)."""
-        return self.mask.sum(1) - 1
+        return last_positions(self.mask)
 
     def rows(self, chosen: Sequence[int]) -> Batch:
         """The chosen texts, padded to the longest of them."""
@@ -53,11 +58,100 @@ class Batch:
             tuple(self.tokens[row] for row in chosen),
             tuple(self.words[row] for row in chosen),
             None if self.values is None else self.values[list(chosen)],
+            tuple(self.spelled[row] for row in chosen) if self.spelled else (),
         )
 
     def to(self, device: torch.device) -> Batch:
         values = None if self.values is None else self.values.to(device)
-        return Batch(self.input_ids.to(device), self.mask.to(device), self.tokens, self.words, values)
+        return replace(self, input_ids=self.input_ids.to(device), mask=self.mask.to(device), values=values)
+
+
+def texts_or_ids(given: Any) -> tuple[list[str] | None, list[list[int]] | None]:
+    """Read what was given as texts: the texts, or rows of token ids.
+
+    Args:
+        given: a text, or several in any sequence, array, series or generator; token ids of one text or of several, as
+            lists, arrays or tensors; or a tokenizer's output, of which padding is left out.
+
+    Raises:
+        InputError: anything else.
+    """
+    advice = "give a text, a list of texts, token ids, or a tokenizer's output"
+    if isinstance(given, str):
+        return [given], None
+    if isinstance(given, Mapping):
+        if "input_ids" not in given:
+            raise InputError(f"{type(given).__name__} without input_ids was given as texts; {advice}")
+        return None, _unpadded(given["input_ids"], given.get("attention_mask"))
+    if isinstance(given, bytes | bytearray | memoryview):
+        raise InputError("bytes were given as texts; decode them first, e.g. given.decode('utf-8')")
+    if isinstance(given, os.PathLike):
+        raise InputError(f"the path {os.fspath(given)!r:.80} was given as texts; give what the file holds")
+    if isinstance(given, set | frozenset):
+        raise InputError(f"{type(given).__name__} was given as texts, which has no order; give a list")
+    if hasattr(given, "columns") or hasattr(given, "column_names"):
+        raise InputError(f"{type(given).__name__} was given as texts; give its column of texts")
+    items = _plain(given)
+    if isinstance(items, str):
+        return [items], None
+    if not isinstance(items, list | tuple):
+        try:
+            items = list(items)
+        except TypeError:
+            raise InputError(f"{type(given).__name__} was given as texts; {advice}") from None
+    if not items:
+        raise InputError("no text was given")
+    if _is_id(items[0]):
+        return None, [_id_row(items, "the given ids hold")]
+    if not isinstance(items[0], str) and isinstance(rows := _plain(items[0]), list | tuple | range) and len(rows):
+        if not isinstance(rows[0], str):
+            return None, [_id_row(_plain(row), f"row {number} holds") for number, row in enumerate(items)]
+    for number, item in enumerate(items):
+        if not isinstance(item, str):
+            raise InputError(f"text {number} is {item!r:.40} ({type(item).__name__}), no text; {advice}")
+    return [str(item) for item in items], None
+
+
+def _plain(given: Any) -> Any:
+    """The lists of an array, a tensor, a series or a column; anything else as it is."""
+    if isinstance(given, str):
+        return given
+    for name in ("to_pylist", "tolist"):
+        if hasattr(given, name):
+            return getattr(given, name)()
+    return given
+
+
+def _is_id(value: Any) -> bool:
+    value = value if isinstance(value, str) or getattr(value, "shape", None) != () else _plain(value)
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _id_row(row: Any, where: str) -> list[int]:
+    if isinstance(row, str) or not isinstance(row, Sequence):
+        raise InputError(f"{where} {row!r:.40}, which is no list of token ids")
+    wrong = next((value for value in row if not _is_id(value)), None)
+    if wrong is not None:
+        raise InputError(f"{where} {wrong!r:.40}, which is no token id; ids are whole numbers")
+    return [int(value) for value in row]
+
+
+def _unpadded(ids: Any, mask: Any) -> list[list[int]]:
+    """The rows of a tokenizer's output without what its mask says is padding."""
+    texts, rows = texts_or_ids(ids)
+    if rows is None:
+        raise InputError(f"input_ids hold {texts[0]!r:.40}, which is no token id" if texts else "no token id was given")
+    if mask is None:
+        return rows
+    _, real = texts_or_ids(mask)
+    if real is None or [*map(len, real)] != [*map(len, rows)]:
+        raise InputError("the attention_mask is not of the shape of the input_ids")
+    return [[i for i, kept in zip(row, own) if kept] for row, own in zip(rows, real)]
+
+
+def last_positions(mask: Tensor) -> Tensor:
+    """Each row's last position at which a mask (batch, length) is true, (batch,); 0 where it is nowhere."""
+    return (mask.bool() * torch.arange(mask.shape[1], device=mask.device)).amax(1)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_tokens: int | None = None) -> Batch:
@@ -71,13 +165,15 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     ids: list[list[int]] = []
     tokens: list[tuple[str, ...]] = []
     words: list[tuple[int | None, ...]] = []
+    spelled: list[Spelled] = []
     for number, text in enumerate(texts):
         which = f"text {number}" if len(texts) > 1 else "the text"
         _check_text(text, which)
-        _check_symbols(text, tokenizer, which)
-        encoded = tokenizer(text, return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True)
+        check_characters(text, max_tokens, which)
+        options = {"return_offsets_mapping": tokenizer.is_fast, "return_special_tokens_mask": True}
+        encoded = tokenize(tokenizer, text, named=which, **options)
         row, special = encoded["input_ids"], encoded["special_tokens_mask"]
-        _check_length(len(row), max_tokens, which)
+        check_tokens(len(row), max_tokens, which)
         content = [i for i, s in zip(row, special) if not s or i == tokenizer.unk_token_id]
         if not content:
             raise InputError(f"{which} has no token that this model's tokenizer knows")
@@ -85,15 +181,26 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
             raise InputError(f"{which} has only characters that this model's tokenizer does not know: {text[:40]!r}")
         ids.append(row)
         if tokenizer.is_fast:
-            offsets = encoded["offset_mapping"]
-            names = tokenizer.convert_ids_to_tokens(row)
-            tokens.append(tuple(text[a:b] if b > a else name for (a, b), name in zip(offsets, names)))
-            words.append(tuple(encoded.word_ids(0)))
+            offsets = tuple(encoded["offset_mapping"])
+            tokens.append(token_texts(text, offsets, tokenizer.convert_ids_to_tokens(row)))
+            words.append(word_numbers(encoded.word_ids(0), text, offsets, tokens[-1]))
+            spelled.append(Spelled(text, offsets))
         else:
-            tokens.append(tuple(tokenizer.convert_ids_to_tokens(row)))
-            words.append(tuple(None if s else i for i, s in enumerate(special)))
+            names, numbers = names_of(tokenizer, row, ())
+            tokens.append(names)
+            words.append(tuple(None if s else i for i, s in zip(numbers, special)))
     _check_range(ids, vocabulary, "the tokenizer gives")
-    return _padded(ids, tokens, words, getattr(tokenizer, "pad_token_id", None))
+    return replace(_padded(ids, tokens, words, getattr(tokenizer, "pad_token_id", None)), spelled=tuple(spelled))
+
+
+def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any) -> list[str] | None:
+    """The texts that a tokenizer reads as these ids; None where it reads what it makes of them as others."""
+    texts = [tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+    try:
+        again = tokenize(tokenizer, texts)["input_ids"]
+    except InputError:
+        return None
+    return texts if [list(row) for row in rows] == again and not any(map(_CONTROL.search, texts)) else None
 
 
 def encode_ids(
@@ -107,14 +214,17 @@ def encode_ids(
     if not rows or any(not row for row in rows):
         raise InputError("no token id was given")
     for number, row in enumerate(rows):
-        _check_length(len(row), max_tokens, f"row {number}")
+        check_tokens(len(row), max_tokens, f"row {number}")
     _check_range(rows, vocabulary, "the given ids hold")
-    names = [tuple(tokenizer.convert_ids_to_tokens(list(r)) if tokenizer else map(str, r)) for r in rows]
-    special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
-    words = [tuple(None if i in special else at for at, i in enumerate(row)) for row in rows]
-    return _padded(rows, names, words, None)
+    if tokenizer is None:
+        return _padded(rows, [tuple(map(str, row)) for row in rows], [tuple(range(len(row))) for row in rows], None)
+    own = set(tokenizer.all_special_ids)
+    named = [names_of(tokenizer, row, own) for row in rows]
+    return _padded(rows, [names for names, _ in named], [words for _, words in named], None)
 
 
+MOST_CHARACTERS = 64
+"""Of a token on average: a longer text than so many for each token that is allowed is not even tokenized."""
 CLASS_TOKEN = "[class]"
 _NUMBERS = ("uint8", "float16", "float32", "float64")
 
@@ -154,7 +264,7 @@ def encode_values(
     if max_tokens is not None and length + 1 > max_tokens:
         raise InputError(
             f"an image has {length + 1:,} tokens, more than the limit of {max_tokens:,} (a token is a "
-            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise --max-tokens"
+            f"{'pixel' if patch is None else 'patch'}, the last one the class token): raise max_tokens=…"
         )
     pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
     if not bool(pixels.isfinite().all()):
@@ -207,24 +317,21 @@ def _check_text(text: str, which: str) -> None:
         )
 
 
-def _check_symbols(text: str, tokenizer: Any, which: str) -> None:
-    """Name the word that a tokenizer of whole words without an unknown token would fail at."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or tokenizer.unk_token_id is not None or type(backend.model).__name__ != "WordLevel":
-        return
-    known = backend.get_vocab()
-    for word, _ in backend.pre_tokenizer.pre_tokenize_str(text):
-        if word not in known:
-            names = sorted(known, key=known.__getitem__)
-            shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
-            raise InputError(f"{which} has {word!r}, which is no symbol of this model; its symbols are {shown}")
-
-
-def _check_length(length: int, max_tokens: int | None, which: str) -> None:
-    if max_tokens is not None and length > max_tokens:
+def check_characters(text: str, max_tokens: int | None, which: str) -> None:
+    """Refuse, as an InputError, a text that is too long for so many tokens, without tokenizing it."""
+    if max_tokens is not None and len(text) > MOST_CHARACTERS * max_tokens:
         raise InputError(
-            f"{which} has {length:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
-            "--max-tokens"
+            f"{which} has {len(text):,} characters, more than {MOST_CHARACTERS * max_tokens:,}, the limit for "
+            f"{max_tokens:,} tokens: shorten or split it, or raise max_tokens=…"
+        )
+
+
+def check_tokens(number: int, max_tokens: int | None, which: str) -> None:
+    """Refuse, as an InputError, more than `max_tokens` tokens."""
+    if max_tokens is not None and number > max_tokens:
+        raise InputError(
+            f"{which} has {number:,} tokens, more than the limit of {max_tokens:,}: shorten or split it, or raise "
+            "max_tokens=…"
         )
 
 

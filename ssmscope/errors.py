@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import pickle
+import re
 import struct
 from collections.abc import Iterable
 
@@ -16,6 +17,16 @@ UNPICKLABLE = (
 
 class InputError(ValueError):
     """What the user gave cannot be used. The message is one line: what was given, what is allowed, what to do."""
+
+
+IN_PYTHON = re.compile(r"(?:[\w.]+\()?\b([a-z]\w*)=…\)?")
+"""An option in a message: "tokenizer=…", or in a call, "model.encode(ids=…)"."""
+
+
+def as_typed(message: str) -> str:
+    """A message with its options as they are typed on the command line: "--tokenizer"."""
+    names = {"values": "image"}
+    return IN_PYTHON.sub(lambda found: f"--{names.get(found[1], found[1]).strip('_').replace('_', '-')}", message)
 
 
 class Unanswerable(InputError):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ssmscope.errors import InputError
 
@@ -20,6 +21,8 @@ ON_A_GPU = 2**8
 """How many times as many words there."""
 ROW = 2**16
 """Words in a row: a word's factor is that of its place in the row times that of the row."""
+SMALL = ROW // 4
+"""Words of the tensors that are summed together."""
 
 
 def versions(weights: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -164,12 +167,26 @@ def _hashes_to_come(values: Mapping[str, Tensor]) -> Callable[[], dict[str, int]
         if odd or flat.data_ptr() % 4:
             flat = torch.cat([flat, flat.new_zeros(4 - odd)])
         by_device.setdefault(value.device, {})[name] = flat.view(torch.int32)
-    found: list[tuple[dict[str, Tensor], Tensor]] = []
+    found: list[tuple[list[str], Tensor]] = []
     for device, own in by_device.items():
-        each = list(own.values())
-        sums = torch.stack([_sum_of_words(words, *_factors(device)) for words in each])
-        found.append((own, sums))
-    return lambda: {name: word for own, sums in found for name, word in zip(own, sums.tolist(), strict=True)}
+        rows, columns = _factors(device)
+        small = {name: words for name, words in own.items() if len(words) <= SMALL}
+        large = {name: words for name, words in own.items() if len(words) > SMALL}
+        if small:
+            found.append(([*small], _sums_of_small(list(small.values()), columns) * rows[0]))
+        if large:
+            found.append(([*large], torch.stack([_sum_of_words(words, rows, columns) for words in large.values()])))
+    return lambda: {name: word for names, sums in found for name, word in zip(names, sums.tolist(), strict=True)}
+
+
+def _sums_of_small(values: list[Tensor], columns: Tensor) -> Tensor:
+    """Return Σ word · column's factor of each tensor of at most a row: on a GPU few kernel launches for all of them."""
+    lengths = torch.tensor([len(words) for words in values])
+    ends = lengths.cumsum(0).to(columns.device)
+    starts = (ends - lengths.to(ends)).repeat_interleave(lengths.to(ends), output_size=int(lengths.sum()))
+    places = torch.arange(len(starts), device=columns.device) - starts
+    sums = pad((torch.cat(values) * columns[places]).cumsum(0), (1, 0))  # modulo 2⁶⁴, as all of these sums
+    return sums[ends] - sums[ends - lengths.to(ends)]
 
 
 def _sum_of_words(words: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from functools import partial
 from types import MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ssmscope.errors import InputError
@@ -270,6 +271,17 @@ def watched(
             stack.callback(module.register_forward_hook(_Leaving(run, last)).remove)
         token = _watching.set(_watching.get() | {run})
         stack.callback(_watching.reset, token)
+        yield
+
+
+@contextmanager
+def out_of_inference() -> Iterator[None]:
+    """Within the context a caller's `torch.inference_mode` is `torch.no_grad`: gradients can be asked for again, and
+    tensors that are made can be in them."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
         yield
 
 

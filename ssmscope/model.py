@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -16,16 +17,28 @@ from ssmscope import ops
 from ssmscope.attention_layers import IMPLEMENTATIONS, attending, keeps_caches
 from ssmscope.batching import by_length
 from ssmscope.edits import Edit, again, edited, edits_of
-from ssmscope.encoding import Batch, as_images, encode_ids, encode_texts, encode_values
-from ssmscope.errors import InputError
+from ssmscope.encoding import (
+    Batch,
+    as_images,
+    encode_ids,
+    encode_texts,
+    encode_values,
+    last_positions,
+    spelled_out,
+    texts_or_ids,
+)
+from ssmscope.errors import InputError, Unanswerable
 from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, versions_to_come
 from ssmscope.frozen import FrozenLayer
-from ssmscope.intercept import evaluating, watched
+from ssmscope.heads import Gives, gives, own_logits
+from ssmscope.intercept import evaluating, out_of_inference
 from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
+from ssmscope.progress import count_tokens
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
-TextsLike = str | Sequence[str] | Batch | Trace
-"""What analyses read: a text, several, their batch (of ids or images too), or a trace that there is already."""
+TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
+"""What analyses read: a text, several, a tokenizer's output, a batch (of ids or images too), or a trace that there is
+already."""
 
 
 class Run(NamedTuple):
@@ -62,6 +75,17 @@ class Model:
             )
         check_finite(self.module, self.name)
 
+    def __repr__(self) -> str:
+        labels = self.labels
+        names = ", ".join(map(str, labels[:4])) + ", …" * (len(labels) > 4) if labels is not None else ""
+        what = f"classifier ({names})" if labels is not None else "language model"
+        weights = list(self.module.parameters())
+        return (
+            f"Model {self.name}: {self.architecture} {what}, {self.num_layers} state-space layers, "
+            f"{sum(each.numel() for each in weights):,} parameters, {str(weights[0].dtype).removeprefix('torch.')} on "
+            f"{self.device}" + ("" if self.tokenizer is not None or self.channels is not None else ", no tokenizer")
+        )
+
     @property
     def config(self) -> Any:
         return self.module.config
@@ -74,7 +98,44 @@ class Model:
 
     @property
     def is_classifier(self) -> bool:
-        return type(self.module).__name__.endswith("ForSequenceClassification")
+        """Whether a text has one vector of logits, of `labels`, instead of one at every position."""
+        return self.gives not in ("next tokens", "nothing")
+
+    @property
+    def gives(self) -> Gives:
+        """What its logits are of."""
+        return gives(self.module)
+
+    def check_classes(self, what: str) -> None:
+        """Refuse, as an InputError, what needs one class for each text of a classifier that gives something else, and
+        of a model without a head."""
+        self._check_head()
+        if self.gives in ("labels", "numbers"):
+            each = "labels of which several may be right" if self.gives == "labels" else "numbers, as a regression does"
+            raise Unanswerable(
+                f"{self.name} gives {each}, and {what} needs one class for each text; ask what they rest on instead, "
+                "with explain"
+            )
+
+    def _check_head(self) -> None:
+        if self.gives == "nothing":
+            raise Unanswerable(
+                f"{self.name} has no head, and so no answer: its layers can be read (trace, heatmap, attention, "
+                "stability); for what is about an answer, give a model with a head"
+            )
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The probabilities of next tokens, classes or labels, from logits whose last dimension is these.
+
+        Raises:
+            InputError: for a model that gives numbers.
+        """
+        if self.gives == "numbers":
+            raise Unanswerable(
+                f"{self.name} gives numbers, as a regression does, and no probabilities; ask what they rest "
+                "on instead, with explain"
+            )
+        return logits.sigmoid() if self.gives == "labels" else logits.softmax(-1)
 
     @property
     def channels(self) -> int | None:
@@ -89,7 +150,7 @@ class Model:
 
     @property
     def labels(self) -> list[str] | None:
-        """A classifier's classes, in the order of its logits; None for a language model."""
+        """A classifier's classes, or what else it `gives`, in the order of its logits; None for a language model."""
         return [self.config.id2label[i] for i in range(self.config.num_labels)] if self.is_classifier else None
 
     @property
@@ -104,6 +165,11 @@ class Model:
     def check_remembers(self, what: str) -> None:
         """Refuse, as an InputError, a question about the memory of a model whose layers keep none."""
         check_remembers(memory_of(self.module)["remembers"], self.name, what)
+
+    def check_tokenizer(self, what: str = "texts") -> None:
+        """Refuse, as an InputError, to read what needs a tokenizer without one."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.name} has no tokenizer to read {what} with; give one, load(tokenizer=…)")
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
@@ -161,29 +227,32 @@ class Model:
             **({"edits": edits} if edits else {}),
         }
 
+    @out_of_inference()
     def encode(
         self,
-        texts: str | Sequence[str] | None = None,
+        texts: str | Iterable[str] | Mapping[str, Any] | None = None,
         *,
-        ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        ids: Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray | None = None,
         values: Tensor | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> Batch:
         """Texts, or token ids for a model without a tokenizer, as one batch padded on the right.
 
-        A pixel classifier reads `values` (n, length, channels) or (length, channels) instead: uint8, which is divided
-        by 255, or floats in [0, 1]. The lengths of its batch count the class token.
+        A tokenizer's output, and token ids in place of texts, are taken for what they are. A pixel classifier reads
+        `values` (n, length, channels) or (length, channels) instead: uint8, which is divided by 255, or floats in
+        [0, 1]. The lengths of its batch count the class token.
 
         Raises:
             InputError: for an empty text, control characters, a text of unknown tokens only, an id outside the
                 vocabulary, more than `max_tokens` tokens, texts for a model without a tokenizer, pixels of another
-                shape or dtype, texts or ids for a pixel model, or pixels for a model of tokens.
+                shape or dtype, texts or ids for a pixel model, pixels for a model of tokens, or anything else.
         """
         if self.channels is not None:
+            if values is None and ids is None and isinstance(texts, Tensor | np.ndarray):
+                texts, values = None, texts
             if values is None or texts is not None or ids is not None:
-                raise InputError(
-                    f"{self.name} reads pixels ({self._image}), not texts: give it images, e.g. --image FILE"
-                )
+                what = f"{self.name} reads pixels ({self._image}), not texts"
+                raise InputError(f"{what}: give it images, model.encode(values=…)")
             form = {"dtype": next(self.module.parameters()).dtype, "shape": self.config.image_size}
             form["patch"] = self.config.patch
             return encode_values(values, self.channels, **form, max_tokens=max_tokens).to(self.device)
@@ -191,14 +260,17 @@ class Model:
             raise InputError(f"{self.name} reads tokens, not pixels: give texts or token ids")
         if (texts is None) == (ids is None):
             raise InputError("give either texts or token ids")
-        if ids is not None:
-            one_row = len(ids) == 0 or isinstance(ids[0], int)
-            rows: list[list[int]] = [list(ids)] if one_row else [list(row) for row in ids]  # type: ignore[arg-type]
-            return encode_ids(rows, self.vocabulary, self.tokenizer, max_tokens).to(self.device)
+        given = texts if ids is None else ids
+        words, rows = (None, []) if isinstance(ids, list) and not ids else texts_or_ids(given)
+        if ids is not None and rows is None:
+            raise InputError("texts were given as ids; ids are whole numbers, e.g. [5, 17, 3]")
+        if words is None and ids is None and self.tokenizer is not None:
+            words = spelled_out(rows or [], self.tokenizer)
+        if words is None:
+            return encode_ids(rows or [], self.vocabulary, self.tokenizer, max_tokens).to(self.device)
         if self.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer: give token ids instead, e.g. --ids 5,17,3")
-        texts = [texts] if isinstance(texts, str) else list(texts or [])
-        return encode_texts(texts, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
+            raise InputError(f"{self.name} has no tokenizer: give token ids, model.encode(ids=…), or a tokenizer")
+        return encode_texts(words, self.tokenizer, self.vocabulary, max_tokens).to(self.device)
 
     @property
     def vocabulary(self) -> int:
@@ -290,9 +362,10 @@ class Model:
         spread = (expected - expected.mean()).abs().max() if expected.numel() > 1 else expected.abs().max()
         return bool((found - expected).abs().max() <= allowed * spread)
 
+    @out_of_inference()
     def trace(
         self,
-        texts: str | Sequence[str] | Batch | None = None,
+        texts: str | Iterable[str] | Mapping[str, Any] | Batch | None = None,
         *,
         ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         values: Tensor | np.ndarray | None = None,
@@ -349,7 +422,7 @@ class Model:
         coming = versions_to_come(stored_weights(self.module), adapters(self.module))
         meanwhile()
         weights = coming()
-        for each in answered:
+        for each in answered if self.gives != "nothing" else ():
             self._checked(each)
 
         def recompute(index: int) -> LayerTrace:
@@ -372,6 +445,7 @@ class Model:
             logits=logits,
             tokens=batch.tokens,
             words=batch.words,
+            spelled=batch.spelled,
             answers=self.answers_of(logits),
             source=self._source(self._fingerprint(weights)),
             layers=Layers(len(found), recompute),
@@ -416,10 +490,11 @@ class Model:
             wanted = "tokens" if self.channels is None else "pixels"
             raise InputError(f"{self.name} reads {wanted}: give it a batch of its own encode()")
         if batch.values is not None:
+            count_tokens(batch.mask.numel())
             logits = self.module(input_values=batch.values, attention_mask=batch.mask.long()).logits
         else:
             given = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
-            logits = self._logits(given, batch.last if last_only else None).to(self.device)
+            logits = own_logits(self.module, given, batch.last if last_only else None).to(self.device)
         return self._checked(logits) if checked else logits
 
     def embed(self, batch: Batch) -> Tensor:
@@ -431,29 +506,14 @@ class Model:
     def forward_embeddings(self, embeddings: Tensor, mask: Tensor, last_only: bool = True) -> Tensor:
         """As `forward`, from embeddings (batch, length, width) padded on the right, whose real positions `mask` has."""
         arguments = {"inputs_embeds": embeddings, "attention_mask": mask.long()}
-        return self._checked(self._logits(arguments, mask.sum(1) - 1 if last_only else None).to(self.device))
-
-    def _logits(self, arguments: dict[str, Tensor], at: Tensor | None) -> Tensor:
-        """The model's own logits, of a language model at every position or at one of each row."""
-        if self.is_classifier:
-            return self.module(**arguments).logits
-        if at is None:
-            return self.module(**arguments, use_cache=False).logits
-        rows = torch.arange(len(at), device=at.device)
-        whole = arguments["attention_mask"].shape
-
-        def choose(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not args or args[0].shape[:2] != whole:
-                return None
-            where = args[0].device  # not the input's, of a model over several
-            return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
-
-        with watched(before=[(self.module.get_output_embeddings(), choose)]):
-            logits = self.module(**arguments, use_cache=False).logits
-        return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
+        count_tokens(mask.numel())
+        return self._checked(
+            own_logits(self.module, arguments, last_positions(mask) if last_only else None).to(self.device)
+        )
 
     def _checked(self, logits: Tensor) -> Tensor:
-        """The logits, or an InputError where one is NaN or infinite."""
+        """The logits, or an InputError where there are none, or one is NaN or infinite."""
+        self._check_head()
         found = logits.detach()
         if not found.numel():
             return logits
@@ -465,14 +525,20 @@ class Model:
         if not finite:
             raise InputError(
                 f"the logits of {self.name} are not finite: it is damaged, or overflows on this input"
-                + (" in float16; try --dtype float32" if logits.dtype == torch.float16 else "")
+                + (" in float16; try float32, load(dtype=…)" if logits.dtype == torch.float16 else "")
             )
         return logits
 
     def answers_of(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
-        """For each row of logits (texts, classes) the class or next token of the highest, by name, and its
-        probability."""
-        best, labels = logits.softmax(-1).max(-1), self.labels
+        """For each row of logits (texts, classes) the class, label or next token of the highest, by name, and its
+        probability; of a model that gives numbers these, and NaN."""
+        labels = self.labels
+        if labels is not None and self.gives == "numbers":
+            said = [", ".join(f"{name} = {each:.4g}" for name, each in zip(labels, row)) for row in logits.tolist()]
+            return tuple((each, math.nan) for each in said)
+        if self.gives == "nothing":
+            return (("no head", math.nan),) * len(logits)
+        best = self.probabilities(logits).max(-1)
         name_of = str if self.tokenizer is None else lambda i: self.tokenizer.decode([i])
         names = map(name_of if labels is None else labels.__getitem__, best.indices.tolist())
         return tuple(zip(names, best.values.tolist()))
@@ -492,7 +558,7 @@ def as_batch(model: Model | None, texts: TextsLike) -> Batch:
         return model.encode(texts)
     if model.channels is not None:
         raise InputError("a trace does not hold the images that it is of; give their batch")
-    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words)
+    return Batch(texts.input_ids, texts.mask, texts.tokens, texts.words, spelled=texts.spelled)
 
 
 def as_trace(model: Model | None, texts: TextsLike, *, keep_inputs: bool | Sequence[int] = True) -> Trace:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+WORTH_SAYING = 2.0
+"""Seconds after which work is said to go on."""
+EVERY = 10.0
+"""Seconds until the next line; each of the later ones takes half as long again, up to `SELDOM`."""
+SELDOM = 120.0
+
+
+class _Seen:
+    """What is known of the work that goes on: tokens that models read in this process, and the newest bar."""
+
+    tokens = 0
+    bar: Progress | None = None
+
+
+def count_tokens(number: int) -> None:
+    """Count tokens that a model reads, for `pulse`."""
+    _Seen.tokens += number
 
 
 def on_stderr(shown: bool = True) -> Console:
@@ -30,4 +53,38 @@ def progress_bar(console: Console | None = None) -> Progress:
     console = on_stderr() if console is None else console
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=console.quiet or not console.is_terminal, transient=True)
+    hidden = console.quiet or not console.is_terminal
+    _Seen.bar = Progress(*columns, console=console, disable=hidden, transient=True)
+    return _Seen.bar
+
+
+@contextmanager
+def pulse(name: str, shown: bool = True) -> Iterator[None]:
+    """Say on stderr, once the body takes longer than two seconds and now and then after that, how far it is, where no
+    bar does."""
+    if not shown:
+        yield
+        return
+    begun, before, ended, stream = time.monotonic(), _Seen.tokens, threading.Event(), sys.stderr
+    _Seen.bar = None
+
+    def say() -> None:
+        wait, pause = WORTH_SAYING, EVERY
+        while not ended.wait(wait):
+            wait, pause = pause, min(1.5 * pause, SELDOM)
+            bar = _Seen.bar
+            if bar is not None and not bar.disable:
+                continue
+            tasks = [] if bar is None else [task for task in bar.tasks if task.total]
+            parts = [f"{task.completed:,.0f} of {task.total:,.0f} {task.description}".strip() for task in tasks[-1:]]
+            parts.append(f"{_Seen.tokens - before:,} tokens read" if _Seen.tokens > before else "at work")
+            seconds = time.monotonic() - begun
+            print(f"{name}: {', '.join(parts)} after {seconds:.0f} s", file=stream, flush=True)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

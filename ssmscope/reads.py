@@ -128,7 +128,7 @@ class Texts(Input):
         found["max_tokens"] = replace(found["max_tokens"], default=self.most)
         if self.data is None:
             return found
-        data = options_of(_data_options)
+        data = options_of(_data_options, without=("max_tokens",))
         return {**found, **data, "data": replace(data["data"], help="Labelled texts instead: sst2, imdb, … or a file.")}
 
     def check(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -162,8 +162,6 @@ class Texts(Input):
         given = self.data is not None and values["data"] is not None
         if given and self._any(values):
             raise InputError("--data cannot be combined with --text, --file, --ids or --image; give one of them")
-        if given and values["max_tokens"] != self.most:
-            raise InputError("--max-tokens is of --text, --file, --ids and --image; leave it out beside --data")
         if self.data is not None and not given and values["split"] is not None:
             raise InputError("--split is of --data; give it too")
         return given
@@ -211,17 +209,18 @@ class Texts(Input):
         return model.encode(texts, ids=rows, values=pixels, max_tokens=values["max_tokens"])
 
 
-def one_text(model: Model, text: str | Sequence[int]) -> Batch:
+def one_text(model: Model, text: Any) -> Batch:
     """A text, or token ids, which somebody types as "5,17,3" for a model without a tokenizer.
 
     Raises:
-        InputError: as `Model.encode`, and for what are no ids.
+        InputError: as `Model.encode`, for what are no ids, and for several texts.
     """
-    if not isinstance(text, str):
-        return model.encode(ids=list(text))
-    if model.tokenizer is None:
+    if isinstance(text, str) and model.tokenizer is None:
         return model.encode(ids=whole_numbers(text, "token ids", "5,17,3"))
-    return model.encode(text)
+    batch = model.encode(text)
+    if len(batch.tokens) != 1:
+        raise InputError(f"{len(batch.tokens)} texts were given where one is read; give one")
+    return batch
 
 
 def _data_options(
@@ -230,6 +229,7 @@ def _data_options(
         str | None, "sst2, imdb, … or a file; else what MODEL learnt from.", Reads("data"), Metavar("DATA")
     ] = None,
     split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
+    max_tokens: Annotated[int, "Refuse longer texts.", Range(1)] = MOST_TOKENS,
 ) -> None: ...
 
 
@@ -239,14 +239,17 @@ class Data(Input):
 
     Attributes:
         of: "texts" alone, or "examples": of pixels too.
+        leaves_out: whether the analysis has an option `max_tokens` of its own, which leaves longer texts out; where it
+            is not given they are refused here.
     """
 
     of: Literal["texts", "examples"] = "texts"
+    leaves_out: bool = False
     parameter: ClassVar[str] = "data"
 
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
-        found = options_of(_data_options)
+        found = options_of(_data_options, without=("max_tokens",) if self.leaves_out else ())
         if self.of == "examples":
             help_ = "cifar10, digits, sst2, … or a file; else what MODEL learnt from."
             return {**found, "data": replace(found["data"], help=help_)}
@@ -266,7 +269,12 @@ class Data(Input):
         if name is None or (data is None and name not in known):
             raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file with text and label")
         read = load_text if self.of == "texts" else load_labelled
-        return read(name, values["split"], label_names=model.labels)
+        found = read(name, values["split"], label_names=model.labels)
+        most = (options if self.leaves_out else values)["max_tokens"]
+        if most is None or not self.leaves_out:
+            for each in models:
+                check_lengths(each, found, MOST_TOKENS if most is None else most)
+        return found
 
 
 def _example_options(
@@ -279,6 +287,7 @@ def _example_options(
     ] = None,
     split: Annotated[str | None, "Of a known data set; by default the one to test on.", Metavar("NAME")] = None,
     length: Annotated[int, "Tokens of a row, of a language model's text.", Range(1, ROW)] = 256,
+    max_tokens: Annotated[int, "Refuse longer texts, of a classifier.", Range(1)] = MOST_TOKENS,
 ) -> None: ...
 
 
@@ -311,7 +320,24 @@ class Examples(Input):
         known = known_data(model)
         if name is None or (values["data"] is None and name not in known):
             raise InputError(f"no data; give --data, one of {', '.join(known)}, or a file")
-        return load_examples(model, name, values["split"], values["length"], self.prefer)
+        most = values["max_tokens"]
+        return load_examples(model, name, values["split"], values["length"], self.prefer, max_tokens=most)
+
+
+def check_lengths(model: Model, data: ExampleData, most: int) -> None:
+    """Refuse labelled texts of more than `most` tokens before any is read.
+
+    Raises:
+        InputError: naming the first one.
+    """
+    from ssmscope.encoding import check_characters, check_tokens
+    from ssmscope.tokenizing import tokenize
+
+    for number, text in enumerate(getattr(data, "texts", ()) if model.tokenizer is not None else (), start=1):
+        if 4 * len(text) > most:  # a character is of four bytes at most, and a token has one at least
+            named = f"row {number} of {data.name}"
+            check_characters(text, most, named)
+            check_tokens(len(tokenize(model.tokenizer, text, named=named)["input_ids"]), most, named)
 
 
 def known_data(model: Model) -> tuple[str, ...]:
@@ -324,15 +350,25 @@ def known_data(model: Model) -> tuple[str, ...]:
     return tuple(SOURCES) if model.is_classifier else tuple(LINE_SOURCES)
 
 
-def load_examples(model: Model, data: str, split: str | None, length: int, prefer: Sequence[str] = ()) -> ExampleData:
+def load_examples(
+    model: Model,
+    data: str,
+    split: str | None,
+    length: int,
+    prefer: Sequence[str] = (),
+    *,
+    max_tokens: int = MOST_TOKENS,
+) -> ExampleData:
     """Text in rows of `length` tokens for a language model, labelled examples for a classifier.
 
     Args:
         data: a known name or a file.
         split: of a known name; None for the first of `prefer` that it has, else the one to test on.
+        max_tokens: of a classifier's text.
 
     Raises:
-        InputError: an unknown name or split, a file that cannot be read, or a language model without a tokenizer.
+        InputError: an unknown name or split, a file that cannot be read, a longer text, or a language model without a
+            tokenizer.
     """
     from ssmscope.tasks.labelled import load_labelled
     from ssmscope.tasks.language import language_data, load_lines
@@ -342,9 +378,10 @@ def load_examples(model: Model, data: str, split: str | None, length: int, prefe
     if split is None and source is not None:
         split = next((name for name in prefer if name in source.splits), None)
     if model.is_classifier:
-        return load_labelled(data, split, label_names=model.labels)
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read {data} with; name one with --tokenizer")
+        found = load_labelled(data, split, label_names=model.labels)
+        check_lengths(model, found, max_tokens)
+        return found
+    model.check_tokenizer(str(data))
     if split is None and source is not None:
         split = source.default_split
     lines = load_lines(data, split)

@@ -96,3 +96,12 @@ def kinds() -> list[str]:
 def functions() -> dict[str, str]:
     """The functions of analyses by name, and the packages that they are in."""
     return {analysis.function.__name__: analysis.module for analysis in analyses().values()}
+
+
+def verbs() -> dict[str, tuple[str, str]]:
+    """The names of analyses on the command line, as Python writes them, with the package and the name of the function:
+    {"heatmap": ("ssmscope.interp.heatmap", "selection_heatmap")}."""
+    return {
+        name.replace(" ", "_").replace("-", "_"): (analysis.module, analysis.function.__name__)
+        for name, analysis in analyses().items()
+    }

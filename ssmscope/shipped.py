@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,20 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 def demos() -> dict[str, Path]:
     """The shipped trained models: `demo/NAME` and their directories."""
     return {f"demo/{path.parent.name}": path.parent for path in sorted((PACKAGE / "demo").glob("*/config.json"))}
+
+
+def training_data(directory: Path) -> dict[str, Any]:
+    """The data in the record of a model's training; empty without a record."""
+    try:
+        return dict(json.loads((directory / "training.json").read_bytes())["data"]["train"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def data_set_of(data: Mapping[str, Any]) -> str | None:
+    """The name of the data set in a record of training; None for a file, which a record could place anywhere."""
+    name = str(data.get("name", ""))
+    return None if not name or set(name) & {".", "/", "\\"} else name
 
 
 @cache

@@ -418,7 +418,7 @@ def _option(parameter: inspect.Parameter, hint: Any) -> Option:
         elements=tuple(elements),
         kind=kinds[0] if kinds else None,
         several=several,
-        single=next((kind for kind in (Path, float, int, str, bool) if kind in singles), None),
+        single=next((kind for kind in (Path, float, str, int, bool) if kind in singles), None),
         range=by_type.get(Range, Range()),
         one_of=by_type.get(OneOf),
         reads=reads,
@@ -467,7 +467,7 @@ BatchSize = Annotated[int | None, "How many examples are run together.", Range(1
 Progress = Annotated[bool, "Say on stderr how far it is.", NO_EFFECT]
 Cache = Annotated[
     str | Path | None,
-    "A file that keeps the model's answers, from which a killed run continues; else in --out.",
+    "A file that keeps the model's answers, from which a killed run continues; else beside the results.",
     NO_EFFECT,
 ]
 Template = Annotated[str | None, "A prompt with {content} in it, for a language model."]

@@ -13,6 +13,7 @@ from ssmscope import ops
 from ssmscope.errors import InputError, Unanswerable
 from ssmscope.frozen import FrozenLayer
 from ssmscope.ops import survival
+from ssmscope.tokenizing import Spelled
 
 T = TypeVar("T")
 
@@ -202,7 +203,9 @@ class Trace:
         logits: (batch, classes) of a classifier, (batch, vocabulary) at each text's last position of a language model.
         tokens: per text, the real tokens as they are shown.
         words: per text and real token, the index of the word it belongs to; None for a special token.
-        answers: per text, the predicted class (or next token) and its probability.
+        spelled: per text that was given as such, the text and the characters that each token is of.
+        answers: per text, the predicted class (or label, or next token) and its probability; of a model that gives
+            numbers these, and NaN.
         source: where it comes from: model, architecture, fingerprint, dtype, device.
         layers: each layer's `LayerTrace`, recomputed on access.
         frozen: each layer as a linear map of its input, recomputed on access: what implicit attention is made of.
@@ -226,9 +229,20 @@ class Trace:
     numbers: tuple[int, ...] | None = None
     remembers: bool = True
     ahead: bool = False
+    spelled: tuple[Spelled, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        lengths = sorted(map(len, self.tokens))
+        span = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[0]:,} to {lengths[-1]:,}"
+        said = ", ".join(f"{answer!r:.40} (p = {p:.3f})" for answer, p in self.answers[:3])
+        what = ("image" if self.pixels is not None else "text") + "s" * (len(self) != 1)
+        return (
+            f"Trace of {self.source['model']} ({self.source['architecture']}): {len(self)} {what} of {span} tokens, "
+            f"{len(self.retention)} layers; answers {said}" + ", …" * (len(self) > 3)
+        )
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:

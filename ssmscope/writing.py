@@ -232,7 +232,7 @@ def held(directory: Path) -> Iterator[None]:
                 lock.acquire()
             except Timeout as error:
                 raise InputError(
-                    f"{directory} is in use by {_holder(file)}; wait until it has ended, or give another --out"
+                    f"{directory} is in use by {_holder(file)}; wait until it has ended, or give another directory"
                 ) from error
             try:
                 with suppress(PermissionError):  # Windows locks the content too
@@ -269,12 +269,12 @@ def check_writable(out: Path | None) -> None:
     if out is None:
         return
     if os.path.exists(out) and not os.path.isdir(out):
-        raise InputError(f"--out {out} is a file; give a directory")
+        raise InputError(f"out {out} is a file; give a directory")
     existing = next(parent for parent in (out, *out.absolute().parents) if os.path.lexists(parent))
     if not os.path.isdir(existing):
-        raise InputError(f"--out {out} lies under {existing}, which is a file; give a directory")
+        raise InputError(f"out {out} lies under {existing}, which is a file; give a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: {existing} cannot be written to; give a directory of yours")
+        raise InputError(f"out {out}: {existing} cannot be written to; give a directory of yours")
     longest = next((part for part in out.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
     if longest is not None:
-        raise InputError(f"--out has a name of {len(longest):,} characters; give a shorter one")
+        raise InputError(f"out has a name of {len(longest):,} characters; give a shorter one")

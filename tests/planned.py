@@ -19,6 +19,15 @@ from ssmscope.results import Result
 
 WORDS = "a good film with bad acting , but great music .".split()
 TEXT = "a good film with bad acting"
+MINIMAL: dict[str, dict[str, Any]] = {
+    **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
+    "effect": {"before": "a good film", "after": "a bad film"},
+    "evaluate": {"tasks": ["wnli"]},
+    "knockout": {"text": "a film", "from": ["film"]},
+    "patch": {"clean": "a good film", "corrupted": "a bad film"},
+    "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},
+}
+"""Options without which a verb does not begin."""
 
 
 def tiny_model(directory: Path, seed: int = 0) -> Path:

@@ -274,7 +274,7 @@ class TestSNR:
                 "1 lenses were given for 2 models; give one for each",
             ),
             (["mamba", "--lens", "fitted"], "was fitted to another model"),
-            (["bare"], "bare has no tokenizer to read questions with; name one with --tokenizer"),
+            (["bare"], "bare has no tokenizer to read questions with; give one, --tokenizer"),
             (["demo/sst2-mamba2"], "demo/sst2-mamba2 is a classifier"),
             (["mamba", "--tasks", "qa1,qa7"], "unknown among tasks: 'qa7'; allowed are qa1"),
             (["mamba", "--tasks", "qa3"], "tokenizer does not know"),

@@ -87,7 +87,7 @@ def test_the_api_reference_is_what_the_package_lists(reference: ModuleType) -> N
     page = reference.page()
     described = re.findall(r"^::: (\S+)\n    options:\n      heading: ssmscope\.(\w+)$", page, flags=re.MULTILINE)
     packages = re.findall(r"^### ssmscope\.(\w+)$", page, flags=re.MULTILINE)
-    assert sorted([name for _, name in described] + packages + ["__version__"]) == sorted(dir(ssmscope))
+    assert sorted([name for _, name in described] + packages + ["__version__"]) == sorted(ssmscope.__all__)
     assert [name for _, name in described[:4]] == ["load", "Model", "Trace", "Result"]
     for path, name in described:
         module, _, own = path.rpartition(".")

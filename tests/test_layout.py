@@ -17,18 +17,19 @@ PACKAGE = ROOT / "ssmscope"
 
 READ = {"errors", "intercept", "affine", "fingerprint", "backends", "ops", "frozen", "trace"}
 READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "compiling"}
-CORE = READ | {"encoding", "model", "models"}
+CORE = READ | {"encoding", "heads", "model", "models"}
 DECLARED = {"analysis", "reads", "signature", "sharding"}
 """What a package says its analysis is with."""
 ROOMS = {"interp", "probes", "attacks"}
-FILES = {"reading", "writing", "limits"}
-"""How files are read and written, and how much may be asked for at once."""
+FILES = {"reading", "writing", "limits", "tokenizing"}
+"""How files are read and written, how much may be asked for at once, and how tokenizers are called."""
 MAY_IMPORT = {
     "errors": set(),
     "affine": {"errors", "intercept"},
     "reading": {"errors"},
     "writing": {"errors"},
     "limits": {"errors"},
+    "tokenizing": {"errors"},
     "register": {"errors"},
     "signature": {"errors"},
     "reads": CORE | FILES | {"signature", "tasks"},
@@ -44,8 +45,8 @@ MAY_IMPORT = {
     "backends": {"errors"},
     "ops": {"errors", "backends"},
     "frozen": {"errors", "affine", "ops"},
-    "trace": {"errors", "ops", "frozen"},
-    "encoding": {"errors"},
+    "trace": {"errors", "ops", "frozen", "tokenizing"},
+    "encoding": {"errors", "tokenizing"},
     "states": {"trace"},
     "mixers": READ - {"mixers", "attention_layers", "fingerprint", "edits", "cuts", "recomputing"},
     "recomputing": {"intercept", "mixers"},
@@ -53,11 +54,12 @@ MAY_IMPORT = {
     "attention_layers": {"intercept", "trace", "states", "mixers"},
     "edits": READ - {"fingerprint", "edits", "cuts"},
     "cuts": READ - {"fingerprint", "cuts"},
-    "model": READ - {"cuts"} | {"encoding"},
+    "heads": {"encoding", "intercept", "mixers"},
+    "model": READ - {"cuts"} | {"encoding", "heads"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
     "shipped": set(),
-    "models": CORE - {"models"} | {"reading", "shipped"},
+    "models": CORE - {"models"} | {"reading", "shipped", "tokenizing"},
     "evaluation": CORE | FILES | {"tasks", "sharding"},
     "interp": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show"},
     "probes": CORE | FILES | DECLARED | {"results", "bootstrap", "tasks", "evaluation", "show", "interp", "training"},
@@ -163,7 +165,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {sorted(graph)}"
 
 
-@pytest.mark.parametrize("name", ["errors", "ops", "trace", "encoding", "mixers", "model"])
+@pytest.mark.parametrize("name", ["errors", "ops", "trace", "tokenizing", "encoding", "mixers", "model"])
 def test_transformers_is_not_imported_below_models(name: str) -> None:
     """The mathematics can be used without the seconds that transformers takes to import."""
     assert not [target for target in imported(parsed(name), name, at_import=True) if target.startswith("transformers")]
@@ -236,3 +238,15 @@ def test_words_of_an_option_stand_in_one_order():
                 words = words if isinstance(words, tuple) else (words,)
                 orders.setdefault(frozenset(words), set()).add(words)
     assert len(orders) > 20 and not [found for found in orders.values() if len(found) > 1]
+
+
+# What is only reached by a command line, or writes one.
+OPTIONS_ARE_TYPED = re.compile(r"(analysis|cli|errors|reports|reads|sharding\.cluster|signature|training\.card)\b")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not OPTIONS_ARE_TYPED.match(name)])
+def test_messages_speak_python(name: str) -> None:
+    """They write an option as `name=…`, which the command line says its way (`ssmscope.errors.as_typed`)."""
+    said = [node.value for node in ast.walk(parsed(name)) if isinstance(node, ast.Constant)]
+    texts = [text for text in said if isinstance(text, str) and "analyze " not in text and "style" not in text]
+    assert not [text for text in texts if re.search(r"(?<![\w(-])--[a-z][\w-]*(?![\w-]*:)", text)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from examples import random_example
@@ -69,7 +73,7 @@ def test_bytes_of_a_character_are_shown_as_it():
         (["a film\x1b[31m"], r"control character U\+001B at position 6"),
         (["a\x00b"], r"U\+0000 at position 1"),
         (["a film", ""], "text 1 is empty"),
-        (["film " * 40], r"has 41 tokens, more than the limit of 32.*--max-tokens"),
+        (["film " * 40], r"has 41 tokens, more than the limit of 32.*raise max_tokens=…"),
     ],
 )
 def test_refused_texts(model, texts, words):
@@ -107,6 +111,116 @@ def test_texts_need_a_tokenizer_and_ids_do_not(model):
         bare.encode("a", ids=[1])
     with pytest.raises(InputError, match="either texts or token ids"):
         bare.encode()
+
+
+def test_models_and_traces_are_shown_in_a_line(model):
+    size = sum(each.numel() for each in model.module.parameters())
+    assert repr(model) == (
+        f"Model MambaForCausalLM: mamba language model, 2 state-space layers, {size:,} parameters, float32 on cpu"
+    )
+    trace = model.trace(["a good film", "film"])
+    answers = ", ".join(f"{name!r} (p = {p:.3f})" for name, p in trace.answers)
+    assert repr(trace) == (f"Trace of MambaForCausalLM (mamba): 2 texts of 2 to 4 tokens, 2 layers; answers {answers}")
+    assert repr(ssmscope.load("demo/sst2-mamba2")).startswith(
+        "Model demo/sst2-mamba2: mamba2 classifier (negative, positive), "
+    )
+    many = repr(model.trace(ids=[[3, 4]] * 9))
+    assert many.count("p = ") == 3 and many.endswith("), …") and "\n" not in many and len(many) < 300
+
+
+class TestWhatIsGiven:
+    TEXTS = ["a good film", "acted film !"]
+
+    @pytest.mark.parametrize(
+        "take",
+        [
+            tuple,
+            np.array,
+            pd.Series,
+            pa.array,
+            lambda texts: (text for text in texts),
+            lambda texts: pd.DataFrame({"text": texts})["text"],
+            lambda texts: dict(enumerate(texts)).values(),
+            lambda texts: np.array(texts, dtype=object),
+        ],
+    )
+    def test_texts_in_any_sequence(self, model, take):
+        batch = model.encode(self.TEXTS)
+        found = model.encode(take(self.TEXTS))
+        assert found.tokens == batch.tokens and torch.equal(found.input_ids, batch.input_ids)
+        assert model.encode(np.array("a film")).tokens == model.encode("a film").tokens
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    @pytest.mark.parametrize("kind", [None, "pt", "np"])
+    def test_a_tokenizers_output(self, model, side, kind):
+        model.tokenizer.padding_side = side
+        given = model.tokenizer(["a good film", "film"], padding=True, return_tensors=kind)
+        batch, right = model.encode(given), model.encode(["a good film", "film"])
+        assert torch.equal(batch.input_ids, right.input_ids) and torch.equal(batch.mask, right.mask)
+        assert batch.words == right.words and batch.spelled == right.spelled
+        assert torch.equal(model.trace(dict(given)).logits, model.trace(right).logits)
+        one = model.tokenizer("a good film", return_tensors=kind)
+        assert model.encode(one).tokens == (("a", "good", "film", "[CLS]"),)
+
+    def test_ids(self, model):
+        right = model.encode(ids=[[3, 7, 4], [4]])
+        for given in (
+            [[3, 7, 4], [4]],
+            ((3, 7, 4), (4,)),
+            [torch.tensor([3, 7, 4]), torch.tensor([4])],
+            [np.array([3, 7, 4]), [np.int64(4)]],
+            pd.Series([[3, 7, 4], [4]]),
+        ):
+            for found in (model.encode(given), model.encode(ids=given)):
+                assert torch.equal(found.input_ids, right.input_ids) and torch.equal(found.mask, right.mask)
+        for given in (torch.tensor([3, 7]), torch.tensor([[3, 7]]), np.array([3, 7]), range(3, 8, 4), [[3, 7]]):
+            assert model.encode(given).input_ids.tolist() == [[3, 7]]
+        assert model.encode(ids=[3, 6, 5]).words == ((0, 1, 1),) and model.encode(ids=[6, 5]).tokens == (("act", "ed"),)
+
+    @pytest.mark.parametrize(
+        "given, says",
+        [
+            (b"a film", "bytes were given as texts; decode them first"),
+            (Path("a.txt"), "the path 'a.txt' was given as texts"),
+            ({"a film"}, "set was given as texts, which has no order"),
+            ({"text": ["a film"]}, "dict without input_ids was given as texts"),
+            (pd.DataFrame({"text": ["a film"]}), "DataFrame was given as texts; give its column"),
+            (5, "int was given as texts"),
+            ([], "no text was given"),
+            (["a film", None], "text 1 is None"),
+            (["a film", b"b"], "text 1 is b'b'"),
+            ([["a film"]], "text 0 is \\['a film'\\]"),
+            (["a film", 3], "text 1 is 3"),
+            ([3, "a film"], "the given ids hold 'a film', which is no token id"),
+            ([[3], ["a"]], "row 1 holds 'a', which is no token id"),
+            ([True, False], "text 0 is True"),
+            (torch.rand(3), "text 0 is 0\\..*float"),
+            ({"input_ids": [[3, 4]], "attention_mask": [[1]]}, "not of the shape of the input_ids"),
+            ({"input_ids": ["a film"]}, "input_ids hold 'a film'"),
+        ],
+    )
+    def test_anything_else_is_refused(self, model, given, says):
+        for call in (model.encode, model.trace, lambda texts: ssmscope.explain(model, texts, methods=("gradxinput",))):
+            with pytest.raises(InputError, match=says) as found:
+                call(given)
+            assert "\n" not in str(found.value)
+        with pytest.raises(InputError):
+            model.encode(ids=given)
+
+    def test_of_an_evaluator(self, model):
+        ask = ssmscope.Evaluator(model, words=("good", "film"))
+        right = ask.scores(self.TEXTS)
+        for take in (np.array, pd.Series, tuple, lambda texts: (text for text in texts)):
+            assert np.array_equal(ask.scores(take(self.TEXTS)), right)
+        for given in (model.tokenizer(self.TEXTS), torch.tensor([[3, 4]]), [b"a film"], [None], {"text": ["a"]}):
+            with pytest.raises(InputError):
+                ask.scores(given)
+
+    def test_a_generator_serves_two_models(self, model):
+        found = ssmscope.explain([model, model], (text for text in self.TEXTS), methods=("gradxinput",))
+        assert [len(one) for one in found.results] == [2, 2]
+        with pytest.raises(InputError, match="is of one model"):
+            ssmscope.explain([model, model], model.tokenizer("a film"), methods=("gradxinput",))
 
 
 def test_a_tokenizer_larger_than_the_model_is_noticed(model):

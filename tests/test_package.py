@@ -14,6 +14,9 @@ from exhaustive import few
 from warm import PLAIN, TORCH, Warm
 
 import ssmscope
+from ssmscope import register
+from ssmscope.cli import app
+from ssmscope.cli.command import command_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,6 +78,18 @@ def test_every_public_name_is_there() -> None:
         assert getattr(ssmscope, name) is not None
     with pytest.raises(AttributeError, match="laod"):
         _ = ssmscope.laod
+
+
+def test_verbs_are_names_of_their_functions() -> None:
+    """Every verb of `analyze --help`, and those of groups."""
+    commands = command_of(app).commands
+    for name, command in commands.items():
+        for verb in [name, *(f"{name}_{own}" for own in getattr(command, "commands", {}))]:
+            assert verb in dir(ssmscope) and getattr(ssmscope, verb) is not None
+    assert ssmscope.heatmap is ssmscope.selection_heatmap and ssmscope.attention is ssmscope.implicit_attention
+    assert ssmscope.lens is ssmscope.lens_show is ssmscope.trajectory and ssmscope.lens_fit is ssmscope.fit_lens
+    for name, analysis in register.analyses().items():
+        assert getattr(ssmscope, name.replace(" ", "_")) is analysis.function
 
 
 def test_there_is_one_version() -> None:

@@ -260,6 +260,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_weights_of_an_unbroken_one(revie
     broken, unbroken = tmp_path / "broken", tmp_path / "unbroken"
     arguments = ["baleen-b", str(reviews["train"])]
     said = killed_training(*arguments, broken, options)
+    with pytest.raises(InputError, match="broken is unfinished: .* the same command continues it$"):
+        ssmscope.load(broken)
     for out in (broken, unbroken):
         train_model(*arguments, out, **options)
     assert capfd.readouterr().err.count(said) == 1

@@ -15,6 +15,7 @@ from ssmscope.evaluation import Evaluator, Template
 from ssmscope.interp.classes import class_ids, word_ids
 from ssmscope.tasks.prompts import TASK_PROMPTS, TaskPrompts, content_of
 from ssmscope.tasks.text import SOURCES, TextData
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -78,8 +79,8 @@ def questions(
         raise InputError(f"{data.name} ({data.split}) has no example")
     if model.channels is not None:
         raise InputError(f"{model.name} reads pixels, but {data.name} holds texts")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_classes(f"accuracy on {data.name}")
+    model.check_tokenizer()
     if limit is not None:
         data = data.sample(limit, seed=seed)
     known = data.name in SOURCES and data.label_names == SOURCES[data.name].labels
@@ -131,6 +132,6 @@ def true_log_odds(
 def unknown_tokens(model: Model, text: str) -> tuple[int, int]:
     """How many tokens a text has for the model's tokenizer, special ones left out, and how many of them it does not
     know."""
-    ids = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenize(model.tokenizer, text, add_special_tokens=False)["input_ids"]
     unknown = model.tokenizer.unk_token_id
     return len(ids), 0 if unknown is None else sum(i == unknown for i in ids)

@@ -52,7 +52,8 @@ class Recipe:
 
 def protect(words: Iterable[str], placeholder: str | None) -> Any:
     """A constraint that keeps words as they are: every word of `words` (labels, as a rule) in whatever case and
-    punctuation, and the placeholder where it stands, though not another word of its name."""
+    punctuation, pieces of words that end at a combining mark, and the placeholder where it stands, though not another
+    word of its name."""
     textattack()
     from ssmscope.attacks.swaps import Protected
 

@@ -21,9 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ssmscope.errors import InputError
+from ssmscope.models.adapter_folder import is_adapter
+from ssmscope.models.fields import check_fields, read_object
 from ssmscope.models.quiet import quiet
-from ssmscope.models.stored import BROKEN, reason
-from ssmscope.models.tokenizers import read_tokenizer
+from ssmscope.models.stored import BROKEN, reason, weight_files
+from ssmscope.models.tokenizers import FILES, fetched, read_tokenizer
 from ssmscope.reading import no_character, parse_json, read_text
 
 LARGEST = 2**34
@@ -261,9 +263,16 @@ def _load(name: str, kind: str, option: str, what: str) -> tuple[Any, Any]:
     advice = f"give the directory or the hub id of {what}"
     try:
         with quiet():
-            tokenizer = read_tokenizer(name)
+            where = fetched(name, (*FILES, "*.safetensors"))
+            if not list(where.glob("*.safetensors")):
+                where = fetched(name, (*FILES, "*.bin"))
+            tokenizer = read_tokenizer(where)
+            if is_adapter(where) or not (where / "config.json").is_file():
+                raise InputError("it holds no model's config.json, or an adapter")
+            check_fields(read_object(where / "config.json"), name)
+            weight_files(where)
             module, info = getattr(transformers, kind).from_pretrained(
-                name, output_loading_info=True, trust_remote_code=False
+                where, output_loading_info=True, trust_remote_code=False, local_files_only=True
             )
     except BROKEN as error:
         raise InputError(f"{option} {name!r} could not be loaded ({reason(error)}); {advice}") from error

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ssmscope.attacks.offline import textattack
+from ssmscope.tokenizing import is_within_word
 
 if TYPE_CHECKING:
     from ssmscope.attacks.resources import Encoder, MaskedLM, WordVectors
@@ -62,7 +63,8 @@ def plain_words(text: str) -> set[str]:
 
 
 class Protected(PreTransformationConstraint):
-    """Words that are never changed: those of some texts, in whatever case and punctuation, and a placeholder."""
+    """Words that are never changed: those of some texts, in whatever case and punctuation, a placeholder, and pieces of
+    words, which TextAttack ends at a combining mark or a joiner."""
 
     def __init__(self, words: Iterable[str], placeholder: str | None):
         self.words = set().union(*map(plain_words, words))
@@ -74,10 +76,13 @@ class Protected(PreTransformationConstraint):
             if (self.placeholder)
             else []
         )
+        text = current_text.text
         return {
             index
             for index, (word, (start, stop)) in enumerate(zip(current_text.words, word_spans(current_text)))
-            if not plain_words(word) & self.words and not any(start < end and begin < stop for begin, end in kept)
+            if not plain_words(word) & self.words
+            and not any(start < end and begin < stop for begin, end in kept)
+            and (text.isascii() or not (is_within_word(text, start) or is_within_word(text, stop)))
         }
 
     def extra_repr_keys(self) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssmscope.errors import InputError, did_you_mean, ran_out_of_memory
+from ssmscope.errors import InputError, as_typed, did_you_mean, ran_out_of_memory
 from ssmscope.reading import SURROGATE
 from ssmscope.shipped import demos
 
@@ -124,7 +124,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except InputError as error:
-        return _refuse(str(error))
+        return _refuse(as_typed(str(error)))
     except _CLICK_ERROR as error:
         return _refuse(_usage_message(error, arguments))
     except (KeyboardInterrupt, typer.Abort) as end:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmscope.errors import InputError
 from ssmscope.reading import SURROGATE
-from ssmscope.tasks.language import check_symbols
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -24,16 +24,16 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
         InputError: for a model without a tokenizer, a text without a token or with half of a surrogate pair, a symbol
             that the tokenizer does not have, or an id outside the model's vocabulary.
     """
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     if not texts:
         return []
     for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {text!r:.40} ({type(text).__name__}), no text; give a list of texts")
         half = SURROGATE.search(text)
         if half is not None:
             raise InputError(f"text {number} has U+{ord(half.group()):04X}, which is no character: remove it")
-    check_symbols(texts, model.tokenizer)
-    found = model.tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False, verbose=False)
+    found = tokenize(model.tokenizer, list(texts), return_attention_mask=False, return_token_type_ids=False)
     rows: list[list[int]] = found["input_ids"]
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
     start, end = _added(model, texts[longest])
@@ -56,6 +56,6 @@ def token_rows(model: Model, texts: Sequence[str], *, blank: bool = False) -> li
 
 def _added(model: Model, text: str) -> tuple[int, int]:
     """How many special tokens the tokenizer puts before a text and after it; as many as for any other."""
-    special = model.tokenizer(text, return_special_tokens_mask=True, verbose=False)["special_tokens_mask"]
+    special = tokenize(model.tokenizer, text, return_special_tokens_mask=True)["special_tokens_mask"]
     start = len(list(takewhile(bool, special)))
     return start, len(list(takewhile(bool, reversed(special[start:]))))

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ssmscope import __version__
+from ssmscope.encoding import texts_or_ids
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.evaluation.forking import Rows, as_bytes, whole
@@ -117,6 +118,11 @@ class Evaluator:
         """
         if isinstance(texts, str):
             raise InputError("one text was given; give a list of texts")
+        if not isinstance(texts, list | tuple):
+            found, _ = texts_or_ids(texts)
+            if found is None:
+                raise InputError("token ids were given; give a list of texts")
+            texts = found
         texts = list(texts)
         self.asked += len(texts)
         if not texts:
@@ -298,8 +304,8 @@ class Evaluator:
 def _check(model: Model, words: Sequence[str] | None, scoring: str, normalise: bool) -> None:
     if model.channels is not None:
         raise InputError(f"{model.name} reads pixels; give a model of texts")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_classes("an evaluation")
+    model.check_tokenizer()
     if scoring not in SCORINGS:
         allowed = ", ".join(SCORINGS)
         raise InputError(f"unknown scoring {scoring!r}; allowed are {allowed}{did_you_mean(str(scoring), SCORINGS)}")

@@ -24,7 +24,11 @@ def answers(model: Model, batch: Batch, answer: int | str | None) -> tuple[list[
     return [ids[0] for ids in goal.targets], list(goal.names)
 
 
-def measured(logits: Tensor, answer: int) -> tuple[Tensor, Tensor]:
-    """The answer's probability and logit in every row of logits (rows, classes), float64."""
+def measured(model: Model, logits: Tensor, answer: int) -> tuple[Tensor, Tensor]:
+    """The answer's probability and logit in every row of logits (rows, classes), float64.
+
+    Raises:
+        InputError: for a model that gives no probabilities.
+    """
     precise = logits.double()
-    return (precise[:, answer] - precise.logsumexp(-1)).exp(), precise[:, answer]
+    return model.probabilities(precise)[:, answer], precise[:, answer]

@@ -23,8 +23,9 @@ def class_ids(model: Model, data: PixelData | TextData | SequenceData) -> Int[np
     Classes are matched by name, and by number where the model's have no names of their own.
 
     Raises:
-        InputError: they do not match.
+        InputError: they do not match, or the model gives no classes.
     """
+    model.check_classes(f"accuracy on {data.name}")
     ours, theirs = list(data.label_names), list(model.labels or ())
     labels = np.asarray(data.labels, dtype=np.int64)
     if set(ours) <= set(theirs):

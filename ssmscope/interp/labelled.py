@@ -24,13 +24,13 @@ def check_classifier(model: Model, data: Any, what: str) -> None:
     Raises:
         InputError: as said.
     """
+    model.check_classes(what)
     if not model.is_classifier:
         raise InputError(f"{model.name} is no classifier: {what} is of the class that a classifier predicts")
     if model.channels is not None or not isinstance(data, TextData):
         given = "a model of pixels" if model.channels is not None else f"data of {type(data).__name__}"
         raise InputError(f"{given} was given; {what} is measured on classifiers of texts and labelled texts")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     if not len(data):
         raise InputError(f"{data.name} ({data.split}) has no example")
 

@@ -24,6 +24,7 @@ from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
 from ssmscope.progress import on_stderr
 from ssmscope.recomputing import recomputed
+from ssmscope.tokenizing import tokenize
 
 NUMBERS_AT_ONCE = 2**29
 """How many numbers a backward pass may keep on a CPU: 2 GiB of float32."""
@@ -200,13 +201,12 @@ class Objective:
     def _of_last(self, logits: Float[Tensor, "runs vocabulary"], texts: Sequence[int]) -> Float[Tensor, " runs"]:
         """f of runs whose targets are one id each."""
 
-        def at(ids: list[int]) -> Tensor:
-            return logits.gather(-1, torch.tensor(ids, device=logits.device).unsqueeze(-1)).squeeze(-1)
+        def at(values: Tensor, ids: list[int]) -> Tensor:
+            return values.gather(-1, torch.tensor(ids, device=values.device).unsqueeze(-1)).squeeze(-1)
 
-        wanted = at([self.targets[text][0] for text in texts])
-        if self.probability:
-            return (wanted - logits.logsumexp(-1)).exp()
-        return wanted if self.contrasts is None else wanted - at([self.contrasts[text] for text in texts])
+        asked = self.model.probabilities(logits) if self.probability else logits
+        wanted = at(asked, [self.targets[text][0] for text in texts])
+        return wanted if self.contrasts is None else wanted - at(logits, [self.contrasts[text] for text in texts])
 
     def _of_continuation(self, logits: Float[Tensor, "length vocabulary"], last: int, text: int) -> Tensor:
         """f of one run; the logits at `last` are those of the first target."""
@@ -352,10 +352,8 @@ def _ids(model: Model, target: Target) -> tuple[int, ...]:
 
 
 def _tokenized(model: Model, target: str) -> tuple[int, ...]:
-    try:
-        found = tuple(model.tokenizer(target, add_special_tokens=False)["input_ids"])
-    except Exception as error:  # a tokenizer of whole words without an unknown token raises a plain Exception
-        raise InputError(f"the target {target!r} has a word that {model.name} does not know") from error
+    named = f"the target {target!r:.80}"
+    found = tuple(tokenize(model.tokenizer, target, named=named, add_special_tokens=False)["input_ids"])
     if not found:
         raise InputError(f"the target {target!r} has no token")
     unknown = getattr(model.tokenizer, "unk_token_id", None)
@@ -374,7 +372,7 @@ def read_otherwise(model: Model, target: str) -> str:
     many = f"the {len(found)} tokens {pieces}" if len(found) > 1 else f"the token {pieces}"
     if "".join(model.tokenizer.decode(found).split()) != "".join(target.split()):
         return f"the target {target!r} is read as {many}"
-    spaced = model.tokenizer(f" {target}", add_special_tokens=False)["input_ids"]
+    spaced = tokenize(model.tokenizer, f" {target}", add_special_tokens=False)["input_ids"]
     if target[:1].isspace() or len(spaced) != 1 or spaced == found:
         return ""
     return f"the target {target!r} is read as {many}; ' {target}', with the space before it, is another, one token"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ssmscope.show.blocks import TokenRow, TokenRows, TokenText
 from ssmscope.show.numbers import number
 from ssmscope.show.table import Cell, Line, Table, table
 from ssmscope.show.token_rows import COLOURED_ROWS
-from ssmscope.show.tokens import named, written
+from ssmscope.show.tokens import chance, named, written
 
 DIFFERENCE = "difference"
 SEEN, NAMED = 0.1, 3
@@ -54,7 +55,7 @@ def _text(number: int, first: TokenText, other: TokenText, names: Sequence[str],
             found.append(replace(row, name=f"{name}{about}", ends=row.ends if flat else (low, high)))
         end = high if mine.signed else high - low
         found.append(_difference(mine, theirs, f"{DIFFERENCE}{about}", end, first.special))
-    answer = f"{names[1]}: “{other.answer}” (p = {other.probability:.3f})"
+    answer = f"{names[1]}: “{other.answer}”" + (f" ({said})" if (said := chance(other.probability)) else "")
     return replace(first, rows=found, about=answer)
 
 
@@ -104,11 +105,23 @@ def _by_word(number: int, first: TokenText, other: TokenText, summed: bool) -> t
     tokens = _pieces(first, cuts)
     made = []
     for text, found in zip((first, other), spans):
-        groups = [[at for at, (start, stop, _) in enumerate(found) if a <= start and stop <= b and start < stop]
-                  for a, b in pairwise(cuts)]  # fmt: skip
-        rows = [_of_words(row, groups, summed) for row in text.rows]
+        rows = [_of_words(row, _groups(text, found, cuts), summed) for row in text.rows]
         made.append(replace(text, tokens=tokens, words=tuple(range(len(tokens))), rows=rows, span=None))
     return made[0], made[1]
+
+
+def _groups(text: TokenText, spans: Sequence[tuple[int, int, str]], cuts: Sequence[int]) -> list[list[int]]:
+    """The tokens between two cuts each. One that shows no character, such as the rest of one that the token before
+    began, is with the token before it of its word, or with the first."""
+    groups: list[list[int]] = [[] for _ in cuts[1:]]
+    for _, run in groupby(range(len(text.words)), key=lambda at: text.words[at]):
+        tokens = list(run)
+        seen = [at for at in tokens if spans[at][0] < spans[at][1]]
+        near = seen[0] if seen else 0
+        for at in tokens if seen else ():
+            near = at if spans[at][0] < spans[at][1] else near
+            groups[bisect_right(cuts, spans[near][0]) - 1].append(at)
+    return groups
 
 
 def _spans(text: TokenText) -> list[tuple[int, int, str]]:
@@ -116,7 +129,7 @@ def _spans(text: TokenText) -> list[tuple[int, int, str]]:
     none."""
     at, found = 0, []
     for token, word in zip(text.tokens, text.words):
-        piece = "" if word is None else "".join(token.removeprefix("##").split())
+        piece = "" if word is None else "".join(token.split())
         found.append((at, at + len(piece), piece))
         at += len(piece)
     return found

@@ -90,6 +90,7 @@ def scored_examples(model: Model, data: ExampleData) -> Scored:
         InputError: data of another kind than the model reads, a row in which nothing is asked, or a class that the
             model does not have.
     """
+    model.check_classes(f"accuracy on {data.name}")
     kind = type(data).__name__
     if isinstance(data, TokenData) == model.is_classifier:
         wants = "a classifier: give labelled examples" if model.is_classifier else "a language model: give rows of text"

@@ -3,63 +3,136 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.show.tokens import visible, written
+from ssmscope.show.tokens import written
+from ssmscope.tokenizing import Spelled, is_glue, is_within_word
+from ssmscope.trace import Trace
 
 POSITIONS = re.compile(r"(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 
+Span = str | int | slice | Sequence[int]
+"""How a span is named; in Python positions may be numbers too."""
 
-def positions_of(span: str, batch: Batch, row: int = 0) -> tuple[int, ...]:
+
+def positions_of(span: Span, batch: Batch, row: int = 0) -> tuple[int, ...]:
     """The positions of a span's tokens in one text of a batch.
 
     Args:
         span: "last"; a position, "3", or from one to before another, "3:5", which count from the end where they are
-            negative; or words that stand in the text once, whole, whichever their case.
+            negative (also as a number, a slice or a list of numbers); or words that stand in the text once, whole,
+            whichever their case: all tokens that have a part of a character of them.
 
     Raises:
         InputError: there is no such position, or the words stand in the text never or several times.
     """
-    tokens = batch.tokens[row]
+    length = len(batch.tokens[row])
     which = f"text {row + 1}" if len(batch.tokens) > 1 else "the text"
+    if not isinstance(span, str):
+        return _numbered(span, length, which)
     if span.strip() == "last":
-        return (len(tokens) - 1,)
+        return (length - 1,)
     numbers = POSITIONS.fullmatch(span.strip())
     if numbers:
-        first, stop = (int(n) + len(tokens) if n and n[0] == "-" else int(n or 0) for n in numbers.groups())
+        first, stop = (int(n) + length if n and n[0] == "-" else int(n or 0) for n in numbers.groups())
         stop = first + 1 if numbers[2] is None else stop
-        if not 0 <= first < stop <= len(tokens):
-            raise InputError(f"{which} has no positions {span}; it has the tokens 0 to {len(tokens) - 1}")
+        if not 0 <= first < stop <= length:
+            raise InputError(f"{which} has no positions {span}; it has the tokens 0 to {length - 1}")
         return tuple(range(first, stop))
-    return _of_words(span, tokens, batch.words[row], which)
+    return _of_words(span, spelling(batch, row), which)
 
 
-def _of_words(span: str, tokens: Sequence[str], words: Sequence[int | None], which: str) -> tuple[int, ...]:
-    text, begins = "", []
-    for gap, token in written(tokens, words):
+def _numbered(span: int | slice | Sequence[int], length: int, which: str) -> tuple[int, ...]:
+    if isinstance(span, slice):
+        given: Sequence[int] = range(*span.indices(length))
+    else:
+        given = list(span) if isinstance(span, Sequence) else [span]
+    wrong = next((at for at in given if isinstance(at, bool | str) or not hasattr(at, "__index__")), None)
+    if wrong is not None or not len(given):
+        raise InputError(f"the span {span!r:.80} names no tokens; give words of the text, positions or last")
+    places = [int(at) + length if at < 0 else int(at) for at in given]
+    outside = next((at for at, place in zip(given, places) if not 0 <= place < length), None)
+    if outside is not None:
+        raise InputError(f"{which} has no position {outside}; it has the tokens 0 to {length - 1}")
+    return tuple(sorted(set(places)))
+
+
+def span_name(span: Span) -> str:
+    """A span as it is typed."""
+    if isinstance(span, slice):
+        return ":".join("" if end is None else str(end) for end in (span.start, span.stop))
+    return ", ".join(map(str, span)) if isinstance(span, list | tuple) else str(span)
+
+
+def spelling(batch: Batch | Trace, row: int) -> Spelled:
+    """A text of a batch and the characters of each token; of ids, their names with gaps where words begin."""
+    if batch.spelled:
+        return batch.spelled[row]
+    text, offsets = "", []
+    for gap, token in written(batch.tokens[row], batch.words[row]):
         text += " " * gap
-        begins.append(len(text))
+        offsets.append((len(text), len(text) + len(token)))
         text += token
-    ends = [*begins[1:], len(text)]
-    wanted = " ".join(visible(word) for word in span.split())
+    return Spelled(text, tuple(offsets))
+
+
+def folded(text: str, space: str = " ") -> tuple[str, list[int]]:
+    """A text without differences of case, of composed characters and of white space, any run of which is `space`; and
+    for each character of it where it stands in the text."""
+    found, places = "", []
+    for at, character in enumerate(text):
+        if character.isspace():
+            new = "" if not found or found[-1] == space else space
+        else:
+            new = unicodedata.normalize("NFD", character).casefold()
+        found += new
+        places += [at] * len(new)
+    return found, places
+
+
+def _of_words(span: str, spelled: Spelled, which: str) -> tuple[int, ...]:
+    text, places = folded(spelled.text)
+    wanted = folded(span.strip())[0]
     if not wanted:
         raise InputError("a span is empty; give words of the text, positions such as 3 or 3:5, or last")
-    found = [match.span() for match in re.finditer(rf"(?<!\w){re.escape(wanted)}(?!\w)", text, re.IGNORECASE)]
-    places = [
-        tuple(at for at, (begin, end) in enumerate(zip(begins, ends)) if begin < stop and end > start)
-        for start, stop in found
+    found = [
+        spelled.tokens(places[match.start()], places[match.end() - 1] + 1)
+        for match in re.finditer(re.escape(wanted), text)
+        if not is_within_word(text, match.start()) and not is_within_word(text, match.end())
     ]
-    if not places:
+    if not found:
         raise InputError(f"{which} has no words {span!r:.80}; give words of it, positions such as 3 or 3:5, or last")
-    if len(places) > 1:
-        at = ", ".join(f"{place[0]}:{place[-1] + 1}" for place in places[:5])
-        raise InputError(f"{span!r:.80} stands in {which} {len(places)} times; give positions: it is at {at}")
-    return places[0]
+    if len(found) > 1:
+        at = ", ".join(f"{place[0]}:{place[-1] + 1}" for place in found[:5] if place)
+        raise InputError(f"{span!r:.80} stands in {which} {len(found)} times; give positions: it is at {at}")
+    if not found[0]:
+        raise InputError(f"the tokenizer passes over {span!r:.80}, of which no token is; give other words")
+    return found[0]
+
+
+def find_piece(piece: str, spelled: Spelled) -> tuple[int, int] | None:
+    """The tokens that a piece of the text touches, from the first to the one after the last, wherever it stands first;
+    None where it is not. Neither case nor spaces matter: what stands between ids is not known of every tokenizer."""
+    text, places = folded(spelled.text, "")
+    wanted = folded(piece, "")[0]
+    for match in re.finditer(re.escape(wanted), text) if wanted else ():
+        if match.end() == len(text) or not is_glue(text[match.end()]):
+            found = spelled.tokens(places[match.start()], places[match.end() - 1] + 1)
+            return (found[0], found[-1] + 1) if found else None
+    return None
 
 
 def named(positions: Sequence[int], batch: Batch, row: int = 0) -> str:
     """The words at neighbouring positions, as the text has them."""
-    shown = written(batch.tokens[row], batch.words[row])
-    return "".join(" " * shown[at][0] + shown[at][1] for at in positions).strip() or "␣"
+    spelled = spelling(batch, row)
+    spans = [spelled.offsets[at] for at in positions]
+    real = [span for span in spans if span[1] > span[0]]
+    if not real:
+        return "".join(batch.tokens[row][at] for at in positions).strip() or "␣"
+    begin, stop = real[0][0], real[-1][1]
+    while stop < len(spelled.text) and is_glue(spelled.text[stop]) and not spelled.tokens(stop, stop + 1):
+        stop += 1
+    return spelled.text[begin:stop].strip() or "␣"

@@ -1,6 +1,7 @@
 """Bamba (Glorioso et al. 2024; IBM 2024): Mamba-2's mixers with some layers of softmax attention between them.
 
-The mixers are Mamba-2's, term by term. The attention layers are run by the model itself and have no recurrence to read.
+The mixers are Mamba-2's, term by term; release 5 of transformers norms by groups of channels, release 4 over all of
+them. The attention layers are run by the model itself and have no recurrence to read.
 """
 
 from __future__ import annotations

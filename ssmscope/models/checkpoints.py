@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from ssmscope.errors import InputError
-from ssmscope.models.fields import check_depth, check_value, number, refused
+from ssmscope.models.fields import check_depth, check_value, refused
 from ssmscope.models.mamba2attn import Mamba2AttnConfig, Mamba2AttnForCausalLM
 from ssmscope.models.mamba3 import Mamba3Config, Mamba3ForCausalLM
 from ssmscope.models.selective import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
@@ -191,7 +191,7 @@ def _mamba_ssm_model(config: Mapping[str, Any], cfg: Mapping[str, Any], vocabula
             MambaConfig(**shared, state_size=cfg.get("d_state", 16), time_step_rank=cfg.get("dt_rank", "auto"))
         )
     head = cfg.get("headdim", 64)
-    low, high = map(number, cfg.get("dt_limit", (0.0, float("inf"))))
+    low, high = map(float, cfg.get("dt_limit", (0.0, float("inf"))))
     shared |= dict(state_size=cfg.get("d_state", 128), head_dim=head, n_groups=cfg.get("ngroups", 1))
     attending, inner = config.get("attn_layer_idx") or [], config.get("d_intermediate") or 0
     inner = -(-inner // MLP_MULTIPLE) * MLP_MULTIPLE

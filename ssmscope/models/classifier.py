@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ssmscope.affine import applied
+from ssmscope.encoding import last_positions
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.heads import Gives, given_by
 from ssmscope.models.baleen import information_loss
 
 
@@ -165,8 +167,9 @@ class SSMForSequenceClassification(PreTrainedModel):
         A pixel classifier reads `input_values` (batch, length, channels) in [0, 1]; its `inputs_embeds`, and an
         `attention_mask`, count the class token: they are length + 1 long.
 
-        With `labels` (batch,) the loss is the cross-entropy, plus β · KL for a Baleen backbone in training (Baleen,
-        Eq. 5).
+        With `labels` (batch,) the loss is the cross-entropy, with several labels (batch, labels) that of each, with
+        numbers the mean squared error, as `config.problem_type` says; plus β · KL for a Baleen backbone in training
+        (Baleen, Eq. 5).
         """
         if input_values is not None:
             if input_ids is not None or inputs_embeds is not None:
@@ -185,7 +188,7 @@ class SSMForSequenceClassification(PreTrainedModel):
         logits = applied(self.head, self.dropout(last_real(hidden, attention_mask)))
         loss = None
         if labels is not None:
-            loss = cross_entropy(logits.float(), labels)
+            loss = _loss(given_by(self.config), logits.float(), labels)
             divergence = information_loss(self.backbone)  # left to the caller who makes a loss of their own
             if divergence is not None and self.training:
                 loss = loss + self.config.backbone.kl_weight * divergence
@@ -193,13 +196,19 @@ class SSMForSequenceClassification(PreTrainedModel):
         return result if return_dict is not False else result.to_tuple()
 
 
+def _loss(gives: Gives, logits: Tensor, labels: Tensor) -> Tensor:
+    if gives == "labels":
+        return binary_cross_entropy_with_logits(logits, labels.to(logits))
+    if gives == "numbers":
+        return mse_loss(logits.reshape(labels.shape), labels.to(logits))
+    return cross_entropy(logits, labels)
+
+
 def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """Each row of `hidden` (batch, length, width) at its last real position, (batch, width)."""
     if mask is None:
         return hidden[:, -1]
-    positions = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
-    last = (mask.bool() * positions).amax(1).sub(1).clamp(min=0)
-    return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    return hidden[torch.arange(len(hidden), device=hidden.device), last_positions(mask.to(hidden.device))]
 
 
 AUTO = (SSMForSequenceClassification,)

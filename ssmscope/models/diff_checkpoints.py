@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ssmscope.errors import InputError
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
-from ssmscope.models.fields import check_depth, number
+from ssmscope.models.fields import check_depth
 from ssmscope.models.stored import check_fit, check_tied, contents, outline, read_headers, read_tensors
 
 PARTS = {
@@ -82,7 +82,7 @@ def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedMo
     base = {name: value for name, value in config.items() if name not in (*ABOUT_THE_FILE, *ONLY_THEIRS)}
     base.update(vocab_size=embeddings.shape[0], tie_word_embeddings=tied)
     if "time_step_limit" in base:
-        base["time_step_limit"] = tuple(map(number, base["time_step_limit"] or ()))
+        base["time_step_limit"] = tuple(map(float, base["time_step_limit"] or ()))
 
     def build() -> PreTrainedModel:
         return DiffMambaForCausalLM(DiffMambaConfig(**base, differential_layers=_as_setting(found, config)))

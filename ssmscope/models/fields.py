@@ -7,6 +7,7 @@ meant. Such a model runs, and its answers are not those of the model that was tr
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.models.words import check_config, shown
 from ssmscope.shipped import DTYPES, readable_types
 
 DEEPEST = 32
@@ -33,7 +36,7 @@ def read_object(file: Path) -> dict[str, Any]:
             than `DEEPEST` deep.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     except RecursionError as error:
@@ -56,9 +59,9 @@ def _too_deep(value: Any, left: int) -> bool:
     return left == 0 or any(_too_deep(each, left - 1) for each in inner)
 
 
-def number(value: Any) -> float:
-    """A number of a configuration; transformers 5 writes infinity as a dict that transformers 4 hands on."""
-    return float(value["__float__"]) if isinstance(value, dict) else float(value)
+def _decoded(value: dict[str, Any]) -> Any:
+    """What an object says; transformers 5 writes infinity as one, which transformers 4 hands on."""
+    return float(value["__float__"]) if value.get("__float__") in ("Infinity", "-Infinity", "NaN") else value
 
 
 SIGNED = ("spectral_abscissa",)
@@ -75,22 +78,34 @@ def check_fields(fields: Mapping[str, Any], what: str) -> None:
     Raises:
         InputError: an unknown model type, another type of value than the field's default has, a number that is
             negative where the default is not, an epsilon above `LARGEST_EPSILON`, an empty range of steps, labels that
-            are not one name for each class, or the name of code.
+            are not one name for each class, or words that are not known.
     """
     kind, known = fields.get("model_type"), readable_types()
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise InputError(f"{what}: model type {_shown(kind)} is unknown{did_you_mean(str(kind), known)}")
+        raise InputError(f"{what}: model type {shown(kind)} is unknown{did_you_mean(str(kind), known)}")
     _check_names(fields, what)
-    if kind not in known:
-        return
-    common = transformers.PretrainedConfig().to_dict()
-    defaults = {"tie_word_embeddings": True}
-    defaults |= {k: v for k, v in transformers.CONFIG_MAPPING[kind]().to_dict().items() if k not in common}
-    for name, value in fields.items():
+    declared, common = _declared(kind), transformers.PretrainedConfig().to_dict()
+    defaults = {"tie_word_embeddings": True, **{k: v for k, v in declared.items() if k not in common}}
+    for name, value in fields.items() if kind in known else ():
         if name == "backbone" and isinstance(value, dict):
             check_fields(value, what)
         elif name in defaults and value is not None:
             check_value(name, value, defaults[name], what)
+    check_config(fields, what, declared, texts=_checked_by_us(kind))
+
+
+def _declared(kind: str) -> dict[str, Any]:
+    """The fields of a type's configuration with their defaults; empty for types that have none for some field."""
+    try:
+        return transformers.CONFIG_MAPPING[kind]().to_dict()
+    except (ImportError, StrictDataclassError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _checked_by_us(kind: str) -> set[str]:
+    """The fields whose words this package's own classes look up, where the type is one of them."""
+    ours = [each for each in transformers.CONFIG_MAPPING[kind].__mro__ if each.__module__.startswith("ssmscope.")]
+    return {name for each in ours for name in (*inspect.signature(each.__init__).parameters, *vars(each))}
 
 
 def _check_names(fields: Mapping[str, Any], what: str) -> None:
@@ -108,9 +123,6 @@ def _check_names(fields: Mapping[str, Any], what: str) -> None:
         and len(set(labels.values())) == len(labels) > 0
     ):
         raise refused(what, "id2label", labels, 'another name for each class, as {"0": "negative", "1": "positive"}')
-    for name, value in fields.items():
-        if name.endswith("_implementation") and isinstance(value, str) and "/" in value:
-            raise refused(what, name, value, "no code from the hub, which is never run")
 
 
 def check_value(name: str, value: Any, default: Any, what: str) -> None:
@@ -149,13 +161,13 @@ def check_value(name: str, value: Any, default: Any, what: str) -> None:
 
 def refused(what: str, name: str, value: Any, allowed: str) -> InputError:
     """The error of a field that says something else than it may."""
-    return InputError(f"{what} cannot be built from its config.json: {name} is {_shown(value)}; allowed is {allowed}")
+    return InputError(f"{what} cannot be built from its config.json: {name} is {shown(value)}; allowed is {allowed}")
 
 
 def _is_range(value: Any) -> bool:
     try:
-        low, high = map(number, value)
-    except (TypeError, ValueError, KeyError, OverflowError):
+        low, high = map(float, value)
+    except (TypeError, ValueError, OverflowError):
         return False
     return not any(isinstance(each, bool | str) for each in value) and 0 <= low < high
 
@@ -176,8 +188,3 @@ def check_depth(fields: Mapping[str, Any], tensors: int, what: str) -> None:
 
 def _all_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:60]}…"

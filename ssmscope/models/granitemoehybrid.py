@@ -1,6 +1,7 @@
 """GraniteMoeHybrid (IBM 2025, Granite 4.0): Mamba-2's mixers, some layers of softmax attention, and experts.
 
-The mixers are Mamba-2's, term by term. Attention and experts are run by the model itself.
+The mixers are Mamba-2's, term by term; release 5 of transformers norms by groups of channels, release 4 over all of
+them. Attention and experts are run by the model itself.
 """
 
 from __future__ import annotations

@@ -12,41 +12,58 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ssmscope.errors import InputError
+from ssmscope.heads import is_sequence_classifier
+from ssmscope.mixers import mixers
 from ssmscope.models.checkpoints import of_mamba_ssm
+from ssmscope.models.own import own_model
 from ssmscope.models.stored import BROKEN, reason
 
 
-def readable(module: nn.Module) -> PreTrainedModel:
+def readable(module: nn.Module, backbone: str | None = None) -> Any:
     """The transformers model in a module, or within `torch.compile`'s, DataParallel's or peft's wrapper of it; one of
-    mamba_ssm's as transformers' model of the same parameters.
+    mamba_ssm's as transformers' model of the same parameters; any other module around a backbone, and a backbone
+    without a head, as `OwnModel`.
 
     What stands in the model stays: the adapters of an unmerged PeftModel are part of its layers.
 
     Raises:
-        InputError: when there is none, it has no head, its weights are not in memory, or its wrapper computes something
-            of its own.
+        InputError: when there is none, its weights are not in memory, or its wrapper computes something of its own; and
+            as `own_model`.
     """
     given, module = type(module).__name__, unwrapped(module)
     name = type(module).__name__
     if name == "MambaLMHeadModel" and type(module).__module__.startswith("mamba_ssm."):
         module = of_mamba_ssm(module)
-    if not isinstance(module, PreTrainedModel):
-        within = f" within the {given} that was given" if name != given else ""
-        raise InputError(
-            f"{name}{within} is no transformers model; give one, as MambaForCausalLM, or mamba_ssm's MambaLMHeadModel"
-        )
     absent = next((n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.is_meta), None)
     if absent is not None:
         raise InputError(
             f"the weights of {name} are not in memory ({absent} is on the meta device): load the model without "
             "offloading"
         )
-    if not name.endswith("ForSequenceClassification") and module.get_output_embeddings() is None:
+    if backbone is None and isinstance(module, PreTrainedModel) and _has_known_head(module):
+        return module
+    own = own_model(module, backbone)
+    if own is None and isinstance(module, PreTrainedModel):
+        return module  # without a layer that can be read, as `Model` says
+    if own is None and mixers(module) not in ([], [module]):
         raise InputError(
-            f"{name} has no head that gives logits; give a language model (…ForCausalLM) or a classifier "
-            "(…ForSequenceClassification)"
+            f"the state-space layers of {name} do not stand in one transformers model, which is what is read with what "
+            "is around it; give a part of it, or a module around one backbone"
         )
-    return module
+    if own is None:
+        within = f" within the {given} that was given" if name != given else ""
+        raise InputError(
+            f"{name}{within} is no transformers model, and none that can be read stands in it; give one, as "
+            "MambaForCausalLM, mamba_ssm's MambaLMHeadModel, or a module around such a model"
+        )
+    return own
+
+
+def _has_known_head(module: PreTrainedModel) -> bool:
+    """Whether a model is a language model, or a classifier whose forward pass is transformers' or ours."""
+    if not is_sequence_classifier(module):
+        return module.get_output_embeddings() is not None
+    return type(module).forward.__module__.startswith(("transformers.", "ssmscope."))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -82,14 +99,16 @@ def _inner(module: Any) -> nn.Module | None:
     return module.base_model.model
 
 
-def converted(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None) -> PreTrainedModel:
-    """The module itself where it has this dtype and stands on this device, else a copy that does.
+def converted(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> Any:
+    """The module itself where it has this dtype, stands on this device and can be in gradients, else a copy that does.
 
     Raises:
         InputError: for a module that cannot be copied or converted.
     """
     if all(
-        (dtype is None or not t.is_floating_point() or t.dtype == dtype) and _same(t.device, device)
+        (dtype is None or not t.is_floating_point() or t.dtype == dtype)
+        and _same(t.device, device)
+        and not t.is_inference()
         for t in module.parameters()
     ):
         return module
@@ -102,12 +121,13 @@ def converted(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.
         ) from error
 
 
-def cast(module: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None) -> PreTrainedModel:
+def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
     """The module itself, with its weights in this dtype, on this device."""
     module.to(device=device, dtype=dtype)
-    if dtype == torch.float64 and hasattr(module, "set_experts_implementation"):
-        with contextlib.suppress(ValueError):  # of a model without experts
-            module.set_experts_implementation("eager")  # the grouped products of transformers 5 have no float64
+    for part in module.modules() if dtype == torch.float64 else ():
+        if hasattr(part, "set_experts_implementation"):
+            with contextlib.suppress(ValueError):  # of a model without experts
+                part.set_experts_implementation("eager")  # the grouped products of transformers 5 have no float64
     return module
 
 

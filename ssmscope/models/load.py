@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -19,24 +18,29 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import nn
 
 from ssmscope.errors import InputError, did_you_mean
+from ssmscope.intercept import out_of_inference
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
-from ssmscope.models.adapter_folder import base_of, is_adapter, with_adapter
+from ssmscope.models.adapter_folder import base_of, classes_of, is_adapter, with_adapter
 from ssmscope.models.checkpoints import is_mamba_ssm, read_mamba_ssm, read_selective
 from ssmscope.models.diff_checkpoints import is_diff_mamba2, read_diff_mamba2
-from ssmscope.models.fields import check_depth, check_fields, number, read_object
+from ssmscope.models.fields import check_depth, check_fields, read_object
 from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
+from ssmscope.models.own import OwnModel
+from ssmscope.models.parts import BY_WEIGHT
 from ssmscope.models.quiet import quiet
 from ssmscope.models.split import check_split, placed, start_at_embeddings
 from ssmscope.models.stored import (
     BROKEN,
+    check_finished,
     check_kinds,
     check_names,
     check_not_quantised,
     check_other_layouts,
     check_tied,
     contents,
+    is_wrapped,
     outline,
     read_tensors,
     reason,
@@ -44,34 +48,30 @@ from ssmscope.models.stored import (
 )
 from ssmscope.models.tokenizers import read_tokenizer
 from ssmscope.models.vim_checkpoints import is_vim, read_vim
-from ssmscope.shipped import DTYPES, demos, readable_types
+from ssmscope.models.words import check_generation
+from ssmscope.shipped import DTYPES, data_set_of, demos, readable_types, training_data
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def trained_on(source: str | os.PathLike[str]) -> str | None:
-    """The name of the data that a model was trained on, where its directory has our record of the training."""
-    found = _trained_on(source)
-    return str(found["name"]) if "name" in found else None
+    """The name of the data set that a model was trained on, where its directory has our record of the training."""
+    return data_set_of(_training(source))
 
 
 def trained_examples(source: str | os.PathLike[str]) -> int | None:
     """How many examples a model was trained on, where its directory has our record of the training."""
     try:
-        return int(_trained_on(source)["examples"])
+        return int(_training(source)["examples"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def _trained_on(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the record of a model's training says of its data; empty without a record."""
-    record = demos().get(str(source), Path(source)) / "training.json"
-    try:
-        return dict(json.loads(record.read_bytes())["data"]["train"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
+def _training(source: str | os.PathLike[str]) -> dict[str, Any]:
+    return training_data(demos().get(str(source), Path(source)))
 
 
+@out_of_inference()
 def load(
     source: str | os.PathLike[str] | nn.Module,
     *,
@@ -79,6 +79,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
+    backbone: str | None = None,
 ) -> Model:
     """A trained state-space model, ready for analysis.
 
@@ -86,12 +87,16 @@ def load(
     it has, a deep copy is converted. One that is compiled, parallel or has adapters is taken out of its wrapper
     (`torch.compile`, `DataParallel`, peft's); the adapters of a PeftModel stay active.
 
+    Any module around a backbone loads, too: its own forward pass, which takes token ids first or as `input_ids`, gives
+    the logits, and each text's are those of the text alone, whatever its head makes of padding. A backbone without a
+    head loads for what is about its layers.
+
     Nothing of a model's code is ever run, and no question is asked: transformers' own classes and ours read the files.
 
     Args:
         source: `demo/NAME`; a directory in transformers' or mamba_ssm's layout, or with an adapter, whose model is
             found by the name in its configuration; a file with a selective SSM's state dict or a Vim's; a model's id on
-            the Hugging Face hub; or a model in memory, transformers' or mamba_ssm's.
+            the Hugging Face hub; or a model in memory, transformers', mamba_ssm's or one's own.
         tokenizer: a tokenizer, or the directory or hub id of one, in place of the model's own.
         dtype: `float32`, `float64`, `bfloat16`, `float16`; by default, or as `auto`, float32 on a CPU, as stored on a
             GPU. A model in memory keeps its own unless one is given.
@@ -99,11 +104,12 @@ def load(
         device_map: in place of `device`, over which devices a directory in transformers' layout is split as it is read,
             `auto` or a device for each part, as transformers reads it with accelerate. Parts on the CPU are computed
             there; weights on a disk are refused.
+        backbone: of a model in memory the path of its backbone, such as `encoder`; by default it is found.
 
     Raises:
         InputError: when the name is unknown, the files are not what they claim, weights are missing, not finite or have
-            no place in the model that the configuration describes, or the model has no state-space layer that can be
-            read, or no head. Pickled files are only ever read as plain tensors.
+            no place in the model that the configuration describes, the model has no state-space layer that can be
+            read, or it answers about tokens. Pickled files are only ever read as plain tensors.
     """
     wanted, place = _dtype(dtype), _device(device)
     check_split(device_map, device, source)
@@ -113,9 +119,13 @@ def load(
         )
     if isinstance(source, nn.Module):
         with quiet():
-            module = readable(source)
-        name = getattr(module.config, "_name_or_path", "") or type(module).__name__
+            module = readable(source, backbone)
+        check_activations(module)
+        own = module.module if isinstance(module, OwnModel) else module
+        name = getattr(getattr(own, "config", None), "_name_or_path", "") or type(own).__name__
         return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
+    if backbone is not None:
+        raise InputError("backbone is the name of a part of a model in memory; leave it out, or give a module")
     if not isinstance(source, str | os.PathLike):
         raise InputError(
             f"a {type(source).__name__} was given; a model is a name, a directory, a file, or a transformers model"
@@ -130,8 +140,10 @@ def load(
         return found
     with quiet():
         base = base_of(where, name, locate) if is_adapter(where) else where
-        module = _read(base, name if base is where else str(base), wanted, device_map)
+        classes = None if base is where else classes_of(where, name)
+        module = _read(base, name if base is where else str(base), wanted, device_map, classes)
         module = module if base is where else with_adapter(module, where, name)
+    check_activations(module)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
     _try(model)
@@ -142,6 +154,21 @@ def load(
     return model
 
 
+def check_activations(module: nn.Module) -> None:
+    """Refuse another activation than SiLU in layers where transformers 5 takes it for a part of the layer alone.
+
+    Raises:
+        InputError: as said.
+    """
+    for mixer in mixers(module) if BY_WEIGHT else ():
+        found = getattr(mixer, "activation", None)
+        if isinstance(found, str) and found not in ("silu", "swish") and not hasattr(mixer, "chunk_size"):
+            raise InputError(
+                f"the layers of a {type(module).__name__} have the activation {found!r}, which transformers "
+                f"{transformers.__version__} applies to a part of them alone; they are read with silu"
+            )
+
+
 def _try(model: Model) -> None:
     """Refuse a model that cannot run: some of what a configuration says shows in no weight's shape.
 
@@ -149,6 +176,8 @@ def _try(model: Model) -> None:
         InputError: as said.
     """
     try:
+        if model.gives == "nothing":
+            return  # it has been run when it was read
         if model.channels is not None:
             size = model.config.image_size if model.config.patch is not None else (2, 1)
             model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels)))
@@ -266,7 +295,8 @@ def _short(name: str) -> str:
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}… ({len(name):,} characters)"
 
 
-def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) -> nn.Module:
+def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any, classes: int | None = None) -> nn.Module:
+    """The model of a directory or file; `classes` are those of the head that an adapter of it brings."""
     if where.is_file():
         check_other_layouts(where, name)
         _whole(device_map, name)
@@ -276,23 +306,24 @@ def _read(where: Path, name: str, dtype: torch.dtype | None, device_map: Any) ->
         return read_vim(where, tensors) if is_vim(tensors) else read_selective(where, tensors)
     if not where.is_dir():
         raise InputError(f"{name} is neither a directory nor a file: a model's directory holds config.json and weights")
+    check_finished(where, name)
     file = where / "config.json"
     if not file.is_file():
         check_other_layouts(where, name)
         raise InputError(f"{name} has no config.json: a model's directory holds config.json and its weights")
     config = read_object(file)
+    check_not_quantised(config, name)
     if is_mamba_ssm(config):
         _whole(device_map, name)
         return read_mamba_ssm(where, config)
     if is_fla(config):
         _whole(device_map, name)
-        check_not_quantised(config, name)
         return read_fla(where, config)
     check_fields(config, name)
     if is_diff_mamba2(config, where):
         _whole(device_map, name)
         return read_diff_mamba2(where, config)
-    return _read_transformers(where, name, config, dtype, device_map)
+    return _read_transformers(where, name, config, dtype, device_map, classes)
 
 
 def _whole(device_map: Any, name: str) -> None:
@@ -300,6 +331,8 @@ def _whole(device_map: Any, name: str) -> None:
         raise InputError(f"{name} is not in transformers' layout, and only that is split by device_map: give a device")
 
 
+HEADS = ("lm_head.weight", "score.weight")
+"""The head that a language model loses to an adapter for a classifier, and the one that it gets from it."""
 UNUSED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq|masked_bias)$")
 """Tensors that old versions of transformers stored and that newer ones compute."""
 
@@ -318,23 +351,35 @@ def _rescales(config: Any, asked: bool | None = None) -> bool:
 
 
 def _read_transformers(
-    where: Path, name: str, fields: Mapping[str, Any], dtype: torch.dtype | None, device_map: Any
+    where: Path,
+    name: str,
+    fields: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    device_map: Any,
+    classes: int | None,
 ) -> nn.Module:
     kind = fields["model_type"]
-    check_not_quantised(fields, name)
     check_other_layouts(where, name)
     files = weight_files(where)
     held = contents(files)
     check_depth(fields, len(held.tensors), name)
-    classifies = any("SequenceClassification" in a for a in fields.get("architectures") or [])
-    auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
+    auto = _class_for(fields.get("architectures") or [], name)
+    head_comes = classes is not None and auto is not transformers.AutoModelForSequenceClassification
+    if head_comes:
+        auto = transformers.AutoModelForSequenceClassification
     what = f"{name}: a model of type {kind!r}"
+    if (where / "generation_config.json").is_file():
+        check_generation(read_object(where / "generation_config.json"), name)
     try:
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
+        # Not AutoConfig: it may read another file than the one that was checked (configuration_files).
+        own = {key: value for key, value in fields.items() if key != "auto_map"}
+        config = transformers.CONFIG_MAPPING[kind].from_dict(own, name_or_path=str(where))
+        if head_comes:
+            config.num_labels = classes
         for part in (config, getattr(config, "backbone", None)):
             limits = getattr(part, "time_step_limit", None)
             if part is not None and limits is not None:
-                part.time_step_limit = tuple(map(number, limits))
+                part.time_step_limit = tuple(map(float, limits))
     except InputError:
         raise
     except BROKEN as error:
@@ -348,9 +393,12 @@ def _read_transformers(
     check_kinds(empty, held.tensors, name)
     try:
         rescales = _rescales(config, asked=False)
-        where_to = {} if device_map is None else {"device_map": placed(empty, device_map, dtype)}
-        module, info = auto.from_pretrained(
-            where,
+        where_to: dict[str, Any] = {} if device_map is None else {"device_map": placed(empty, device_map, dtype)}
+        source: Path | None = where
+        if is_wrapped(files):
+            source, where_to["state_dict"] = None, {n: t for file in files for n, t in read_tensors(file).items()}
+        module, info = type(empty).from_pretrained(
+            source,
             config=config,
             dtype=dtype or "auto",
             output_loading_info=True,
@@ -369,10 +417,33 @@ def _read_transformers(
         raise InputError(
             f"the weights of {name} cannot be read, they are damaged or do not fit: {reason(error)}"
         ) from error
+    missing = sorted(info["missing_keys"])
     unexpected = sorted(key for key in info["unexpected_keys"] if not UNUSED.search(key))
-    check_names(sorted(info["missing_keys"]), unexpected, config, name)
+    if head_comes:
+        module.score.weight.data.zero_()
+        missing, unexpected = ([each for each in names if each not in HEADS] for names in (missing, unexpected))
+    check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
-    return module
+    return OwnModel(module, "") if auto is transformers.AutoModel else module
+
+
+def _class_for(architectures: Sequence[str], name: str) -> Any:
+    """The class of transformers that reads what a configuration names; a language model where it names nothing.
+
+    Raises:
+        InputError: for a head that answers about tokens.
+    """
+    for head in ("TokenClassification", "QuestionAnswering"):
+        if any(head in each for each in architectures):
+            raise InputError(
+                f"{name} is a {architectures[0]}, which answers about tokens, and what is explained here is one answer "
+                "for a text: load it with transformers, and give ssmscope a module around it whose forward pass "
+                "returns the logits of the token that is asked about, or its backbone"
+            )
+    if any("SequenceClassification" in each for each in architectures):
+        return transformers.AutoModelForSequenceClassification
+    bare = architectures and all(each.endswith("Model") and not each.endswith("LMHeadModel") for each in architectures)
+    return transformers.AutoModel if bare else transformers.AutoModelForCausalLM
 
 
 def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:

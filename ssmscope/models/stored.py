@@ -46,15 +46,18 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a pickled state dict. Pickles may hold nothing but tensors.
+def read_tensors(path: Path, *, device: str = "cpu", as_written: bool = False) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or of a pickled state dict, by their `plain_name` or as they are written there.
+    Pickles may hold nothing but tensors.
 
     Raises:
         InputError: when the file is not what it claims to be, or holds anything else.
     """
+    if path.suffix == ".safetensors":
+        with _says_what_is_wrong(path):
+            tensors = load_file(path, device)
+        return tensors if as_written else _named(tensors, path)
     with _says_what_is_wrong(path):
-        if path.suffix == ".safetensors":
-            return load_file(path, device)
         with torch.serialization.safe_globals([argparse.Namespace]):  # the options of a training, which is not read
             found = torch.load(path, map_location=device, weights_only=True)
     for name in ("state_dict", "model"):
@@ -68,7 +71,7 @@ def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
         raise InputError(f"{path} holds no state dict: names with tensors were expected")
     if odd := next((name for name, value in found.items() if value.layout != torch.strided), None):
         raise InputError(f"{path} holds the sparse tensor {odd}; dense ones can be read")
-    return dict(found)
+    return dict(found) if as_written else _named(found, path)
 
 
 @contextmanager
@@ -84,28 +87,56 @@ def _says_what_is_wrong(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is no readable PyTorch checkpoint{told}; give a model, see ssmscope.load") from error
 
 
-def read_headers(path: Path) -> dict[str, Stored]:
-    """The shapes and kinds of a file's tensors.
+def plain_name(name: str) -> str:
+    """A weight's name without the wrappers that its model was saved in: DataParallel's, torch.compile's, FSDP's."""
+    name = re.sub(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module)\.", "", name)
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def _named(tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Tensors, or what stands for them, by their plain names.
+
+    Raises:
+        InputError: for a name that is there with a wrapper and without.
+    """
+    found: dict[str, Any] = {}
+    for name, value in tensors.items():
+        if plain_name(name) in found:
+            raise InputError(f"{path} holds {plain_name(name)} twice, the second time as {name}: save the model anew")
+        found[plain_name(name)] = value
+    return found
+
+
+def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
+    """The shapes and kinds of a file's tensors, by the names that `read_tensors` gives them.
 
     Raises:
         InputError: as `read_tensors`.
     """
     if path.suffix != ".safetensors":
-        tensors = read_tensors(path, device="meta")
+        tensors = read_tensors(path, device="meta", as_written=as_written)
         return {name: Stored(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
     with _says_what_is_wrong(path), safe_open(path, "pt") as opened:
         parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, no mapping
-        return {
+        held = {
             name: Stored(tuple(part.get_shape()), part.get_dtype().startswith(("F", "BF")))
             for name, part in parts.items()
         }
+    return held if as_written else _named(held, path)
+
+
+def is_wrapped(files: Collection[Path]) -> bool:
+    """Whether weights were saved within a wrapper."""
+    return any(name != plain_name(name) for file in files for name in read_headers(file, as_written=True))
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The files with a model's weights, as transformers chooses them.
 
     Raises:
-        InputError: when there is none, or an index is damaged or names a file that is not there.
+        InputError: when there is none, or an index is damaged or names a file that is not there, or not beside it.
     """
     for whole in (SAFETENSORS, PICKLED):
         index = directory / f"{whole}.index.json"
@@ -115,11 +146,33 @@ def weight_files(directory: Path) -> list[Path]:
             shards = read_object(index).get("weight_map")
             if not isinstance(shards, dict) or not shards or not all(isinstance(v, str) for v in shards.values()):
                 raise InputError(f"{index} is no index of weights: it must say which file holds which tensor")
+            if outside := [name for name in shards.values() if not is_file_name(name)]:
+                raise InputError(f"{index} names {outside[0]!r:.100}; allowed are the names of files beside it")
             files = [directory / name for name in dict.fromkeys(shards.values())]
             if absent := [file for file in files if not file.is_file()]:
                 raise InputError(f"{index} names {absent[0].name}, which is not there")
             return files
     raise InputError(f"{directory} has no weights: neither {SAFETENSORS} nor {PICKLED}")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name that a file gives is that of another in the same folder, and no path out of it.
+
+    Where such a file is a link is not looked at: in the hub's cache all are.
+    """
+    return name not in ("", ".", "..") and not set(name) & {"/", "\\", ":", "\0"}
+
+
+def check_finished(where: Path, name: str) -> None:
+    """Refuse what a training or the fit of a lens has not finished: its checkpoint is there, and no record of its end.
+
+    Raises:
+        InputError: as said.
+    """
+    begun = where / "checkpoint"
+    ended = any((where / record).is_file() for record in ("training.json", "lens.json"))
+    if begun.is_dir() and not ended and ((begun / "plan.json").is_file() or not (where / "config.json").is_file()):
+        raise InputError(f"{name} is unfinished: what writes it was stopped, and the same command continues it")
 
 
 def check_other_layouts(where: Path, name: str) -> None:
@@ -146,13 +199,15 @@ def check_other_layouts(where: Path, name: str) -> None:
 
 
 def check_not_quantised(fields: Mapping[str, Any], name: str) -> None:
-    """Refuse a model whose configuration says that its weights are quantised.
+    """Refuse a model whose configuration, or one within it, says that its weights are quantised.
 
     Raises:
         InputError: as said.
     """
-    found = fields.get("quantization_config")
-    if found:
+    for within in fields.values():
+        if isinstance(within, Mapping):
+            check_not_quantised(within, name)
+    if found := fields.get("quantization_config") or fields.get("compression_config"):
         how = found.get("quant_method") if isinstance(found, Mapping) else None
         how = f" ({how})" if isinstance(how, str) else ""
         raise InputError(

@@ -1,4 +1,4 @@
-"""Attention matrices in cells: the mean over the pairs of a cell, without the matrix.
+"""Attention matrices in cells: the mean over the causal pairs of a cell, s ≤ t, without the matrix.
 
 Within a cell of steps four numbers per (head, state) say all that other cells need: R = Σ_t read_t ∏_{e≤r≤t} a_r from
 the cell's start e, W = Σ_s write_s ∏_{s<r} a_r up to its end, the product of its decays, and, of inputs that spread

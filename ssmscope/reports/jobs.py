@@ -88,8 +88,7 @@ def make_jobs(plan: Plan) -> Jobs:
         if len(models) < len(line.models):
             continue
         call = _with_data(line.call, trained_on)
-        key = _key(call, [known[model.name] for model in models], _contents(call, prints))
-        jobs.append(_job(key, line, call))
+        jobs.append(_job(key_of(call, [known[model.name] for model in models], prints), line, call))
     if not jobs:
         kinds = ", ".join(f"{name} is a {each['kind'] or 'model of no known kind'}" for name, each in known.items())
         raise InputError(f"no analysis of the plan is for these models: {kinds}")
@@ -97,9 +96,14 @@ def make_jobs(plan: Plan) -> Jobs:
 
 
 def _known(model: PlannedModel, place: Path, prints: Fingerprints) -> dict[str, Any]:
+    from ssmscope.models.adapter_folder import base_of, is_adapter
+    from ssmscope.models.load import locate
+
     check_model(model.model, place)
     try:
         files = prints.of_model(place)
+        if is_adapter(place):
+            files += prints.of_model(base_of(place, model.model, locate))
     except OSError as error:
         raise InputError(f"the files of {model.model} cannot be read: {error.strerror or error}") from error
     return {"model": model.model, "kind": kind_of(place, tokenizer=model.tokenizer is not None), "files": files}
@@ -133,19 +137,29 @@ def _contents(call: Call, prints: Fingerprints) -> dict[str, list[str | None]]:
         if value is None:
             continue
         try:
-            found[name] = [prints.of_data(str(each)) for each in (value if isinstance(value, list) else [value])]
+            found[name] = [
+                prints.of_data(str(each)) for each in (value if isinstance(value, list | tuple) else [value])
+            ]
         except OSError as error:
             raise InputError(f"{name} {value} cannot be read: {error.strerror or error}") from error
     return found
 
 
-def _key(call: Call, models: Iterable[Mapping[str, Any]], contents: Mapping[str, Any]) -> str:
+def key_of(call: Call, models: Iterable[Mapping[str, Any]], prints: Fingerprints) -> str:
+    """The key of a call's job: of its every option but those without effect, and of the content of all that it reads.
+
+    Args:
+        models: the name and the files' fingerprint of each of its models, as "model" and "files".
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
     without = {option.name for option, _ in call.every() if option.no_effect}
     essence = {
         "analysis": call.name,
         "options": {name: value for name, value in plain(call).items() if name not in without},
         "models": [[model["model"], model["files"]] for model in models],
-        "contents": contents,
+        "contents": _contents(call, prints),
         "code": code_of(call.analysis.function),
     }
     return hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.attacks.effect import attack_effect
-from ssmscope.errors import InputError
+from ssmscope.errors import InputError, as_typed
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.attention.maps import strongest
 from ssmscope.interp.heatmap import selection_heatmap, views
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ssmscope.model import Model
     from ssmscope.trace import Trace
 
-CHARACTERS = 64
-"""How many characters a text may have for each token that it may have: a longer one is refused unread."""
 LAYERS = 8
 """Up to how many layers stand below their average."""
 KEPT = 4
@@ -180,12 +178,6 @@ class Live:
             raise InputError(f"the edited text: {error}") from error
 
     def _run(self, number: int, text: str) -> Trace:
-        most = CHARACTERS * self.max_tokens
-        if len(text) > most:
-            raise InputError(
-                f"the text has {len(text):,} characters, more than {most:,}, the limit for {self.max_tokens:,} tokens: "
-                "shorten or split it, or raise --max-tokens"
-            )
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError("the text has half of a character (a lone surrogate): remove it")
         model = self.models[number]
@@ -194,7 +186,7 @@ class Live:
 
 def refusal(error: InputError) -> str:
     """What is wrong, as a line of the page."""
-    line = visible(" ".join(str(error).split()))
+    line = visible(as_typed(" ".join(str(error).split())))
     return _piece(f'<p class="refusal" role="alert">{escape(line)}</p>')
 
 
@@ -206,7 +198,9 @@ def predictions(model: Model, given: Trace, edited: Trace | None = None) -> Data
     """
     import pandas as pd
 
-    rows = [trace.logits[0].double().softmax(-1).cpu().numpy() for trace in (given, edited) if trace is not None]
+    rows = [
+        model.probabilities(trace.logits[0].double()).cpu().numpy() for trace in (given, edited) if trace is not None
+    ]
     likeliest = {int(i) for row in rows for i in np.argsort(-row, kind="stable")[:LIKELIEST]}
     chosen = sorted(likeliest, key=lambda i: (-rows[0][i], i))
     labels = model.labels

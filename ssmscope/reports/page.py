@@ -132,7 +132,7 @@ def _said(item: Item, model: str) -> list[Said]:
     if item.entry.state in (FAILED, LEFT_OUT):
         return [Said(item.anchor, item.entry.state, item.error)]
     if item.entry.state == MISSING:
-        return [Said(item.anchor, MISSING, "not run yet")]
+        return [Said(item.anchor, MISSING, item.entry.error or "not run yet")]
     found = [Found(item.label, item.entry, result) for result in item.entry.results]
     before = item.label.removeprefix(", ".join(item.entry.models)).strip(" ·")
     lines = [verdict(one, model) for one in found] or ["done, without a result"]

@@ -13,7 +13,7 @@ from ssmscope.reports.grouping import Found
 from ssmscope.results import Result
 from ssmscope.show.blocks import TokenRows, TokenText
 from ssmscope.show.token_rows import ends_of, kinds
-from ssmscope.show.tokens import shorten, visible, written
+from ssmscope.show.tokens import chance, shorten, visible, written
 
 TEXT_TOKENS = 1500
 """How many tokens of a text the page has; the files hold all."""
@@ -104,7 +104,7 @@ def _text(text: TokenText, links: Sequence[Attended]) -> dict[str, Any]:
         "against": [[int(at) for at in row.against if at < shown] for row in text.rows],
         "out": [[] if row.outside is None else np.flatnonzero(row.outside[:shown]).tolist() for row in text.rows],
         "answer": shorten(visible(text.answer), TOKEN),
-        "p": f"{text.probability:.3f}",
+        "p": chance(text.probability),
         "about": visible(text.about),
         "length": len(text.tokens),
         "scores": base64.b64encode(rows[:, :shown].tobytes()).decode(),

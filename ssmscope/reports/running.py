@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmscope import __version__
-from ssmscope.errors import InputError, Unanswerable
+from ssmscope.errors import InputError, Unanswerable, as_typed
 from ssmscope.reports.jobs import Job, Jobs
 from ssmscope.reports.plan import Plan
 from ssmscope.reports.record import DONE, FAILED, LEFT_OUT, Report
@@ -58,7 +58,7 @@ def execute(job: Job, folder: Path) -> Outcome:
         # Whatever goes wrong in one job is its own: the others go on, and the report shows it.
         told = "".join(traceback.format_exception(error))
         message = " ".join(str(error).split())
-        message = message if isinstance(error, InputError) else _named(error, message)
+        message = as_typed(message) if isinstance(error, InputError) else _named(error, message)
         return Outcome(time.perf_counter() - started, message, told, isinstance(error, Unanswerable))
     return Outcome(time.perf_counter() - started)
 

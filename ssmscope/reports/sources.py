@@ -14,6 +14,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.reads import PIXEL_CLASSIFIER, Texts
 from ssmscope.reports.kinds import able, kind_of
 from ssmscope.reports.plan import Plan, PlannedModel
+from ssmscope.shipped import data_set_of, training_data
 from ssmscope.signature import Option
 
 LARGEST = 64 * 2**20
@@ -52,7 +53,7 @@ def _check_data_of(model: PlannedModel, kind: str | None, call: Call, option: Op
     """Of a model of the hub the data that it learnt from is known once it is here."""
     place, reads = _place(model.model), call.analysis.reads
     if data is None:
-        data = None if place is None else _trained_on(place)
+        data = None if place is None else data_set_of(training_data(place))
     lines = option.reads is not None and option.reads.kind == "lines"
     lines = lines or (reads is not None and reads.reads_lines(kind))
     if data is not None or place is not None:
@@ -64,13 +65,6 @@ def _place(name: str) -> Path | None:
     """Where a model's files are on this machine; None for the id of a hub, and for what is nowhere."""
     place = DEMOS / name if name.startswith("demo/") else Path(name)
     return place if place.exists() else None
-
-
-def _trained_on(place: Path) -> str | None:
-    try:
-        return str(json.loads((place / "training.json").read_bytes())["data"]["train"]["name"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def check_model(name: str, place: Path) -> None:

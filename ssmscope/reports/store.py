@@ -42,10 +42,11 @@ class Store:
         folder = self.finished(key)
         try:
             record = json.loads((folder / RECORD).read_bytes())
+            outside = any(".." in Path(name).parts or Path(name).is_absolute() for name in record["files"])
             whole = all((folder / name).stat().st_size == size for name, size in record["files"].items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return record if whole else None
+        return record if whole and not outside else None
 
     def is_done(self, job: Job) -> bool:
         return self.record(job.key) is not None
@@ -94,7 +95,7 @@ class Store:
         else:
             failure = failure or self._failed(job)
         state = DONE if record is not None else MISSING if failure is None else failure.get("state", FAILED)
-        found = record or failure or {}
+        found = record or failure or ({"error": "unfinished"} if self.working(job.key).exists() else {})
         return Entry(
             verb=job.verb,
             heading=job.heading,

@@ -32,7 +32,7 @@ PASSED_ON = ("SSMSCOPE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NLTK_")
 def check_installed() -> None:
     """Refuse, as an InputError, to use Ray where it is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise InputError(f"--engine ray needs the package ray, which is not installed; install it {extra('ray')}")
+        raise InputError(f"engine ray needs the package ray, which is not installed; install it {extra('ray')}")
 
 
 def check_engine(engine: str, **own: Any) -> None:

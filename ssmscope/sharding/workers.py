@@ -81,7 +81,7 @@ def _through(
 ) -> Iterator[tuple[int, Columns]]:
     lacks = lacking(ray.nodes(), 1, gpus)
     if lacks is not None:
-        raise InputError(f"{lacks} that a worker needs; start such a node, or give fewer --gpus-per-worker")
+        raise InputError(f"{lacks} that a worker needs; start such a node, or lower gpus_per_worker=…")
     total = ray.cluster_resources()
     places = int(min(total["CPU"], total.get("GPU", 0) / gpus if gpus else total["CPU"]))
     needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
@@ -158,7 +158,7 @@ def packed(model: Model, measure: Measure) -> bytes:
     from ssmscope.model import Model
 
     if edits_of(model.module):
-        raise InputError(f"{model.name} is edited, which workers do not see: leave --engine ray out")
+        raise InputError(f"{model.name} is edited, which workers do not see: leave the engine ray out")
     modules = {id(part): ("module", name) for name, part in model.module.named_modules()}
     known = modules | {id(part): ("parameter", name) for name, part in model.module.named_parameters()}
 
@@ -209,7 +209,7 @@ def unpacked(payload: bytes, models: int, gpu: int | None = None) -> Measure:
             if found.fingerprint != fingerprint:
                 raise InputError(
                     f"the model in memory is not what {name} holds, from which workers load it: save it and give its "
-                    "directory, or leave --engine ray out"
+                    "directory, or leave the engine ray out"
                 )
             place.append(Model(found.module, tokenizer, name))
         return place[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,19 @@ def number(value: float, digits: int | None = None, *, significant: int = 3) -> 
 def counted(count: int, noun: str) -> str:
     """ "1 text", "2,000 texts"."""
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def told_apart(names: Sequence[str], every: int) -> str:
+    """The first of the names, with how many of the others it cannot be told from; nothing where these are more than
+    half of all others, for then none stands out.
+
+    Args:
+        every: how many there are, those from which it can be told included.
+    """
+    others = len(names) - 1
+    if not names or 2 * others > every - 1:
+        return ""
+    return names[0] + f", indistinguishable from {counted(others, 'other')}" * bool(others)
 
 
 def brackets(found: Estimate, digits: int | None = None, *, significant: int = 3) -> str:

@@ -28,7 +28,7 @@ from ssmscope.show.figure import COLOURS, GRID, INK, LETTERS, SMALL_LETTERS, SOF
 from ssmscope.show.numbers import number
 from ssmscope.show.signed import SIGNED, STEPS
 from ssmscope.show.token_rows import ends_of, kinds
-from ssmscope.show.tokens import BLUES, SHADES, ink, ramp, shorten, visible, written
+from ssmscope.show.tokens import BLUES, SHADES, chance, ink, ramp, shorten, visible, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -224,7 +224,8 @@ class Panel(ABC):
     def draw(self, sheet: Sheet, top: float, line: float) -> None:
         """It at so many inches below the sheet's upper end, `line` being the widest panel's width."""
         text, paper = self.text, sheet.paper
-        answer = f"{self.number}   answer “{shorten(visible(text.answer), 24)}”, p = {text.probability:.3f}"
+        answer = f"{self.number}   answer “{shorten(visible(text.answer), 24)}”"
+        answer += f", {said}" if (said := chance(text.probability)) else ""
         write(paper, MARGIN, top + 0.05, answer, size=8.5, weight="bold", va="top")
         side = MARGIN + max(3.4, 0.105 * letters(drawable(answer)))
         room = max(int((sheet.width - side - MARGIN) / 0.072), 8)

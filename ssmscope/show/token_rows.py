@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from ssmscope.show.numbers import number
 from ssmscope.show.signed import STEPS, shades, signed_style
-from ssmscope.show.tokens import CIVIDIS, ink, ramp, shade_style, visible, written
+from ssmscope.show.tokens import CIVIDIS, chance, ink, ramp, shade_style, visible, written
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -54,7 +54,7 @@ def terminal(block: TokenRows, colours: bool) -> Iterator[Text]:
         if at:
             yield Text("")
         heading = Text.assemble((f"{at}  ", "dim"), ("answer ", "dim"), (f"“{visible(text.answer)}”", "bold"))
-        heading.append(f" (p = {text.probability:.3f})")
+        heading.append(f" ({said})" if (said := chance(text.probability)) else "")
         yield heading.append(f"   {text.about}" if text.about else "", style="dim")
         for row in text.rows[: block.first] if colours and _written_out(text, block.first) else ():
             if row.name:
@@ -140,9 +140,9 @@ def _html_legend(block: TokenRows) -> Markup:
 
 def answer(at: int, said: str, probability: float, about: str) -> Markup:
     """The line above a text: its number, the model's answer, what else is to be said."""
-    line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> p = {:.3f}')
+    line = Markup('<p class="answer"><span class="count">{}</span> answer <b dir="auto">“{}”</b> {}')
     after = Markup('<span class="about">{}</span></p>').format(about)
-    return line.format(at, visible(said), probability) + after
+    return line.format(at, visible(said), chance(probability)) + after
 
 
 def _section(at: int, text: TokenText) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ BLUES_ON_DARK = ("#1c2c3e", "#1d4064", "#2b6aa3", "#539bd3", "#9ccbf0", "#eef7ff
 CIVIDIS = ("#00224e", "#1a386f", "#434e6c", "#61656f", "#7d7c78", "#9b9476", "#bcae6c", "#dec958", "#fee838")
 """For terminals, whose background nobody knows: both ends stand out from black and from white."""
 
+REST = "⋯"
+"""How a token is shown whose character another token began, and shows."""
+
 _VISIBLE = {"\n": "↵", "\r": "␍", "\t": "⇥", "\x7f": "␡", "\u2028": "↵", "\u2029": "↵"}
 _JOINERS = "\u200c\u200d"  # inside emoji and in several scripts they belong to the glyph
 
@@ -31,8 +35,13 @@ _JOINERS = "\u200c\u200d"  # inside emoji and in several scripts they belong to 
 def visible(token: str) -> str:
     """The token with every character that would not show, or would act on the display, as a visible symbol.
 
-    One space in front is kept (it is where a word begins); other spaces at an end or in a run become "␣".
+    One space in front is kept (it is where a word begins); other spaces at an end or in a run become "␣". A mark
+    without its letter stands on a dotted circle.
     """
+    if token and not token.strip(_JOINERS):
+        return "".join(f"⟨{ord(character):04X}⟩" for character in token)
+    if token[:1] >= "\u0300" and unicodedata.category(token[0])[0] == "M":
+        token = f"◌{token}"
     start = 1 if token.startswith(" ") and token.strip(" ") else 0
     body = re.sub(r"^ +| +$| {2,}", lambda run: "␣" * len(run[0]), token[start:])
     return token[:start] + "".join(map(_visible_character, body))
@@ -59,11 +68,16 @@ def written(tokens: Sequence[str], words: Sequence[int | None]) -> list[tuple[bo
     """
     carries = any(token[:1] == " " and token.strip(" ") for token in tokens)
     begins = [True] + [word is None or word != before for before, word in pairwise(words)]
-    shown = [visible(token) for token in tokens]
+    shown = [visible(token) or REST for token in tokens]
     return [
         (index > 0 and (text[:1] == " " if carries else begins[index]), text.removeprefix(" "))
         for index, text in enumerate(shown)
     ]
+
+
+def chance(probability: float) -> str:
+    """The probability of an answer as it is written behind it; empty for answers that have none."""
+    return "" if math.isnan(probability) else f"p = {probability:.3f}"
 
 
 def shorten(text: str, width: int) -> str:
@@ -73,23 +87,9 @@ def shorten(text: str, width: int) -> str:
 
 
 def short_token(token: str, width: int) -> str:
-    """A token where there is little room: without the space in front, at most `width` characters, "␣" if blank."""
-    return shorten(visible(token).strip(" ") or "␣", width)
-
-
-def shades(scores: np.ndarray, special: np.ndarray) -> np.ndarray:
-    """Where each score lies in the range of its row's ordinary tokens, as a shade from 0 to SHADES - 1.
-
-    `scores` (rows, tokens), `special` (tokens,) bool. Special tokens take no part in the range and get -1;
-    the tokens of a row without a range get the middle shade.
-    """
-    result = np.full(scores.shape, -1)
-    if not special.all():
-        plain = scores[:, ~special].astype(np.float64)
-        low, span = plain.min(axis=1, keepdims=True), np.ptp(plain, axis=1, keepdims=True)
-        unit = np.divide(plain - low, span, out=np.full_like(plain, 0.5), where=span > 0)
-        result[:, ~special] = np.rint(unit * (SHADES - 1))
-    return result
+    """A token where there is little room: without the space in front, at most `width` characters, "␣" if blank, and
+    "⋯" for the rest of a character."""
+    return shorten((visible(token).strip(" ") or "␣") if token else REST, width)
 
 
 def bounds(scores: np.ndarray, special: np.ndarray) -> str:

@@ -21,10 +21,11 @@ import numpy as np
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.limits import WORDS, refuse_held
 from ssmscope.tasks.filler import generated, spaced_out, without_world
-from ssmscope.tasks.language import check_symbols, token_names
+from ssmscope.tasks.language import token_names
 from ssmscope.tasks.needles import TASKS
 from ssmscope.tasks.stories import NAMES, Task, write
 from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.tokenizing import tokenize
 
 PROMPT = "{context} {question}"
 PAPER_PROMPT = "<context>{context}</context> Question:{question} Answer:"
@@ -334,9 +335,8 @@ def question_tokens(data: QuestionData, tokenizer: Any, *, template: str = PROMP
         raise InputError("question_tokens needs a fast tokenizer: where the answer begins is read from its offsets")
     prompts = data.prompts(template)
     texts = [p + ("" if p[-1].isspace() else " ") + a for p, a in zip(prompts, data.answers)]
-    check_symbols(texts, tokenizer)
     _check_known(data, tokenizer)
-    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    encoded = tokenize(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
     rows: list[list[int]] = []
     named: dict[int, str] = {}
     for text, answer, row, spans in zip(texts, data.answers, encoded["input_ids"], encoded["offset_mapping"]):
@@ -367,7 +367,7 @@ def _check_known(data: QuestionData, tokenizer: Any) -> None:
         return
     for example in data.examples:
         needed = " ".join((*(fact.text for fact in example.facts), example.question, example.answer))
-        encoded = tokenizer(needed, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = tokenize(tokenizer, needed, add_special_tokens=False, return_offsets_mapping=True)
         for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"]):
             if token == unknown:
                 raise InputError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.tasks.text import TextData
+from ssmscope.tokenizing import tokenize
 
 POOL = 50  # batches that are shuffled together before they are sorted by length
 
@@ -34,7 +35,7 @@ class TextBatch(NamedTuple):
 
 def encode(data: TextData, tokenizer: Any, max_length: int) -> Examples:
     """Every text as token ids, cut to `max_length`; the tokenizer's own end token stays."""
-    ids = tokenizer(list(data.texts), truncation=True, max_length=max_length)["input_ids"]
+    ids = tokenize(tokenizer, list(data.texts), truncation=True, max_length=max_length)["input_ids"]
     return Examples(ids, list(data.labels))
 
 

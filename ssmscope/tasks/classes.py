@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ssmscope.errors import InputError
-from ssmscope.tasks.rows import Row
+from ssmscope.tasks.rows import Row, whole
 
 COLUMNS = ("label", "label_name", "label_index")
 """The columns that can hold labels; the second and the third say what they are."""
@@ -42,8 +42,9 @@ def class_ids(
     readings = {NAMES: by_name, INDICES: by_index}
     if column != COLUMNS[0]:
         readings = {NAMES: by_name} if column == COLUMNS[1] else {INDICES: by_index}
-    distinct = dict.fromkeys(labels)
     known = {label for reading in readings.values() for label in reading}
+    labels = [label if label in known else whole(label) for label in labels]
+    distinct = dict.fromkeys(labels)
     unknown = next((label for label in distinct if label not in known), None)
     if unknown is not None:
         if column == COLUMNS[2]:

@@ -14,6 +14,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.rows import checked_column
 from ssmscope.tasks.text import LINE_SOURCES, known_rows
 from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.tokenizing import tokenize
 
 DOCUMENTS = ("books",)
 """The known texts whose rows are documents."""
@@ -99,7 +100,7 @@ def document_data(
     if end is None:
         raise InputError("the tokenizer has no end token, which stands between documents; give one that has")
     counts = characters_of_tokens(tokenizer)
-    rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    rows = tokenize(tokenizer, list(texts), add_special_tokens=False)["input_ids"]
     stream = np.concatenate([np.array([end]), *(np.array([*row, end]) for row in rows)]).astype(np.int64)
     number = -(-(len(stream) - 1) // length)
     ids = np.full(number * length, 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id, dtype=np.int64)

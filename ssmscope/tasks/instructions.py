@@ -21,6 +21,7 @@ import numpy as np
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.prompts import TASK_PROMPTS, content_of
 from ssmscope.tasks.text import SOURCES, TextData, load_text
+from ssmscope.tokenizing import tokenize
 
 TASKS = ("sst2", "wnli", "snli")
 UNSEEN = 2
@@ -221,7 +222,7 @@ def label_tokens(tokenizer: Any, tasks: Collection[str]) -> LabelTokens:
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return tokenize(tokenizer, text, add_special_tokens=False)["input_ids"]
 
 
 def spoken(data: InstructionData) -> list[str]:

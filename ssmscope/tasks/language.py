@@ -13,9 +13,10 @@ import numpy as np
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.limits import ROW, refuse_above
 from ssmscope.reading import read_text
-from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
+from ssmscope.tasks.rows import SUFFIXES, checked_column, read_rows, text_of
 from ssmscope.tasks.text import LINE_SOURCES, known_rows
 from ssmscope.tasks.tokens import IGNORED, TokenData
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -58,9 +59,9 @@ def load_lines(data: str | Path, split: str | None = None) -> tuple[str, ...]:
 
 def _text(row: Any, number: int, place: str | Path) -> str:
     value = checked_column(row, "text", number, place)
-    if not isinstance(value, str):
+    if value is None:
         raise InputError(f"row {number} of {place} has no text; every row needs one, which may be blank")
-    return checked_string(value, "text", number, place)
+    return text_of(value, "text", number, place)
 
 
 def _lines(texts: Sequence[str], place: str | Path) -> tuple[str, ...]:
@@ -120,7 +121,7 @@ def word_tokenizer(lines: Sequence[str], *, vocabulary: int = 10_000) -> PreTrai
 def symbol_tokenizer(tokens: Sequence[str]) -> PreTrainedTokenizerFast:
     """The symbols of a synthetic task, written with white space between them; a symbol's place is its id.
 
-    There are no special tokens, and a text with any other symbol cannot be encoded (`check_symbols` names it).
+    There are no special tokens, and a text with any other symbol cannot be encoded (`tokenize` names it).
 
     Raises:
         InputError: for no symbol, one that is given twice, is empty or holds white space.
@@ -154,24 +155,6 @@ def _fast(tokenizer: Any, **special: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def check_symbols(texts: Sequence[str], tokenizer: Any) -> None:
-    """Refuse a symbol that a `symbol_tokenizer` does not have; any other tokenizer encodes what it is given.
-
-    Raises:
-        InputError: naming the symbol.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or tokenizer.unk_token_id is not None or type(backend.model).__name__ != "WordLevel":
-        return
-    known = backend.get_vocab()
-    for text in texts:
-        for word, _ in backend.pre_tokenizer.pre_tokenize_str(text):
-            if word not in known:
-                names = sorted(known, key=known.__getitem__)
-                shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
-                raise InputError(f"{word!r} is no symbol of this tokenizer; its symbols are {shown}")
-
-
 def token_names(tokenizer: Any) -> tuple[str, ...]:
     """What a tokenizer's ids mean, in their order."""
     return tuple(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
@@ -192,11 +175,10 @@ def language_data(
     if length < 1:
         raise InputError(f"rows of {length} tokens were asked for; give a length from 1 on")
     refuse_above(ROW, length=length)
-    check_symbols(lines, tokenizer)
     end = tokenizer.eos_token_id
     texts = [line if end is not None else line + "\n" for line in lines]
     tail = [] if end is None else [end]
-    rows = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    rows = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"] if texts else []
     stream = np.array([i for row in rows for i in (*row, *tail)], dtype=np.int64)
     if len(stream) < 2:
         raise InputError(f"{name} has {len(stream)} tokens; a language model needs at least 2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,17 +47,45 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    return _table(path, "put a text that holds a comma in double quotes", delimiter=",", strict=True)
+    advice = "put a text that holds a comma in double quotes"
+    return _table(read_text(path, str(path)), path, advice, delimiter=",", strict=True)
+
+
+QUOTED_TSV: dict[str, Any] = {"delimiter": "\t", "strict": True}
+PLAIN_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 
 
 def read_tsv(path: Path) -> list[Row]:
-    return _table(path, "a text may hold no tab", delimiter="\t", quoting=csv.QUOTE_NONE)
+    content = read_text(path, str(path))
+    advice = "put a text that holds a tab in double quotes"
+    return _table(content, path, advice, **(QUOTED_TSV if _is_quoted(content) else PLAIN_TSV))
 
 
-def _table(path: Path, advice: str, **dialect: Any) -> list[Row]:
+def _is_quoted(content: str) -> bool:
+    """Whether a table with tabs is written as a csv is. In most of them quotes are a part of the text; they are not
+    where they hold what no plain field can: line ends, tabs, or quotes that are doubled."""
+    if '"' not in content:
+        return False
+    try:
+        quoted, plain = (
+            [fields for fields in csv.reader(io.StringIO(content, newline=""), **dialect) if fields]
+            for dialect in (QUOTED_TSV, PLAIN_TSV)
+        )
+    except csv.Error:
+        return False
+    width = len(quoted[0])
+    if any(len(fields) != width for fields in quoted):
+        return False
+    if len(quoted) != len(plain) or any(len(fields) != width for fields in plain):
+        return True
+    return any('""' in plain_field[1:-1] and plain_field != field
+               for rows in zip(quoted, plain) for field, plain_field in zip(*rows))  # fmt: skip
+
+
+def _table(content: str, path: Path, advice: str, **dialect: Any) -> list[Row]:
     """Rows below a header. Blank lines are passed over, and empty fields beyond the header; a short row lacks the
     columns that it does not reach."""
-    lines = csv.reader(io.StringIO(read_text(path, str(path)), newline=""), **dialect)
+    lines = csv.reader(io.StringIO(content, newline=""), **dialect)
     rows: list[Row] = []
     header: list[str] = []
     try:
@@ -137,14 +166,34 @@ def checked_string(value: str, column: str, number: int, place: str | Path) -> s
     return value
 
 
+def text_of(value: Any, column: str, number: int, place: str | Path) -> str:
+    """A text as it is; empty where there is none.
+
+    Raises:
+        InputError: a list, a number or anything else that is no text.
+    """
+    if value is None or value != value:
+        return ""
+    if not isinstance(value, str):
+        kinds = {bool: "the value", list: "the list", dict: "the struct", bytes: "the bytes"}
+        what = kinds.get(type(value), "the number" if isinstance(value, int | float) else f"the {type(value).__name__}")
+        raise InputError(f"row {number} of {place} has {what} {value!r:.40} as its {column}; give a text in quotes")
+    return checked_string(value, column, number, place)
+
+
+def whole(label: str) -> str:
+    """A label that is a whole number without its fraction: "1" of "1.0"."""
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", label, flags=re.ASCII)
+
+
 def checked_text(row: Row, columns: Sequence[str], number: int, place: str | Path, separator: str = " ") -> str:
     """The text of a row, without white space around it; of several columns, with the separator between them."""
     parts: list[str] = []
     for column in columns:
-        value = checked_column(row, column, number, place)
-        if not isinstance(value, str) or not value.strip():
+        text = text_of(checked_column(row, column, number, place), column, number, place).strip()
+        if not text:
             raise InputError(f"row {number} of {place} has an empty {column}; every row needs a text")
-        parts.append(checked_string(value.strip(), column, number, place))
+        parts.append(text)
     return separator.join(parts)
 
 

@@ -20,6 +20,7 @@ from ssmscope.errors import InputError
 from ssmscope.tasks.batches import Examples
 from ssmscope.tasks.instructions import InstructionData
 from ssmscope.tasks.text import TextData
+from ssmscope.tokenizing import tokenize
 
 
 class Word(NamedTuple):
@@ -50,7 +51,7 @@ class SubwordDropout:
         self.vocabulary: dict[str, int] = model["vocab"]
         self.names = {i: name for name, i in self.vocabulary.items() if name != model.get("unk_token")}
         self.max_length, self.share, self.seed, self.labels = max_length, share, seed, list(data.labels)
-        encoded = tokenizer(list(data.texts))
+        encoded = tokenize(tokenizer, list(data.texts))
         self.numbers: dict[Word, int] = {}
         self.texts = [
             [self.numbers.setdefault(word, len(self.numbers)) for word in words(ids, encoded.word_ids(i))]

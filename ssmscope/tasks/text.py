@@ -20,7 +20,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.tasks.classes import class_ids, label_column, sorted_names
 from ssmscope.tasks.planted import SIZES, TASKS, planted
 from ssmscope.tasks.rationales import Spans, rationale_spans
-from ssmscope.tasks.rows import SUFFIXES, Row, checked_label, checked_text, first_line, read_rows
+from ssmscope.tasks.rows import SUFFIXES, Row, checked_label, checked_text, first_line, read_rows, whole
 
 PAIR_SEPARATOR = " ||| "
 """Between the two sentences of a pair. A plain string, so that every tokenizer can read it."""
@@ -199,6 +199,7 @@ def load_text(
     column = label_column(rows[0])
     raw = [checked_label(row, number, path, column) for number, row in enumerate(rows, 1)]
     if label_names is None:
+        raw = [whole(label) for label in raw]
         names = sorted_names(raw)
         numbers = {name: at for at, name in enumerate(names)}
         ids = [numbers[label] for label in raw]

@@ -16,6 +16,7 @@ from ssmscope.tasks.batches import drop_tokens, epoch_order
 from ssmscope.tasks.instructions import InstructionData, label_tokens
 from ssmscope.tasks.subwords import SubwordDropout
 from ssmscope.tasks.tokens import IGNORED
+from ssmscope.tokenizing import tokenize
 from ssmscope.training.objectives import Objective, Score, chosen, regularized, unknown_token
 
 
@@ -63,7 +64,7 @@ class Answers(Objective):
         """The token ids of a part's prompts, found when first asked for: those of the test are many, and come last."""
         if part not in self.encoded:
             texts = list(self.parts[part].texts)
-            self.encoded[part] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            self.encoded[part] = tokenize(self.tokenizer, texts, add_special_tokens=False)["input_ids"]
         return self.encoded[part]
 
     def batches(self, epoch: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-RECORDABLE = ("mamba2", "baleen-mamba2")
+RECORDABLE = ("mamba2", "baleen-mamba2", "diff-mamba")
 """Backbones whose forward and backward pass never wait for the GPU; what waits cannot be recorded."""
 
 WARM_UP = 3

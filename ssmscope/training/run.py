@@ -243,8 +243,8 @@ def train_model(
                     if not ran_out_of_memory(error):
                         raise
                     raise InputError(
-                        "this training needs more memory than there is; give a smaller model (--width, --layers) or "
-                        "--batch-size"
+                        "this training needs more memory than there is; give a smaller model, width=… and layers=…, "
+                        "or batch_size=…"
                     ) from error
     finally:
         restore_random_states(before)

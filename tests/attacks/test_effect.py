@@ -14,6 +14,7 @@ import torch
 from examples import random_example
 from leaky import leaky
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from seen import render
 
 import ssmscope
@@ -24,6 +25,7 @@ from ssmscope.attacks.effect.result import AttackEffect
 from ssmscope.attacks.effect.terminal import attended
 from ssmscope.errors import InputError
 from ssmscope.interp.attention import implicit_attention
+from ssmscope.show.tokens import BLUES, ramp
 
 DECAY = 0.25
 WEIGHTS = {"good": 2.0, "bad": -2.0, "film": 0.25, "a": 0.0, "b": 0.5}
@@ -241,7 +243,7 @@ class TestOptions:
             of_ids(leaky(WEIGHTS), [3], [99])
 
     def test_a_model_without_a_tokenizer(self):
-        with pytest.raises(InputError, match="has no tokenizer to read texts with; name one with --tokenizer"):
+        with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             attack_effect(random_model("mamba"), before="good", after="bad")
 
     def test_a_damaged_model(self):
@@ -371,6 +373,29 @@ class TestResult:
         i, j = result.pairs[0]
         assert before[i] == after[j] and min(*before[:-1], *after[:-1]) == 0 and max(*before, *after) == 31
         assert before[-1] == after[-1] == -1  # [CLS]
+
+    @pytest.mark.parametrize(("lowest", "highest"), [(0.96815, 0.96958), (0.91, 0.97)])
+    def test_noise_has_no_colours(self, result, lowest, highest):
+        """What is replaced, 0.03042 to 0.03185, varies by less than a tenth; 0.03 to 0.09 does not."""
+
+        def side(own, first, last):
+            mean = np.linspace(first, last, len(own) - 1).astype(np.float32)
+            return dataclasses.replace(own, text=dataclasses.replace(own.text, mean=np.append(mean, np.float32(0.5))))
+
+        sides = dict(before=side(result.before, lowest, highest), after=side(result.after, highest, lowest))
+        result, flat = dataclasses.replace(result, **sides), highest - lowest < 0.01
+        before, after = (levels[:-1] for levels in colours(result))  # without [CLS]
+        if flat:
+            assert set(before) == set(after) == {16}
+        else:
+            assert (before[0], after[0], sorted(before), sorted(after)) == (0, 31, before, after[::-1])
+        boxes = result.figure().axes[0].collections[0]
+        assert [to_hex(colour) for colour in boxes.get_facecolor()][: len(before)] == [ramp(BLUES)[at] for at in before]
+        page, first = result.to_html(), result.before.text.tokens[0]
+        assert re.search(rf'class="v{before[0]}[^"]*">{first}<', page)
+        coloured = render(result, force_terminal=True, color_system="truecolor", no_color=False)
+        for view in (page, str(result.figure().axes[1].get_xlabel()), " ".join(coloured.split())):
+            assert ("flat: noise" in view) == flat and "retention, 0.9" in view
 
     @pytest.mark.parametrize("words", [1, 5, 20, 57])
     def test_nothing_overlaps_or_leaves_the_sheet(self, words):

@@ -16,8 +16,15 @@ from transformers import Mamba2Config, MambaConfig, MambaForCausalLM
 import ssmscope
 from ssmscope.attacks.curves import true_log_odds
 from ssmscope.attacks.insertion import insertion_sweep
-from ssmscope.attacks.insertion.measure import inserted, measure
-from ssmscope.attacks.insertion.result import SHOWN
+from ssmscope.attacks.insertion.measure import Measured, inserted, measure
+from ssmscope.attacks.insertion.result import (
+    SHOWN,
+    InsertionCurve,
+    InsertionSweep,
+    Place,
+    curve_table,
+    place_name,
+)
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -152,6 +159,64 @@ def ended(n: int, seed: int) -> TextData:
     labels = draw.integers(0, 2, n)
     rows = [[*np.array(list(WEIGHTS)[:6])[draw.integers(0, 6, 9)], LABELS[label]] for label in labels]
     return text_data("ended", "test", [" ".join(row) for row in rows], labels.tolist(), LABELS)
+
+
+def swept(right: list[list[int]], odds: list[list[float]] | None = None) -> tuple[InsertionSweep, Measured]:
+    """A sweep of one phrase by hand: what is right when clean, then at each place; and the log-odds."""
+    rows = np.array(right, dtype=bool)
+    own = None if odds is None else np.array(odds, dtype=float)
+    changed = rows[1:] != rows[0]
+    found = measure(rows[0], rows[1:], changed, *((None, None) if own is None else (own[0], own[1:])), seed=0)
+    shares = np.linspace(0, 1, len(rows) - 1).tolist()
+    places = tuple(Place(name=place_name(s), share=s, **m) for s, m in zip(shares, found.places))
+    curve = InsertionCurve("a $phrase", places, found.hardest, found.lowest_odds, found.worst, found.worst_drop)
+    data = dict(name="own", split="test", fingerprint="0" * 16, examples=rows.shape[1])
+    provenance = dict(model="runs/mine", data=data, options={"template": None})
+    return InsertionSweep(provenance, found.clean, None, (curve,), found.worst, found.worst_drop, ()), found
+
+
+class TestHardest:
+    """A place is called the hardest only where the paired differences tell it from others."""
+
+    def right(self, *lost: range, examples: int = 100) -> list[list[int]]:
+        return [[1] * examples, *([int(at not in each) for at in range(examples)] for each in lost)]
+
+    def test_one_that_is_told_from_all(self):
+        result, found = swept(self.right(range(20), range(45), range(30)))
+        assert found.hardest == (1,) and found.places[1]["accuracy"].high > found.places[2]["accuracy"].low
+        assert result.headline == (
+            "Insertion sweep of runs/mine: accuracy 1.000 clean, 0.550 with “a $phrase” at its hardest place (50 %), "
+            "0.550 where the place may differ by example"
+        )
+
+    def test_one_that_is_told_from_some(self):
+        result, found = swept(self.right(range(20), range(45), range(44)))
+        assert found.hardest == (1, 2) and result.curves[0].hardest.name == "50 %"
+        assert "0.550 with “a $phrase” at its hardest place (50 %, indistinguishable from 1 other), " in result.headline
+
+    def test_none(self):
+        result, found = swept(self.right(range(20), range(22), range(79, 100)))
+        assert found.hardest == (1, 2, 0)
+        assert "clean, 0.780 to 0.800 with “a $phrase”, at no place clearly lowest, 0.570 wh" in result.headline
+        most = swept(self.right(range(20), range(22), range(21), range(5)))[0]  # told from one of three others
+        assert most.curves[0].hardest_places == (1, 2, 0)
+        assert "clean, 0.780 to 0.950 with “a $phrase”, at no place clearly lowest, 0.780 wh" in most.headline
+        result, _ = swept(self.right(range(20), range(20)))
+        assert "clean, 0.800 with “a $phrase”, at no place clearly lowest, 0.800 where" in result.headline
+
+    @pytest.mark.parametrize(
+        ("lowest", "says"),
+        [
+            ([0] * 10 + [1] * 60 + [2] * 30, "most often lowest at 50 %, of 0.600 [0."),
+            ([0] * 5 + [1] * 48 + [2] * 47, "most often lowest at 50 %, indistinguishable from 1 other, of 0.480 [0."),
+            ([0] * 32 + [1] * 34 + [2] * 34, "lowest at no place more often than at others, beyond chance."),
+        ],
+    )
+    def test_where_log_odds_are_lowest(self, lowest, says):
+        odds = [[1.0] * 100, *([0.5 - (place == each) for each in lowest] for place in range(3))]
+        result, found = swept(self.right(range(20), range(45), range(30)), odds)
+        assert found.lowest_odds[0] == 1
+        assert says in curve_table(result.curves[0], result.clean).note
 
 
 class TestTexts:

@@ -286,6 +286,17 @@ class TestDetectors:
         assert own.attack("adaptive").value < own.attack(FOUND).value
 
 
+def test_what_was_wrong_before_is_not_flipped():
+    """Of three classes a wrong answer can become another wrong one, or the right one."""
+    labels, zero = np.array([0, 0, 1, 1, 2, 2]), {each: np.zeros(6) for each in DETECTORS}
+    clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 0, 0]), zero)
+    one = Seen(np.full(6, 0.2), np.array([0, 1, 2, 1, 1, 2]), zero)
+    groups = [Tried("found", ((1,),), 0.5, 7)]
+    own = victim("toy", labels, [clean, one], groups, Vocabulary(("a", "b"), (3, 4)), [clean], 0.5, None, 0)
+    (found,) = own.attacks
+    assert found.flipped.value == pytest.approx(2 / 4) and found.accuracy.value == pytest.approx(3 / 6)
+
+
 def test_a_models_numbers_by_hand():
     """Six texts, a trigger and the mean of two, of which the second is the first."""
     labels = np.array([0, 0, 0, 1, 1, 1])

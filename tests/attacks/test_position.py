@@ -26,11 +26,13 @@ from ssmscope.attacks.position import position_bias
 from ssmscope.attacks.position.measure import PAPER, averages, measure
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens, draw_donors, noise_of, run_embeddings
+from ssmscope.attacks.position.result import Attacked
 from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.models import architectures
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
+from ssmscope.show.table import Table, in_percent
 from ssmscope.tasks.language import symbol_tokenizer
 from ssmscope.tasks.pixels import CIFAR10, PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -287,7 +289,7 @@ class TestTexts:
     def test_a_symbol_that_the_model_does_not_have(self):
         model = dataclasses.replace(reader(), tokenizer=symbol_tokenizer(WORDS))
         assert position_bias(model, reviews_of("good film", "bad film")).clean
-        with pytest.raises(InputError, match="'zebra' is no symbol of this tokenizer"):
+        with pytest.raises(InputError, match="'zebra', which is no symbol of this tokenizer"):
             position_bias(model, reviews_of("good film", "bad zebra"))
 
     def test_a_region_that_no_donor_reaches(self):
@@ -327,6 +329,17 @@ class TestNumbers:
         assert one.flipped.value == 0.5 and one.success.value == 0.5  # the second becomes 1, the fourth 2
         assert (two.examples, two.left_out) == (4, 1) and two.clean.value == 0.75 and two.accuracy.value == 0.5
         assert two.drop.value == pytest.approx(1 / 3) and two.flipped.value == two.success.value == pytest.approx(1 / 3)
+
+    def test_what_was_wrong_before_is_not_flipped(self):
+        """Of three classes a wrong answer can become another wrong one, or the right one."""
+        labels = np.array([0, 0, 0, 1, 2, 2, 1, 0])
+        clean = np.array([0, 0, 0, 1, 2, 0, 0, 1])
+        attacked = np.array([[0, 1, 2, 2, 2, 1, 2, 0]]).T
+        donors = np.array([1, 1, 1, 2, 0, 1, 2, 0])
+        (found,) = measure(labels, clean, attacked, donors, [Region(0, 1)], seed=0).attacked
+        assert found.flipped.value == pytest.approx(3 / 5)  # the second, the third and the fourth of five right ones
+        assert found.success.value == pytest.approx(2 / 5)  # the third is given a class that was not put in
+        assert found.accuracy.value == pytest.approx(3 / 8) and found.drop.value == pytest.approx(2 / 5)
 
     def test_the_averages_are_those_of_the_papers_table(self):
         """Baleen-B and Mamba of Table 3: "Avg." holds the clean column, too, and ± is a sample standard deviation."""
@@ -421,7 +434,7 @@ class TestOptions:
             position_bias(planted, reviews())
         with pytest.raises(InputError, match="reads tokens, but planted holds images"):
             position_bias(reader(), test_images)
-        with pytest.raises(InputError, match="has no tokenizer to read texts with; name one with --tokenizer"):
+        with pytest.raises(InputError, match="has no tokenizer to read texts with; give one, load"):
             position_bias(dataclasses.replace(reader(), tokenizer=None), reviews())
         with pytest.raises(InputError, match="planted has 2 channels a pixel, the model reads 1"):
             position_bias(planted, images(3, 0, channels=2))
@@ -447,7 +460,7 @@ class TestOptions:
         with torch.no_grad():
             module.head.bias[0], module.head.bias[1] = 3e38, 3e38
             module.head.weight.mul_(1e38)
-        with pytest.raises(InputError, match="logits are not finite"):
+        with pytest.raises(InputError, match="the logits of .* are not finite"):
             position_bias(ssmscope.load(module), test_images)
 
 
@@ -474,29 +487,39 @@ class TestResult:
         assert frame.iloc[1].unit == "pixels" and frame.iloc[0].accuracy == result.clean.value
 
     def test_terminal(self, result):
-        shown = str(result)
-        rows = {line.split("  ")[0]: line for line in shown.splitlines() if line}
+        """Every number in its place: those of two regions, their averages, and of windows; by hand, all different."""
 
-        def ends(estimate, scale=1.0, digits=3):
-            value, low, high = (f"{scale * each:.{digits}f}" for each in (estimate.value, estimate.low, estimate.high))
-            return value if low == high else f"{value} [{low}, {high}]"
+        def e(value: float) -> Estimate:
+            return Estimate(value, value - 0.05, value + 0.05)
 
-        assert rows["clean"].split("  ", 1)[1].strip() == ends(result.clean)
-        for region, name in zip(result.regions, ("0:8", "75%:100%"), strict=True):
-            cells = [ends(region.accuracy), ends(region.drop, 100, 1), ends(region.flipped), ends(region.success)]
-            found = re.split(r" {2,}", rows[name].strip())
-            assert found[:3] == [name, *cells[:2]]
-            assert [each.split(" ")[0] for each in found[3:]] == [each.split(" ")[0] for each in cells[2:]]
-        average = np.mean([region.accuracy.value for region in result.regions])
-        assert rows["average"].split()[1] == f"{average:.3f}"
-        every = [result.clean.value, *(region.accuracy.value for region in result.regions)]
-        assert rows["average with clean"].split()[3:] == [f"{np.mean(every):.3f}", "±", f"{np.std(every, ddof=1):.3f}"]
-        assert "success: the share of them given the class that was put in;" in " ".join(shown.split())
-        drops = [100 * window.drop.value for window in result.windows]
-        worst = result.windows[int(np.argmax(drops))]
-        assert f"4 windows: the largest drop is {max(drops):.1f} %" in shown
-        assert f"at {worst.region}, the mean {np.mean(drops):.1f} %." in shown
-        assert max(map(len, shown.splitlines())) <= 100 and "…" not in shown
+        def one(region: str, accuracy: float, drop: float, flipped: float, success: float) -> Attacked:
+            numbers = dict(accuracy=e(accuracy), clean=e(0.8), drop=e(drop), flipped=e(flipped), success=e(success))
+            return dataclasses.replace(result.regions[0], region=region, **numbers)
+
+        made = dataclasses.replace(
+            result,
+            clean=e(0.8),
+            regions=(one("0:8", 0.6, 0.25, 0.31, 0.11), one("75%:100%", 0.5, 0.375, 0.42, 0.22)),
+            windows=(one("0:4", 0.7, 0.125, 0.1, 0.1), one("4:8", 0.3, 0.625, 0.1, 0.1)),
+            **dict(average=e(0.55), average_drop=e(0.3125), average_with_clean=e(0.633), spread=0.153),
+            **dict(worst_regions=(1,), worst_windows=(1,)),
+        )
+        (table,) = [block for block in made.blocks() if isinstance(block, Table)]
+        assert table.columns == ("accuracy", "drop in %", "flipped", "success")
+        assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
+            "clean": ["0.800", "", "", ""],
+            "0:8": ["0.600", "25.0", "0.310", "0.110"],
+            "75%:100%": ["0.500", "37.5", "0.420", "0.220"],
+            "average": ["0.550", "31.2", "", ""],
+            "average with clean": ["0.633 ± 0.153", "", "", ""],
+        }
+        shown = " ".join(str(made).split())
+        assert "2 windows: the largest drop is 62.5 % [57.5, 67.5] at 4:8, the mean 37.5 %." in shown
+        assert made.headline.endswith(
+            "accuracy 0.800 clean, 0.550 on average with pixels of 2 regions replaced by those "
+            "of another class, at worst 0.500 at 75%:100%"
+        )
+        assert max(map(len, str(made).splitlines())) <= 100 and "…" not in shown
 
     def test_figure(self, result, planted, test_images):
         figure = result.figure()
@@ -530,10 +553,32 @@ class TestResult:
             result,
             regions=(first, dataclasses.replace(first, region="12:16")),
             windows=tuple(dataclasses.replace(first, region=one.region) for one in result.windows),
+            worst_regions=(0, 1),
+            worst_windows=(2, 0, 3, 1),
         )
-        assert tied.headline.endswith(" at 0:4 and 12:16 alike")
-        said = " ".join(str(tied).split())
-        assert f"largest drop is {100 * first.drop.value:.1f} % at 0:4 and 3 others alike, the mean" in said
+        assert tied.headline.endswith(" of 2 regions replaced by those of another class")
+        assert f"largest drop is {in_percent(first.drop)}, and no window stands out, the mean" in " ".join(
+            str(tied).split()
+        )
+        some = dataclasses.replace(tied, worst_regions=(1,), worst_windows=(2, 0))
+        assert some.headline.endswith(f", at worst {first.accuracy.value:.3f} at 12:16")
+        where = f"{result.windows[2].region}, indistinguishable from 1 other"
+        assert f"largest drop is {in_percent(first.drop)} at {where}, the mean" in " ".join(str(some).split())
+
+    def test_what_is_worst_is_told_by_paired_differences(self):
+        """Of 200 examples 40 and 38 are lost, the same ones but for 2; and of two windows 30 each, other ones."""
+        labels = np.zeros(200, dtype=int)
+        attacked = np.zeros((200, 4), dtype=int)
+        for region, lost in enumerate((range(38), range(40), range(30), range(100, 130))):
+            attacked[list(lost), region] = 1
+        regions = [Region(at, at + 1) for at in range(4)]
+        found = averages(measure(labels, labels, attacked, None, regions, seed=0), 2)
+        assert found["worst_regions"] == (1, 0) and found["worst_windows"] == (0, 1)
+        attacked[38:60, 1] = 1
+        found = averages(measure(labels, labels, attacked, None, regions, seed=0), 2)
+        assert found["worst_regions"] == (1,)  # their own intervals overlap
+        one, other = (measure(labels, labels, attacked, None, regions, seed=0).attacked[at].drop for at in (0, 1))
+        assert one.high > other.low
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def around(value: float) -> Estimate:
     return Estimate(value, value - 0.05, value + 0.04)
 
 
-def attacked(number: int = 6, names=NAMES, skipped: tuple[int, ...] = ()) -> PromptAttack:
+def attacked(number: int = 6, names=NAMES, skipped: tuple[int, ...] = (), told=None) -> PromptAttack:
     """Made-up numbers of as many attacks and templates."""
     templates = tuple(f"Is it <b>good</b> & {i} 'positive'?\nText: {{content}}\nAnswer:" for i in range(number))
     clean = tuple(around(0.0 if i in skipped else 0.9 - 0.03 * i) for i in range(number))
@@ -50,12 +50,16 @@ def attacked(number: int = 6, names=NAMES, skipped: tuple[int, ...] = ()) -> Pro
                 left_out=("a third part: it needs a file",) if name == "textbugger" else (),
             )
         )
+    order = sorted(
+        (at for at, one in enumerate(attacks) if one.worst is not None), key=lambda at: -attacks[at].drop.value
+    )
     return PromptAttack(
         provenance=dict(model="runs/mine", data=dict(name="sst2", split="test", fingerprint="0" * 16, examples=1821)),
         templates=templates,
         clean=clean,
         average_clean=around(float(np.mean([each.value for each in clean]))),
         attacks=tuple(attacks),
+        worst=told or tuple(order[:1]),
         cost=Cost(12345, 1234, 5.678),
         notes=("something to know",),
     )
@@ -177,6 +181,14 @@ class TestTerminal:
         assert "12,345 filled prompts, of which the model ran 1,234, in 5.7 s." in shown
         assert max(map(len, shown.splitlines())) <= 100 and "nan" not in shown
 
+    def test_no_attack_is_called_the_worst_that_cannot_be_told_from_all_others(self):
+        assert attacked(2, NAMES[:3], told=(2, 1, 0)).headline.endswith(
+            "clean, 0.550 to 0.750 attacked, under no attack clearly lowest"
+        )
+        some = attacked(2, NAMES[:3], told=(2, 1)).headline
+        assert some.endswith("0.550 under deepwordbug, indistinguishable from 1 other, the worst on average")
+        assert attacked(2, NAMES[:1]).headline.endswith(" clean, 0.750 under stresstest")
+
     def test_one_template(self):
         shown = str(attacked(1, NAMES[:2]))
         assert "(template 0)" not in shown and "one template;" in shown and "checklist: " in shown
@@ -190,7 +202,9 @@ class TestTerminal:
         same = AttackedPrompt(template, around(0.9), Estimate(0, 0, 0), 4)
         one = PromptAttacker("deepwordbug", (same,), around(0.9), Estimate(0, 0, 0), 0, (), ())
         result = attacked(1)
-        result = PromptAttack(result.provenance, (template,), (around(0.9),), around(0.9), (one,), result.cost, ())
+        result = PromptAttack(
+            result.provenance, (template,), (around(0.9),), around(0.9), (one,), (0,), result.cost, ()
+        )
         assert "deepwordbug: no prompt it tried is worse than the template" in str(result)
         assert "No prompt it tried is worse than the template." in result._repr_html_()
 

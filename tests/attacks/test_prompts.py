@@ -119,7 +119,7 @@ class TestMeasured:
         return measured(np.array(clean), {"one": attacked}, [recipe], {"one": found}, seed)
 
     def test_by_hand(self):
-        average, per_template, (one,) = self.measure(self.right(0.8, 0.5), self.right(0.6, 0.1))
+        average, per_template, (one,), _ = self.measure(self.right(0.8, 0.5), self.right(0.6, 0.1))
         assert average.value == pytest.approx(0.65) and [each.value for each in per_template] == [0.8, 0.5]
         assert [found.drop.value for found in one.prompts] == pytest.approx([0.25, 0.8])
         assert one.drop.value == pytest.approx(0.525) and one.accuracy.value == pytest.approx(0.35)
@@ -127,25 +127,41 @@ class TestMeasured:
         assert [(found.prompt, found.tried) for found in one.prompts] == [("p0", 1), ("p1", 2)]
 
     def test_an_attack_that_helps_has_a_negative_drop(self):
-        _, _, (one,) = self.measure(self.right(0.5), self.right(0.6))
+        _, _, (one,), _ = self.measure(self.right(0.5), self.right(0.6))
         assert one.prompts[0].drop.value == pytest.approx(-0.2) and one.worst == 0
 
     def test_intervals_are_paired_over_examples(self):
         """Of nested hits the drop varies by the few between; independent resamples would give ten times the width."""
         clean, attacked = self.right(0.75, 0.5, examples=400), self.right(0.725, 0.45, examples=400)
-        _, _, (one,) = self.measure(clean, attacked, seed=4)
+        _, _, (one,), _ = self.measure(clean, attacked, seed=4)
         sums = resampled_sums(np.array([*clean, *attacked]).T.astype(float), seed=4)
         drops = 1 - sums[:, 2:] / sums[:, :2]
         assert one.prompts[0].drop == estimate(drops[:, 0]) and one.drop == estimate(drops.mean(1))
         assert 0.013 < one.prompts[0].drop.low < one.prompts[0].drop.high < 0.056
         assert one.drop.high - one.drop.low < max(e.drop.high - e.drop.low for e in one.prompts)
 
+    def test_the_worst_prompt_is_that_of_the_largest_drop(self):
+        """Not that of the lowest accuracy: a template under which little is right loses less."""
+        _, _, (one,), _ = self.measure(self.right(0.9, 0.2), self.right(0.45, 0.15))
+        assert [round(found.accuracy.value, 2) for found in one.prompts] == [0.45, 0.15]
+        assert [found.drop.value for found in one.prompts] == pytest.approx([0.5, 0.25]) and one.worst == 0
+
+    def test_the_worst_attack_is_told_by_paired_differences(self):
+        recipes = [Recipe(name, None, (), None, (), ()) for name in ("a", "b", "c")]
+        right = {"a": self.right(0.5, examples=100), "b": self.right(0.48, examples=100), "c": [None]}
+        found = {name: [("p", 1)] for name in "ab"} | {"c": [None]}
+        *_, worst = measured(np.array(self.right(0.9, examples=100)), right, recipes, found, 0)
+        assert worst == (1, 0)
+        right["b"] = self.right(0.4, examples=100)
+        *_, attackers, worst = measured(np.array(self.right(0.9, examples=100)), right, recipes, found, 0)
+        assert worst == (1,) and attackers[1].drop.low < attackers[0].drop.high
+
     def test_templates_that_were_not_attacked(self):
-        _, per_template, (one,) = self.measure(self.right(0.8, 0.0), [self.right(0.4)[0], None])
+        _, per_template, (one,), _ = self.measure(self.right(0.8, 0.0), [self.right(0.4)[0], None])
         assert one.drop.value == pytest.approx(0.5) and one.accuracy.value == pytest.approx(0.4) and one.worst == 0
         assert one.prompts[1].prompt is None and math.isnan(one.prompts[1].drop.value) and one.prompts[1].tried == 0
-        _, _, (none,) = self.measure(self.right(0.0), [None])
-        assert none.worst is None and math.isnan(none.drop.value) and math.isnan(none.accuracy.low)
+        _, _, (none,), worst = self.measure(self.right(0.0), [None])
+        assert worst == () and none.worst is None and math.isnan(none.drop.value) and math.isnan(none.accuracy.low)
 
 
 class TestSuffixes:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import ssmscope
 from ssmscope.analysis import Call
-from ssmscope.edits import recorded, replaced
+from ssmscope.edits import Edit, recorded, replaced
 from ssmscope.errors import InputError
 from ssmscope.interp import resuming
 from ssmscope.interp.ablate import measure
@@ -184,25 +184,23 @@ def test_the_verb(tmp_path):
     (tmp_path / "texts.txt").write_text("a good film with bad acting\nbut great music .\n" * 8)
     given = {"data": str(tmp_path / "texts.txt"), "length": 6, "what": "layer", "by": "zero"}
     (result,) = Call.of("ablate", [model], given).run(tmp_path / "out")
-    assert result.verdict().startswith(f"{len(result.can_go)} of 1 layers can go alone; most harm: layer 0, loss worse")
+    assert result.verdict() == "1 of 1 layers can go alone; none clearly does harm" and result.can_go == (0,)
     loaded = ssmscope.load(model)
-    data = language_data(("a good film with bad acting", "but great music .") * 8, loaded.tokenizer, length=6)
-    ids, targets = torch.from_numpy(data.ids), torch.from_numpy(data.targets)
+    data = language_data((tmp_path / "texts.txt").read_text().splitlines(), loaded.tokenizer, length=6)
+    batch = loaded.encode(ids=data.ids.tolist())
+    without = Edit("nothing", "output", lambda output, _: 0 * output)
 
-    def loss() -> float:
-        with torch.no_grad():
-            logits = loaded.module(input_ids=ids).logits.double()
-        each = cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none").sum(1)
-        return (each / (targets != IGNORED).sum(1)).mean().item()
+    def of_rows(edits=()) -> np.ndarray:
+        logits = loaded.run(batch, edits=edits).logits.double()
+        asked = torch.from_numpy(data.targets)
+        each = cross_entropy(logits.transpose(1, 2), asked, ignore_index=IGNORED, reduction="none")
+        return (each.sum(1) / (asked != IGNORED).sum(1)).numpy()
 
-    plain = loss()
-    with torch.no_grad():
-        loaded.mixers[0].out_proj.weight.zero_()
-    without = loss()
+    plain, harm = of_rows(), of_rows(without) - of_rows()
+    assert result.mean("loss").value == pytest.approx(plain.mean(), rel=1e-5)
+    assert result.harm(0).value == pytest.approx(harm.mean(), rel=1e-4) != 0
     (row,) = result.to_frame().itertuples()
-    assert result.mean("loss").value == pytest.approx(plain, rel=1e-5)
-    assert row.loss == pytest.approx(without - plain, abs=1e-5) and row.loss_low < row.loss < row.loss_high
+    assert row.layer == 0 and row.loss == result.harm(0).value
     together = result.together()
-    assert together.order.tolist() == ["least important first"] * 2 + ["random"] * 2
-    assert together.ablated.tolist() == [0, 1, 0, 1]
+    assert together["ablated"].tolist() == [0, 1] * 2
     assert (tmp_path / "out" / "ablate.png").exists()

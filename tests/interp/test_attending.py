@@ -19,10 +19,11 @@ from ssmscope.errors import InputError
 from ssmscope.frozen import Path
 from ssmscope.interp.attention import attention_gradient, implicit_attention
 from ssmscope.interp.attention.measure import row_normalised
-from ssmscope.interp.attention.shown import find_piece
+from ssmscope.interp.spans import find_piece
 from ssmscope.mixers import fast_scan
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.tokenizing import Spelled
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60, 61, 62, 5], [7, 8, 9, 1, 2, 3, 30]]
 
@@ -229,11 +230,10 @@ def test_a_span_is_marked_by_position_or_by_its_words(demo):
 
 
 def test_finding_a_piece():
-    assert find_piece("cat sat", ("the", "cat", "s", "##at", "."), (0, 1, 2, 2, 3)) == (1, 4)
-    assert find_piece("CAT", ("the", " cat"), (0, 1)) == (1, 2)
-    assert find_piece("the cat, sat", ("the", "cat", ",", "s", "##at"), (0, 1, 2, 3, 3)) == (0, 5)
-    assert find_piece("dog", ("the", " cat"), (0, 1)) is None
-    assert find_piece(" ", ("a", " b"), (0, 1)) is None
+    cut = Spelled("The cat,  sat", ((0, 3), (4, 7), (7, 8), (10, 11), (11, 13)))
+    assert find_piece("cat, sat", cut) == (1, 5) and find_piece("THE", cut) == (0, 1) and find_piece("tsa", cut) is None
+    assert find_piece("t,s", cut) == (1, 4)  # neither case nor spaces matter
+    assert find_piece("dog", cut) is None and find_piece(" ", cut) is None
 
 
 def test_long_texts_are_shown_in_cells():
@@ -246,6 +246,8 @@ def test_long_texts_are_shown_in_cells():
     assert whole.shape == (1025, 1025)
     edge = pooled.edges
     close(pooled.maps[0].values[400, 7], whole[edge[400] : edge[401], edge[7] : edge[8]].mean(), 1e-4)
+    within = whole[edge[400] : edge[401], edge[400] : edge[401]]  # of a cell on the diagonal, its causal pairs
+    close(pooled.maps[0].values[400, 400], within[np.tril_indices(len(within))].mean(), 1e-4)
     remark = "with cells of 3 tokens, nothing nearer"
     for view in (
         " ".join(str(implicit_attention(trace, layers=1)).split()),
@@ -262,11 +264,14 @@ def test_long_texts_are_shown_in_cells():
 def test_pixels_are_attended_to():
     model = ssmscope.load("demo/cifar10-mamba2")
     image = torch.randint(0, 256, (1024, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    trace = model.trace(values=image.unsqueeze(0))
+    trace = model.trace(values=image.unsqueeze(0), keep_inputs=[0])
     (text,) = implicit_attention(trace, layers=0, rows="last")
-    # The last row is the class token's, which stands after the 1,024 pixels.
-    close(text.maps[0].values, trace.frozen[0].attention(rows=[1024])[0, 0])
-    np.testing.assert_allclose(text.pixels, image.view(32, 32, 3) / 255, rtol=1e-6)
+    np.testing.assert_allclose(text.pixels, image.reshape(32, 32, 3).float() / 255, rtol=1e-6)
+    with torch.no_grad():
+        whole = trace.frozen[0].attention("block", groups=1)[0, 0]
+    assert whole.shape == (1025, 1025)  # the last is the class token
+    close(text.maps[0].values, whole[-1:].numpy(), 1e-4)
+    assert text.queries.tolist() == [1024] and np.unique(text.maps[0].values).size > 900
 
 
 def test_a_result_comes_back(demo, tmp_path):
@@ -292,7 +297,7 @@ def test_a_result_comes_back(demo, tmp_path):
         ({"top": 0}, "top is 0"),
         ({"rollout": True, "heads": "all"}, "whole layers"),
         ({"rollout": True, "parts": True}, "cannot be combined"),
-        ({"target": 1}, "give both"),
+        ({"target": 1}, "give gradient"),
         ({"gradient": True}, "give it before the texts"),
         ({"gradient": True, "rollout": True}, "gradient cannot be combined with rollout"),
         ({"rollout": True, "residual": 1.5}, "from 0 to 1"),

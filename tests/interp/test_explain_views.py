@@ -70,7 +70,7 @@ def test_tables():
     for (at, method), part in frame.groupby(["text", "method"]):
         scores = result.attribution(at, method).scores
         np.testing.assert_array_equal(part["score"], scores)
-        ordinary = part[part["word"].notna()].sort_values("score", ascending=False)
+        ordinary = part[part["word"].notna() & (part["score"] > 0)].sort_values("score", ascending=False)
         assert set(part[part["in_top"]]["position"]) == set(ordinary["position"][:3])
     summary = result.summary()
     columns = ["model", "text", "target", "value", "method", "delta", "steps", "converged", "error"]
@@ -78,7 +78,8 @@ def test_tables():
     first = summary.iloc[0]
     assert (first.delta, first.steps, first.converged) == (0.25, 512, False) and summary["delta"].isna().sum() == 12
     best = result.highest(2)
-    assert best["rank"].tolist() == [1, 2] * 14 and result.highest()["rank"].max() == 3
+    assert (best["score"] > 0).all() and result.highest()["rank"].max() == 3
+    assert [part["rank"].tolist() for _, part in best.groupby(["text", "method"])].count([1, 2]) == 13
     one = best[(best["text"] == 1) & (best["method"] == "occlusion")]
     scores = result.attribution(1, "occlusion").scores
     assert one["position"].tolist() == (np.argsort(-scores[1:])[:2] + 1).tolist()
@@ -115,10 +116,11 @@ def shade(scores, method="ig", words=None):
 def test_shades_are_around_zero_where_a_method_is_signed():
     assert shade([-1, 0, 0.5, 2]) == ([-8, 0, 4, 16], "±2")
     assert shade([0, 1, 2], "gradcam") == ([0, 16, 31], "0.000–2.000")
-    assert shade([0.5, 0.5], "gradcam")[0] == [16, 16] and shade([0, 0])[0] == [0, 0]
-    # A special token is outside the range of the colours, and takes the shade of its end.
-    assert shade([100, 1, -2], words=(None, 0, 1)) == ([16, 8, -16], "±2")
-    assert shade([-100, 1, 2], "gradcam", (None, 0, 1)) == ([0, 0, 31], "1.000–2.000")
+    assert shade([0.5, 0.5], "gradcam")[0] == [16, 16]
+    assert shade([0, 0], "gradcam")[0] == [-1, -1] == [each + signed.STEPS for each in shade([0, 0])[0]]
+    # A special token is drawn, and so has its part in the range; nothing is clipped.
+    assert shade([4, 1, -2], words=(None, 0, 1)) == ([16, 4, -8], "±4")
+    assert shade([-1, 0, 2], "gradcam", (None, 0, 1)) == ([0, 10, 31], "−1.000–2.000")
     assert shade([3, -3], words=(None, None)) == ([16, -16], "±3")
 
 
@@ -152,11 +154,12 @@ def test_every_token_of_the_page_shows_its_scores():
     page = result.to_html()
     assert page.count('title="position') == 7 * (9 + 5) and "prefers-color-scheme: dark" in page
     for text in result:
+        marked = [views._row(each, text, 3).marked for each in text.attributions]
         for position in range(len(text)):
             lines = "&#10;".join(
                 f"{each.method}: {number(float(each.scores[position]), significant=6)}"
-                + (f" (rank {text.top(each, 3).index(position) + 1})" if position in text.top(each, 3) else "")
-                for each in text.attributions
+                + (f" (rank {own.index(position) + 1})" if position in own else "")
+                for each, own in zip(text.attributions, marked)
             )
             assert page.count(lines) == 7
     assert "512" in page and "misses 25.0% of f(x) − f(baseline)" in page
@@ -164,15 +167,52 @@ def test_every_token_of_the_page_shows_its_scores():
     assert long.count('title="position') == 2000 and "the first 2,000 of 2,100 tokens" in long
 
 
-def test_signed_methods_name_the_strongest_against_too():
-    result = make((12,), ("lrp", "gradcam"))
+def one_by_hand(method: str = "lrp", top: int = 3) -> Explanation:
+    """An explanation whose every score is another number, a special token's the largest."""
+    scores = np.array([5, 2, -3, 0.5, -0.25, 1, -0.75, 0.125], dtype=np.float32)
+    tokens = ("<s>", *(f" {letter}" for letter in "abcdefg"))
+    own = Attribution(method, scores if method == "lrp" else np.abs(scores), None, None, None)
+    text = ExplainedText(tokens, (None, *range(7)), "good", 0.75, "good", 4.625, (own,))
+    provenance = record_provenance({"model": "demo/test"}, options={}, seed=0)
+    return Explanation(provenance=provenance, texts=(text,), methods=(method,), top=top)
+
+
+def strongest_of(result: Explanation) -> list[dict[str, str]]:
+    return [{name: cell.text for name, cell in line.cells.items()} for line in views.strongest(result)]
+
+
+def test_no_negative_score_is_called_high_and_no_text_is_wholly_marked():
+    result = one_by_hand(top=5)
+    assert strongest_of(result) == [
+        {
+            "highest scores": "a 2 · e 1 · c 0.500 · g 0.125",
+            "strongest against": "b −3 · f −0.750 · d −0.250",
+            "special tokens": "<s> 5 (40 % of all)",
+        }
+    ]
+    assert result.highest()["score"].tolist() == [2, 1, 0.5, 0.125]
+    assert np.flatnonzero(result.to_frame()["in_top"]).tolist() == [1, 3, 5, 7]
+    row = views.rows(result).texts[0].rows[0]
+    assert (row.marked, row.against, row.ends) == ([1, 5], [2], (-5.0, 5.0))  # 3 of 7 words, by |score|
+    row = views.rows(one_by_hand(top=2)).texts[0].rows[0]
+    assert (row.marked, row.against) == ([1], [2])
+
+
+def test_a_method_without_signs_has_nothing_against():
+    result = one_by_hand("gradcam", top=5)
+    (cells,) = strongest_of(result)
+    assert cells["highest scores"] == "b 3 · a 2 · e 1 · f 0.750 · c 0.500" and "strongest against" not in cells
+    row = views.rows(result).texts[0].rows[0]
+    assert (row.marked, row.against, row.ends) == ([2, 1, 5], [], (0.125, 5.0))
+
+
+def test_a_text_without_a_score_above_zero_has_no_highest():
+    result = one_by_hand()
     text = result[0]
-    signed_one, unsigned = text.attributions
-    order = [at for at in np.argsort(signed_one.scores, kind="stable").tolist() if at and signed_one.scores[at] < 0]
-    assert text.against(signed_one, 3) == order[:3] and not text.against(unsigned, 3)
-    named = " · ".join(f"{text.tokens[at].strip()} {number(float(signed_one.scores[at]))}" for at in order[:3])
-    assert "−" in named and named in result.to_html() and "against" in result.to_html()
-    assert all(part in render(result, color_system=None) for part in named.split(" · ")[0].split())
+    text.attributions[0].scores[:] *= -np.sign(text.attributions[0].scores)
+    (cells,) = strongest_of(result)
+    assert cells["highest scores"] == "none" and cells["strongest against"] == "b −3 · a −2 · e −1"
+    assert result.highest().empty and not result.to_frame()["in_top"].any()
 
 
 @pytest.mark.parametrize("length", [1, 2, 8, 60, 61, 300, 1200] if ALL else [1, 8, 61, 1200])
@@ -195,8 +235,7 @@ def test_boxes_and_strips_have_the_colours_of_the_scores():
     patches = short.figure().axes[0].collections
     faces = [[to_hex(colour) for colour in each.get_facecolor()][:6] for each in patches]
     assert faces == [expected, expected_other]
-    against = set(text.against(text.attributions[0], 3)) - set(text.top(text.attributions[0], 3))
-    assert len(patches[0].get_facecolor()) == 6 + 3 + len(against)  # these are underlined
+    assert [len(each.get_facecolor()) for each in patches] == [6 + 2, 6 + 2]  # of 5 tokens 2 are underlined
     long = make((401,), ("ig", "gradcam"))
     text = long[0]
     images = [image for axes in long.figure().axes for image in axes.get_images()]

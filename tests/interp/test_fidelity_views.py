@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
 import re
 
 import numpy as np
@@ -29,6 +30,35 @@ from ssmscope.results import Result
 def found() -> Fidelity:
     toys = {"own": random_scores, "first_$x$": by_position, "tied": by_word(dict.fromkeys(WORDS, 1.0))}
     return fidelity_auc(reader(), texts(*lines(15, seed=1), "a"), methods=toys)
+
+
+class TestHeadline:
+    """Of what is best, as far as paired differences tell it from others; the random rankings are no method."""
+
+    def result(self, found: Fidelity, *delta: float, apart: float = 0.01) -> Fidelity:
+        """So large ΔA of the three methods and of the random rankings, differences with intervals of ± `apart`."""
+        estimates = np.full((4, len(found.measures), 3), 0.125)
+        place = found.measures.index("delta")
+        for row, value in enumerate(delta):
+            estimates[row, place] = value, value - 0.5, value + 0.5
+        paired = np.full((6, len(found.measures), 3), math.nan)
+        for row, (a, b) in enumerate(itertools.combinations(delta, 2)):
+            paired[row, place] = a - b, a - b - apart, a - b + apart
+        return dataclasses.replace(found, estimates=estimates, paired=paired)
+
+    def test_random_rankings_are_never_the_best(self, found):
+        result = self.result(found, 0.25, -0.5, 0.375, 0.75)
+        assert result.headline.endswith("best ΔA 0.375 of tied, no better than random rankings")
+        assert result.verdict() == "ΔA 0.375 [−0.125, 0.875] of tied, the best of 3"
+        assert self.result(found, 0.25, -0.5, 0.375, 0.1).headline.endswith(": best ΔA 0.375 of tied")
+
+    def test_what_cannot_be_told_from_the_best(self, found):
+        result = self.result(found, 0.25, 0.5, 0.375, 0.1, apart=0.2)
+        assert result.headline.endswith("best ΔA 0.500 of first_$x$, indistinguishable from 1 other")
+        assert result.verdict() == "ΔA 0.500 [0.000, 1.000] of first_$x$, the best of 3"
+        result = self.result(found, 0.25, 0.5, -0.375, 0.1, apart=2)
+        assert result.verdict() == "ΔA 0.500 [0.000, 1.000] of first_$x$, not clearly the best of 3"
+        assert result.headline.endswith("ΔA −0.375 to 0.500, no method clearly best, no better than random rankings")
 
 
 class TestResult:
@@ -81,7 +111,7 @@ class TestResult:
 
     def test_the_terminal_view_says_what_was_done(self, found):
         shown = str(found)
-        assert "best ΔA" in shown and "replaced by the mean embedding" in " ".join(shown.split())
+        assert found.headline in " ".join(shown.split()) and "replaced by the mean embedding" in " ".join(shown.split())
         assert "20 random rankings" in " ".join(shown.split()) and "minus random" in shown
         assert max(map(len, shown.splitlines())) <= 100
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import groupby
 
@@ -12,12 +13,14 @@ from examples import random_example
 from seen import render
 
 from ssmscope import cli
+from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.interp.heatmap import over_data, selection_heatmap
 from ssmscope.interp.heatmap.over_data import HORIZON, medians
-from ssmscope.interp.heatmap.result import DataHeatmap
+from ssmscope.interp.heatmap.result import DataHeatmap, KeptWord
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.show.table import Table
 from ssmscope.tasks.text import text_data
 
 WORDS = ("good", "bad", "film", "the", "dull", "fun", ",", "one", "two", "three")
@@ -66,6 +69,51 @@ def test_words_are_means_over_their_occurrences(model, score):
         assert each.kept.value == pytest.approx(np.mean([value for *_, value in own]), rel=1e-4)
         assert each.kept.low <= each.kept.value <= each.kept.high
     assert "," not in {each.word for each in selection_heatmap(model, data, score=score).words}
+
+
+def entries_of(words):
+    """Entries of `Words` with one occurrence a text: word, text, score, 1."""
+    rows = [(word, text, score, 1) for word, scores in enumerate(words) for text, score in enumerate(scores)]
+    return np.array(rows, dtype=np.float64).T
+
+
+def test_words_are_chosen_by_their_intervals_and_listed_by_their_means():
+    wide, narrow, third = [12.0, 0, 0, 12, 0], [4.1, 4, 3.9, 4, 4], [4.4, 4, 4.4, 3.6, 4.1]
+    low, lowest = [1.0, 1.2, 0.8, 1.1, 0.9], [-2.5, 3.5, -2.5, 3.5, 0.5]
+    entries = entries_of([narrow, low, wide, third, lowest])
+    assert over_data._chosen(entries, 5, 5, 9, 9).tolist() == [2, 3, 0, 1, 4]
+    assert over_data._chosen(entries, 5, 5, 2, 1).tolist() == [3, 0, 1]  # the wide ones begin low and end high
+    assert over_data._chosen(entries, 5, 6, 2, 1).tolist() == []
+
+
+def test_views_show_words_that_are_surely_high_or_low(result):
+    """Of 20 words the first, the last and every third have wide intervals."""
+
+    def word(at: int) -> KeptWord:
+        wide = 9.0 if at in (0, 19) or at % 3 == 0 else 0.25
+        return KeptWord(f"w{at}", 9, 9, Estimate(20.0 - at, 20 - at - wide, 20 - at + wide))
+
+    many = dataclasses.replace(result, words=tuple(map(word, range(20))))
+    high, low = [1, 2, 4, 5, 7, 8, 0, 10, 11, 3], [17, 16, 14, 13, 19]
+    assert sorted(int(each.word[1:]) for each in many.shown_words) == sorted(high + low)
+    means = [each.kept.value for each in many.shown_words]
+    assert means == sorted(means, reverse=True) and means[0] == 20
+    assert many.verdict().startswith("highest: “w0” 20.000 [11.000, 29.000]")
+    ticks = [label.get_text() for label in many.figure().axes[0].get_yticklabels()]
+    assert ticks == [each.word for each in many.shown_words]
+
+
+def test_no_word_stands_above_one_with_a_higher_mean(result):
+    means = [each.kept.value for each in result.words]
+    assert means == sorted(means, reverse=True) and len(set(means)) == len(means)
+    (table,) = [block for block in result.blocks() if isinstance(block, Table) and block.heads == ("word",)]
+    shown = [cells[0].found.value for _, cells in table.rows]
+    assert shown == means and [label for (label,), _ in table.rows] == [each.word for each in result.words]
+    first, *_, last = result.words
+    assert result.verdict().startswith(f"highest: “{first.word}” {first.kept.value:.3f} [")
+    assert f"; lowest: “{last.word}” {last.kept.value:.3f} [" in result.verdict()
+    every = {group.name: group.words for group in result.groups}["all"]
+    assert every == tuple(each.word for each in result.words)[: len(every)]
 
 
 def test_groups_and_parts_are_means_over_texts(model, result):
@@ -166,7 +214,6 @@ def test_a_word_needs_texts(model):
         (["--text", "good"], "--data cannot be combined with --text"),
         (["--at", "3"], "at is of texts; over a data set it is left out"),
         (["--merge"], "merge is of texts"),
-        (["--max-tokens", "5"], "--max-tokens is of --text"),
     ],
 )
 def test_refusals(arguments, line, capsys):

@@ -125,8 +125,8 @@ class TestCommand:
             (["--image", "absent.png"], "cannot read the image"),
             (["--image", "model/config.json"], "cannot be decoded"),
             (["--image", "0.png", "--text", "a"], "--image cannot be combined with --text, --file or --ids"),
-            (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, e.g. --image FILE"),
-            (["--ids", "0"], "give it images, e.g. --image FILE"),
+            (["--text", "a film"], "reads pixels (4 × 3 of 3 channels), not texts: give it images, --image"),
+            (["--ids", "0"], "give it images, --image"),
             ([], "--image FILE for one of pixels"),
         ],
     )

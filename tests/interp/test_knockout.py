@@ -14,10 +14,11 @@ from ssmscope.analysis import Call
 from ssmscope.cuts import cut_attention, cut_convolution, cut_edges
 from ssmscope.edits import edited
 from ssmscope.errors import InputError
-from ssmscope.interp.knockout.result import Cut
+from ssmscope.interp.knockout.result import Cut, Knockout
 from ssmscope.interp.spans import named, positions_of
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.show.table import Table
 
 IDS = [[5, 17, 3, 9, 22, 1, 4, 60], [7, 8, 9, 2, 40]]
 
@@ -196,3 +197,29 @@ class TestSpans:
 def test_refused(models, options, says):
     with pytest.raises(InputError, match=says):
         ssmscope.knockout(models["mamba"], models["mamba"].encode(ids=IDS[0]), **options)
+
+
+def test_the_picture_shows_relative_changes():
+    cuts = (Cut(0, 2), Cut(0, 0), Cut(1, 1), Cut(2, 2))
+    changes = np.array([[[-0.5, -0.6, -0.4], [-0.25, -0.3, -0.2], [0.125, 0.1, 0.2], [0.02, 0.01, 0.03]]])
+    cells = np.full((2, 1, 4), 0.01)
+    result = Knockout(
+        provenance={"model": "runs/mine", "options": {"window": 1}},
+        **dict(tokens=(("a", "b"),) * 2, answers=("x", "y"), sources=("a",), spans=(((0,), (0,)),), target="b"),
+        **dict(targets=((1,), (1,)), by="window", roads="states", cuts=cuts, probability=np.array([0.02, 0.04])),
+        **dict(logit=np.zeros(2), probabilities=cells, logits=cells, changes=changes, attends=False),
+    )
+    (axes,) = result.figure().axes
+    assert axes.get_ylabel() == "relative change of probability"
+    zero, curve, everywhere = axes.lines
+    assert list(curve.get_ydata()) == [-0.25, 0.125, 0.02] and list(curve.get_xdata()) == [0, 1, 2]
+    assert set(everywhere.get_ydata()) == {-0.5} and set(zero.get_ydata()) == {0}
+    assert axes.yaxis.get_major_formatter()(0.02) == "2%"
+    (table,) = [block for block in result.blocks() if isinstance(block, Table)]
+    assert [(label, cells[0].value) for (label,), cells in table.rows] == [
+        ("layers 0–2", "−50.0 %"),
+        ("layer 0", "−25.0 %"),
+        ("layer 1", "12.5 %"),
+        ("layer 2", "2.0 %"),
+    ]
+    assert table.note.startswith("Relative change of the probability p with edges to “b” cut, p′ / p − 1;")

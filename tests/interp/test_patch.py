@@ -16,9 +16,11 @@ import ssmscope
 from ssmscope.analysis import Call
 from ssmscope.edits import Edit, new_state, recorded, replaced
 from ssmscope.errors import InputError
+from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.resuming import Joining
 from ssmscope.model import Model
 from ssmscope.results import Result
+from ssmscope.show.table import Table
 from ssmscope.states import mapped, tensors
 
 CLEAN, CORRUPTED = [5, 17, 3, 9, 22, 1, 4, 60], [5, 17, 30, 9, 22, 7, 4, 60]
@@ -111,6 +113,53 @@ def test_everything_patched_is_the_other_run(models):
 def test_refused(models, name, options, says):
     with pytest.raises(InputError, match=says):
         ssmscope.patch(models[name], **{"clean": CLEAN, "corrupted": CORRUPTED, **ASKED, **options})
+
+
+def by_hand(metric: str) -> Patching:
+    """Two layers and three tokens, every number another one: the largest value is that of the smallest change."""
+    values = np.array(
+        [
+            [(0.40, -2.0), (0.10, -9.0), (0.46, -3.5)],
+            [(0.35, -1.0), (0.55, 0.0), (0.60, -1.5)],
+            [(0.01, 7.0), (0.02, 8.0), (0.03, 9.0)],
+        ]
+    )
+    return Patching(
+        provenance={"model": "runs/mine"},
+        **dict(clean=(" good", " a", " film", " it"), corrupted=(" bad", " a", " film", " it"), site="state"),
+        **dict(direction="denoise", metric=metric, positions=(0, 1, 2), answer="yes", contrast="no"),
+        **dict(base=np.array([0.5, -1.0]), other=np.array([0.9, 1.0]), values=values, attributed=np.empty((0, 3))),
+        agreement=(float("nan"), float("nan")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "verdict", "order"),
+    [
+        ("probability", "most in layer 0, 1 “a”: 0.100 (probability of the answer)", [0.1, 0.35, 0.4, 0.6, 0.55, 0.46]),
+        ("difference", "most in layer 0, 1 “a”: −9 (difference of logits)", [-9, -3.5, -2, 0, -1.5, -1]),
+        (
+            "normalised",
+            "most in layer 0, 1 “a”: −4 (share of the way to the other run)",
+            [-4, -1.25, -0.5, 0.5, -0.25, 0],
+        ),
+    ],
+)
+def test_what_changes_the_most_is_named_first(metric, verdict, order):
+    """By the change from the run that is patched, not by the value; and never all layers together."""
+    result = by_hand(metric)
+    assert result.verdict() == verdict
+    (table,) = [block for block in result.blocks() if isinstance(block, Table)]
+    assert [cells[0].found.value for _, cells in table.rows] == pytest.approx(order)
+    names = {label: cells[0].found.value for (label,), cells in table.rows}
+    values = result.effects()
+    assert names["layer 0, 0 “good/bad”"] == pytest.approx(values[0, 0]) != pytest.approx(values[1, 0])
+    assert names["layer 1, 2 “film”"] == pytest.approx(values[1, 2])
+    beside = Patching.compare([result], [("x",)])
+    assert [cell.value for cell in beside.rows[0][1]] == ["layer 0, 1 “a”", verdict.split(": ")[1].split(" (")[0]]
+    line, grid, _ = result.figure().axes
+    assert line.lines[0].get_ydata().tolist() == values[2].tolist()
+    assert grid.get_images()[0].get_array().tolist() == values[:2].tolist()
 
 
 def test_the_verb(tmp_path):

@@ -341,7 +341,7 @@ def test_special_tokens_never_explain(trace):
 
 
 def test_merging_averages_the_tokens_of_a_word(model):
-    tokens = ("[CLS]", "gor", "##ge", "##ous", "film", "[SEP]", "[SEP]", "film")
+    tokens = ("[CLS]", "gor", "ge", "ous", "film", "[SEP]", "[SEP]", "film")
     trace = make_trace([tokens], words=[(None, 0, 0, 0, 1, None, None, 0)])
     parts, merged = eq_10(trace)[0], eq_10(trace, merge=True, top=9)[0]
     assert merged.tokens == ("[CLS]", "gorgeous", "film", "[SEP]", "[SEP]", "film")

@@ -43,6 +43,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora with dropout": {**LORA, "lora_dropout": 0.3},
     "dora": {**LORA, "use_dora": True},
     "copies that are trained": {**LORA, "modules_to_save": ["lm_head", "norm_f"]},
+    "a copy of the embeddings": {**LORA, "modules_to_save": ["embeddings"]},
+    "tokens that are trained": {**LORA, "target_modules": ["in_proj"], "trainable_token_indices": [5, 9, 17]},
 }
 
 
@@ -77,7 +79,8 @@ def pair(name: str, kind: str = "lora") -> tuple[Model, Model]:
         config = peft.LoHaConfig(r=2, target_modules=[*chosen, "out_proj"], init_weights=False)
         config.target_modules -= {"embeddings", "lm_head"}
     else:
-        config = peft.LoraConfig(target_modules=sorted({*chosen} - {*options.get("modules_to_save", ())}), **options)
+        others = sorted({*chosen} - {*options.get("modules_to_save", ())})
+        config = peft.LoraConfig(**{"target_modules": others, **options})
     adapted = peft.get_peft_model(module, config)
     if kind == "two":
         adapted.add_adapter("second", peft.LoraConfig(target_modules=chosen, **{**LORA, "r": 2}))
@@ -85,6 +88,8 @@ def pair(name: str, kind: str = "lora") -> tuple[Model, Model]:
     for part in adapted.modules():
         if type(part).__name__ == "ModulesToSaveWrapper":
             part.modules_to_save["default"].weight.data.mul_(1.5)
+        if type(part).__name__ == "TrainableTokensLayer":
+            part.trainable_tokens_delta["default"].data.mul_(-1.5)
     adapted = adapted.double().eval()
     merged = copy.deepcopy(adapted).merge_and_unload(adapter_names=["default", "second"] if kind == "two" else None)
     own = copy.deepcopy(adapted).unload()  # the adapter matters
@@ -170,7 +175,7 @@ def test_relevance_and_gradients_are_those_of_the_merged_model(name):
     assert not any("forward" in vars(part) for part in adapted.module.modules())
 
 
-@pytest.mark.parametrize("kind", ["lora with dropout", "dora", "copies that are trained", "two", "loha"])
+@pytest.mark.parametrize("kind", [*list(KINDS)[1:], "two", "loha"])
 def test_every_kind_of_adapter(kind):
     adapted, merged = pair("mamba2", kind)
     of = [objective(model, model.encode(ids=IDS), target=7) for model in (adapted, merged)]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
+from damaged import LAYOUTS, save
 from examples import random_example, relative
 from loud import loud
 from safetensors.torch import load_file, save_file
 
 import ssmscope
 from ssmscope.errors import InputError
+from ssmscope.models.stored import read_tensors
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 
@@ -115,3 +118,47 @@ def test_gguf_and_quantised_weights_are_refused(folders, tmp_path):
     for config, says in (({"quant_method": "gptq"}, "quantised (gptq), which"), ({"bits": 4}, "quantised, which")):
         (base / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
         assert says in refused(base)
+
+
+WRAPPED = ("_orig_mod.", "module.", "module._orig_mod.")
+
+
+@pytest.mark.parametrize("prefix", WRAPPED)
+@pytest.mark.parametrize("layout", [*LAYOUTS])
+def test_weights_that_were_saved_within_a_wrapper(tmp_path, layout, prefix):
+    """torch.compile's, DataParallel's, and one within the other, in safetensors and pickled."""
+    path = save(layout, tmp_path / "model")
+    model = ssmscope.load(path)
+    given = dict(values=torch.rand(4, 3)) if layout == "pixels" else dict(ids=IDS)
+    own, before = model.logits(model.encode(**given)), model.fingerprint
+    file = next(each for each in path.iterdir() if each.suffix in (".safetensors", ".bin"))
+    held = {f"{prefix}{name}": tensor for name, tensor in read_tensors(file).items()}
+    file.unlink()
+    for suffix in ("safetensors", "bin") if layout != "diff-mamba" or prefix == "module." else ("safetensors",):
+        saved = path / ("model.safetensors" if suffix == "safetensors" else "pytorch_model.bin")
+        if suffix == "safetensors":
+            save_file(held, saved, metadata={"format": "pt"})
+        else:
+            torch.save(held, saved)
+        again = ssmscope.load(path)
+        assert relative(again.logits(again.encode(**given)), own) < 1e-6 and again.fingerprint == before
+        saved.unlink()
+
+
+def test_parts_that_were_compiled_each_by_itself(tmp_path):
+    path = save("mamba2", tmp_path / "model")
+    own, held = logits(path), load_file(path / "model.safetensors")
+    named = {re.sub(r"layers\.(\d+)\.", r"layers.\1._orig_mod.", name): tensor for name, tensor in held.items()}
+    assert named.keys() != held.keys()
+    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+    assert relative(logits(path), own) < 1e-6
+    first = min(held)
+    save_file({**named, first: held[first], f"module.{first}": held[first].clone()}, path / "model.safetensors")
+    assert f"holds {first} twice" in refused(path)
+
+
+def test_an_adapter_that_was_saved_within_a_wrapper_is_refused(folders):
+    _, adapter, _ = folders
+    file = adapter / "adapter_model.safetensors"
+    save_file({f"_orig_mod.{name}": tensor for name, tensor in load_file(file).items()}, file)
+    assert "within the wrapper of torch.compile" in refused(adapter)

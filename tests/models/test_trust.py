@@ -120,4 +120,4 @@ def test_every_auto_class_is_told_not_to_trust():
                 trust = [k.value for k in node.keywords if k.arg == "trust_remote_code"]
                 if not (trust and isinstance(trust[0], ast.Constant) and trust[0].value is False):
                     silent.append(f"{file.name}:{node.lineno}")
-    assert calls >= 4 and silent == []
+    assert calls >= 3 and silent == []

@@ -99,7 +99,7 @@ class TestResult:
             (dict(lengths=[]), "lengths is empty"),
             (dict(lengths=[5, 0]), "lengths is 0"),
             (dict(texts="a text"), "is about all texts: leave them out"),
-            (dict(examples=None), "was trained on is not recorded; give it as --examples"),
+            (dict(examples=None), "was trained on is not recorded; give it, examples=…"),
         ],
     )
     def test_refuses(self, options, says):

@@ -115,7 +115,18 @@ class TestTable:
         assert found[0].norms is None and np.isnan(found.curves[0]).all() and found[0].behaviour == "stable"
         assert found[0].abscissa == pytest.approx(-1.0) and found[0].name == "mamba2"
         assert "No capacity C and no bound of 1 checkpoint" in str(found)
-        found.figure()
+        growth, abscissa, curves, marks, _ = found.figure().axes  # one has no bound, and still has its rows
+        named = [label.get_text() for label in growth.get_yticklabels()]
+        assert named[0] == "mamba2" and named[1].endswith("run0.pth")
+        for axes, values in ((growth, [row.growth for row in found]), (abscissa, [row.abscissa for row in found])):
+            (drawn,) = [marks.get_offsets() for marks in axes.collections]  # both are stable
+            np.testing.assert_allclose(drawn, [(values[0], 0), (values[1], 1)])
+        (mark,) = marks.collections
+        np.testing.assert_allclose(mark.get_offsets(), [(found[1].abscissa, found[1].log_capacity)])
+        (curve,) = curves.lines
+        np.testing.assert_allclose(curve.get_ydata(), found.curves[1])
+        twice = stability_table([sweep[0], sweep[0]], length=20).figure().axes[0]
+        assert twice.collections[0].get_offsets()[:, 1].tolist() == [0, 1]
         alone = stability_table([example("mamba2"), example("gla")])
         assert math.isnan(alone[1].abscissa) and "nan" not in str(alone)
         figure = alone.figure()
@@ -140,7 +151,8 @@ class TestTable:
         many = dataclasses.replace(table, rows=tuple(rows), curves=np.tile(table.curves, (25, 1)))
         figure = many.figure()
         figure.canvas.draw()
-        left, right = figure.axes[:2]
+        rows, _, left, right, _ = figure.axes
+        assert sum(len(marks.get_offsets()) for marks in rows.collections) == 100 and not rows.get_yticks().size
         assert len(left.lines) == 100 and left.lines[0].get_linewidth() < 1
         colours = {line.get_color() for line in left.lines}
         assert len(colours) > 20
@@ -149,11 +161,9 @@ class TestTable:
 
     def test_curve_frame(self, table):
         frame = table.curve()
-        read = [(row, curve) for row, curve in zip(table.rows, table.curves) if not row.reason]
-        assert frame.model.tolist() == [row.name for row, _ in read for _ in table.lengths]
+        assert list(frame) == ["model", "length", "log_capacity"]
+        good = [at for at, row in enumerate(table.rows) if not row.reason]
+        assert frame.model.tolist() == [table[at].name for at in good for _ in table.lengths]
         assert frame.length.tolist() == table.lengths.tolist() * 4
-        assert frame.log_capacity.tolist() == [value for _, curve in read for value in curve.tolist()]
-        # A curve goes through what the row says of its own length.
-        for row, curve in read:
-            one, other = np.searchsorted(table.lengths, 30) - 1, np.searchsorted(table.lengths, 30)
-            assert curve[one] < row.log_capacity < curve[other]
+        assert frame.log_capacity.tolist() == [value for at in good for value in table.curves[at].tolist()]
+        assert len(set(table.curves[good, -1])) == 4

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ssmscope import mixers, ops
-from ssmscope.bootstrap import RESAMPLES
+from ssmscope.bootstrap import FEWER_DRAWS, RESAMPLES
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -405,7 +405,7 @@ class TestReach:
         blocks, seed = synthetic(), 7
         slow = by_distance(blocks)
         reach = reach_of("output", blocks, exact=True, noise=FLOAT32, seed=seed)
-        drawn = np.random.default_rng(seed).integers(0, len(blocks), (RESAMPLES, len(blocks)))
+        drawn = np.random.default_rng(seed).integers(0, len(blocks), (RESAMPLES, len(blocks) - FEWER_DRAWS))
         rates, fifth = [], []
         for texts in drawn:
             times = np.bincount(texts, minlength=len(blocks))
@@ -466,7 +466,7 @@ class TestReach:
         short = reach_of(
             "output", [Blocks(np.array([2]), np.ones((1, 3)), np.zeros((1, 3)))], exact=True, noise=FLOAT32
         )
-        assert not short.decay.defined and np.isinf(short.context).all() and short.held.tolist() == [[2, 3, 3]]
+        assert not short.decay.defined and np.isnan(short.context).all() and short.held.tolist() == [[2, 3, 3]]
         vanishing = np.array([[0.0, 0.0, 0.0, 1.0]])
         fast = reach_of("output", [Blocks(np.array([3]), vanishing, 0 * vanishing)], exact=True, noise=FLOAT32)
         assert not fast.decay.defined and fast.context.tolist() == [[1, 1, 1]]

@@ -207,9 +207,9 @@ class TestResult:
         recency = row("recency", "output", "last 8")
         assert recency.value == found.output.recent(8).value
         context = row("context", "output", "90 %")
-        assert (
-            context.value == found.output.effective_context(0.9) and context["count"] == 3 - found.output.not_reached()
-        )
+        known = found.output.context[:, 1]
+        assert context.value == pytest.approx(found.output.effective_context(0.9), nan_ok=True)
+        assert context["count"] == np.isfinite(known).sum()
         assert row("mixer", "1", "centred").value == found.similarity.estimate(1, "centred", "mixer").value
         assert row("stream", "output", "spread").high == found.similarity.estimate("output", "spread").high
 
@@ -217,7 +217,8 @@ class TestResult:
         summary = found.summary()
         assert summary.place.tolist() == ["output", "0", "1"]
         assert summary.decay_length[2] == found.layers[1].decay.length.value
-        assert summary.context_50.tolist() == [reach.effective_context(0.5) for reach in found.reaches]
+        contexts = [reach.effective_context(0.5) for reach in found.reaches]
+        assert summary.context_50.tolist() == pytest.approx(contexts, nan_ok=True)
         assert summary.not_reached_95.tolist() == [reach.not_reached(0.95) for reach in found.reaches]
         curve = found.distances(1)
         assert curve.equals(found.distances("1")) and curve.norm.tolist() == found.layers[1].norm[:, 0].tolist()
@@ -249,17 +250,45 @@ class TestResult:
         shown = " ".join(str(dataclasses.replace(found, reaches=(estimated,))).split())
         assert "estimated with 8 random vectors, a norm's standard error is 25 %" in shown
         nothing = dataclasses.replace(reach.decay.rate, value=math.nan, low=math.nan, high=math.nan)
-        for rate, length, words in ((nothing, nothing, "too few distances"), (None, math.inf, "none with distance")):
-            own = dataclasses.replace(nothing, value=-0.5) if rate is None else rate
-            end = dataclasses.replace(nothing, value=length) if rate is None else length
-            decay = dataclasses.replace(reach.decay, rate=own, length=end)
-            context = np.full_like(reach.context, math.inf)
-            changed = dataclasses.replace(found, reaches=(dataclasses.replace(reach, decay=decay, context=context),))
+        growing = dataclasses.replace(nothing, value=-0.5)
+        endless = dataclasses.replace(nothing, value=math.inf)
+        for rate, length, context, words in (
+            (nothing, nothing, math.nan, "too few"),
+            (growing, endless, math.inf, "none"),
+        ):
+            decay = dataclasses.replace(reach.decay, rate=rate, length=length, r2=0.95)
+            own = dataclasses.replace(reach, decay=decay, context=np.full_like(reach.context, context))
+            changed = dataclasses.replace(found, reaches=(own,))
             shown = " ".join(str(changed).split())
-            assert f"Decay: {words}" in shown or f"Decay: {words.removesuffix('s')}" in shown
-            assert "90 % not reached" in shown and "> not reached: too short" in shown
-            words = "not within the texts' length" if rate is nothing else "half of it in the last 3 of 6 tokens"
-            assert words in changed.headline
+            assert f"Decay: {words}" in shown and "90 % in 5" in shown
+            for said in ("90 % not reached", "> not reached: too short", "not within the texts' length"):
+                assert (said in shown) == (rate is growing)
+            for said in ("Effective context: not defined", "half of it in the last 3 of 6 tokens, 90 % in the last 5"):
+                assert (said in shown) == (rate is nothing)
+
+    def test_no_view_says_reached_and_not_reached_of_the_same_share(self, found):
+        """Where no one rate fits, all views count the texts' own tokens; where one does, what is before them too."""
+        reach = found.output
+        held = np.array([[4.0, 6, 7], [4, 6, 7], [2, 6, 7]])
+        reach = dataclasses.replace(reach, held=held, decay=dataclasses.replace(reach.decay, r2=0.25))
+        for context, own in ((np.full((3, 3), math.nan), True), (held + 10, False)):
+            result = dataclasses.replace(found, reaches=(dataclasses.replace(reach, context=context),))
+            assert result.of_own_tokens == own
+            shown = " ".join(str(result).split())
+            (cells,) = [cells for (place,), cells in result._table().rows if place == "output"]
+            assert [cell.value for cell in cells[3:6]] == (["4", "6", "7"] if own else ["14", "16", "17"])
+            assert "not reached" not in shown and ("a text's own tokens" in shown) == own
+            half = "half of it in the last 4 of 6 tokens, 90 % in the last 6" if own else "90 % of it within 16 tokens"
+            assert half in result.headline
+            legend = [
+                text.get_text()
+                for axes in result.figure().axes
+                if (box := axes.get_legend())
+                for text in box.get_texts()
+            ]
+            assert ("90 %: 6" if own else "90 %: 16") in legend
+            table = Influence.compare([result], [("a",)])
+            assert dict(zip(table.columns, table.rows[0][1]))["90 % held within"].value == ("6" if own else "16")
 
     def test_figure(self, found, output):
         figure = found.figure()
@@ -281,18 +310,19 @@ class TestResult:
         assert (
             second.get_xscale() == "log" and second.lines[0].get_ydata().tolist() == output.output.within[:, 0].tolist()
         )
-        for r2, title in ((0.95, "effective context"), (0.3, "within the text")):
-            reach = dataclasses.replace(output.output, decay=dataclasses.replace(output.output.decay, r2=r2))
+        for known, title in ((True, "effective context"), (False, "within the text")):
+            context = output.output.held + 8 if known else np.full_like(output.output.context, math.nan)
+            reach = dataclasses.replace(output.output, context=context)
             second = dataclasses.replace(output, reaches=(reach, *output.reaches[1:])).figure().axes[1]
             marks = [own.get_xdata()[0] for own in second.lines if len(own.get_xdata()) == 1]
-            counted = [reach.effective_context(share, within=r2 < 0.9) for share in (0.5, 0.9, 0.95)]
+            counted = [reach.effective_context(share, within=not known) for share in (0.5, 0.9, 0.95)]
             assert marks == [k for k in counted if math.isfinite(k)]
             assert second.get_legend().get_title().get_text() == title
         assert len(marks) == 3  # the text's own tokens always hold every share
 
     def test_layers_without_one_rate_show_what_the_texts_hold(self, found):
         bent = tuple(
-            dataclasses.replace(reach, decay=dataclasses.replace(reach.decay, r2=0.3)) for reach in found.reaches
+            dataclasses.replace(reach, context=np.full_like(reach.context, math.nan)) for reach in found.reaches
         )
         upper = next(
             axes
@@ -308,7 +338,7 @@ class TestResult:
         small = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=9, state_size=2))
         for name in ("$m^{x$", "runs/" + "Wide-Model" * 20):
             result = influence(Model(small.eval(), name=name), length=1, sequences=1, at="layers")
-            assert not result.output.decay.defined and "no decay fitted" in result.headline
+            assert not result.output.decay.defined and "half of it in the last 1 of 1 tokens" in result.headline
             assert any("one text" in note for note in result.notes)
             assert "1 random sequence of 1 token; exact." in " ".join(str(result).split())
             figure = result.figure()

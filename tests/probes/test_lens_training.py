@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -338,6 +339,9 @@ class TestContinuing:
         assert 25 <= step < 60 and not (broken / "lens.json").exists()
 
         model = ssmscope.load(tmp_path / "model")
+        for ask in (lambda: load_lens(broken, model), lambda: ssmscope.load(broken)):
+            with pytest.raises(InputError, match="broken is unfinished: .* the same command continues it$"):
+                ask()
         for out in (broken, unbroken):
             fit_lens(model, data, out, **given)
         assert capfd.readouterr().err.count(f"continuing after {step} steps") == 1
@@ -346,6 +350,17 @@ class TestContinuing:
         one, other = (LensFit.load(out / "lens.json") for out in (broken, unbroken))
         assert one.history == other.history and one.layers == other.layers and one.best_step == other.best_step
         assert not (broken / "checkpoint").exists()
+
+    def test_one_killed_between_its_files_is_unfinished(self, fitted, language, tmp_path):
+        """tuned-lens's own files alone would be read as a lens of tuned-lens."""
+        half = tmp_path / "half"
+        shutil.copytree(fitted, half)
+        (half / "checkpoint").mkdir()
+        (half / "checkpoint" / "plan.json").write_text("{}")
+        assert load_lens(half, language).fingerprint == language.fingerprint
+        (half / "lens.json").unlink()
+        with pytest.raises(InputError, match="is unfinished"):
+            load_lens(half, language)
 
     def test_a_finished_fit_is_left_as_it_is(self, fitted, language):
         before = {path.name: path.stat().st_mtime_ns for path in fitted.iterdir()}

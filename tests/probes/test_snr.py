@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 pytest.importorskip("tuned_lens")
 
 import ssmscope  # noqa: E402
+from ssmscope.bootstrap import Estimate  # noqa: E402
 from ssmscope.errors import InputError  # noqa: E402
 from ssmscope.model import Model  # noqa: E402
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification  # noqa: E402
@@ -152,9 +151,7 @@ class TestPrompts:
             needle_snr(model, questions=data)
 
     def test_models_that_cannot_read_them(self, model):
-        with pytest.raises(
-            InputError, match="small0 has no tokenizer to read questions with; name one with --tokenizer"
-        ):
+        with pytest.raises(InputError, match="small0 has no tokenizer to read questions with; give one, load"):
             needle_snr(dataclasses.replace(model, tokenizer=None), **QUICK)
         backbone = Mamba2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_heads=2, head_dim=8, n_groups=1)
         labels = SSMForSequenceClassification(SSMClassifierConfig(backbone, num_labels=2))
@@ -497,12 +494,32 @@ class TestResult:
         with pytest.raises(InputError, match="there is no curve other/all/0; there are small0/all/0, small1/all/0"):
             result.curve("other")
 
-    def test_headline_says_how_early(self, result):
-        for model in result.models:
-            needles = [one.needle.value for one in result.curve(model.name).layers]
-            (early,) = re.findall(rf"{re.escape(model.name)} \S+, half of it from layer (\d+) of", result.headline)
-            assert all(value >= needles[-1] / 2 for value in needles[int(early) :])
-            assert early == "0" or needles[int(early) - 1] < needles[-1] / 2
+    @pytest.mark.parametrize(
+        ("needles", "says"),
+        [
+            ((0.1, 0.7, 0.3, 0.45, 0.8), "0.800 at 0 words, half of it from layer 3 of 4 on"),  # it was there before
+            ((0.5, 0.7, 0.9, 0.42, 0.8), "0.800 at 0 words, half of it from layer 0 of 4 on"),  # half of the last one
+            ((0.1, 0.2, 0.3, 0.35, 0.8), "0.800 at 0 words, half of it from layer 4 of 4 on"),
+            ((0.4, 0.2, 0.3, 0.35, 0.6), "0.600 at 0 words, half of it from layer 2 of 4 on"),
+        ],
+    )
+    def test_headline_says_how_early(self, result, needles, says):
+        """From the layer on after which it is never below half; of all tasks and the first length."""
+
+        def layers(curve, values):
+            found = [Estimate(value, value - 0.01, value + 0.01) for value in values]
+            own = [dataclasses.replace(curve.layers[0], layer=at, needle=each) for at, each in enumerate(found)]
+            return dataclasses.replace(curve, layers=tuple(own))
+
+        other = tuple(reversed(needles))  # of every other model, task and length
+        curves = [
+            layers(c, needles if (c.model, c.task, c.length) == ("small1", ALL, 0) else other) for c in result.curves
+        ]
+        models = tuple(dataclasses.replace(model, layers=4) for model in result.models)
+        made = dataclasses.replace(result, models=models, curves=tuple(curves))
+        assert made.headline.endswith(f"; small1 {says}") and made.headline.startswith("Needle probability: small0 ")
+        alone = dataclasses.replace(made, models=models[1:], curves=tuple(c for c in curves if c.length == 0))
+        assert alone.headline.endswith(says.replace(" at 0 words", ""))
 
     def test_terminal(self, result):
         shown, apart = str(result), Cell(result.differences[0].layers[2].needle, digits=None)

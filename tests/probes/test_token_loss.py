@@ -15,6 +15,7 @@ from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
 
 import ssmscope
+from ssmscope.bootstrap import Estimate
 from ssmscope.errors import InputError
 from ssmscope.evaluation.forking import Rows
 from ssmscope.model import Model
@@ -22,9 +23,10 @@ from ssmscope.probes import long_rows
 from ssmscope.probes.long_rows import pieces_of
 from ssmscope.probes.loss import measure as measuring
 from ssmscope.probes.loss import token_loss
-from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, window_losses
-from ssmscope.probes.loss.result import TokenLoss
+from ssmscope.probes.loss.measure import bins_of, slopes, smoothed, summarised, window_losses
+from ssmscope.probes.loss.result import Summary, TokenLoss, bin_name
 from ssmscope.results import Result
+from ssmscope.show.table import Table
 from ssmscope.tasks.language import byte_tokenizer, load_lines, symbol_tokenizer, word_tokenizer
 
 QUIET = {"progress": False}
@@ -265,7 +267,63 @@ class TestWindows:
         assert all(",".join(map(str, row)) in joined for row in windows.tolist())
 
 
+def by_hand() -> TokenLoss:
+    """Two models and three bins, every number another one."""
+
+    def e(value: float) -> Estimate:
+        return Estimate(value, value - 0.25, value + 0.5)
+
+    first = Summary(e(3.0), e(-0.125), (e(3.5), e(2.75), e(2.25)))
+    second = Summary(e(4.0), e(0.25), (e(5.5), e(3.75), e(3.125)))
+    less = Summary(e(-1.0), e(-0.375), (e(-2.0), e(-1.125), e(-0.875)))
+    curves = np.arange(24.0).reshape(2, 4, 3)
+    return TokenLoss(
+        provenance=dict(model="a", data=dict(name="own", windows=3), options={}),
+        **dict(models=("a", "b"), unit="bits", smooth=3, positions=(1, 2, 300, 600)),
+        **dict(losses=np.arange(1200.0).reshape(2, 600), bins=((0, 128), (128, 512), (512, 600))),
+        **dict(summaries=(first, second), differences=(less,), curves=curves, notes=()),
+    )
+
+
 class TestViews:
+    def test_every_number_stands_in_its_place(self):
+        found = by_hand()
+        (table,) = [block for block in found.blocks() if isinstance(block, Table)]
+        assert (table.heads, table.columns) == (("positions",), ("a", "b", "less b"))
+        assert {label: [cell.value for cell in cells] for (label,), cells in table.rows} == {
+            "1–128": ["3.500", "5.500", "−2.000"],
+            "129–512": ["2.750", "3.750", "−1.125"],
+            "513–600": ["2.250", "3.125", "−0.875"],
+            "all": ["3.000", "4.000", "−1.000"],
+            "per doubling": ["−0.125", "0.250", "−0.375"],
+        }
+        assert table.rows[0][1][2].interval == "[−2.250, −1.500]"
+        summary = {(row["name"], row["quantity"]): row["value"] for row in found.summary().to_dict("records")}
+        assert (
+            summary["a", "1–128"] == 3.5 and summary["b", "129–512"] == 3.75 and summary["a − b", "513–600"] == -0.875
+        )
+        assert summary["a", "slope"] == -0.125 and summary["a − b", "mean"] == -1
+        beside = TokenLoss.compare([found], [("x", "y")])
+        assert beside.columns == ("bits a token ↓", "at 1–128 ↓", "at 129–512 ↓", "at 513–600 ↓")
+        assert [cell.value for cell in beside.rows[1][1]] == ["4.000", "5.500", "3.750", "3.125"]
+        assert found.headline == "Loss by position, bits a token over 600 tokens: a 3.000; b 4.000"
+        assert (bin_name((0, 1)), bin_name((512, 1024))) == ("1", "513–1,024")
+
+    def test_the_picture_has_every_curve_and_difference(self):
+        found = by_hand()
+        upper, lower = found.figure().axes
+        for line, curve in zip(upper.lines, found.curves, strict=True):
+            assert line.get_xdata().tolist() == [1, 2, 300, 600] and line.get_ydata().tolist() == curve[:, 0].tolist()
+        (_, *bars) = lower.lines
+        level = [tuple(bar.get_xdata()) + tuple(bar.get_ydata()) for bar in bars[::2]]
+        assert level == [(1, 128, -2, -2), (128, 512, -1.125, -1.125), (512, 600, -0.875, -0.875)]
+        assert [tuple(bar.get_ydata()) for bar in bars[1::2]] == [(-2.25, -1.5), (-1.375, -0.625), (-1.125, -0.375)]
+
+    def test_bins_are_means_of_their_own_positions(self):
+        losses = np.broadcast_to(np.arange(1.0, 601), (1, 2, 600))
+        (one,) = summarised(losses, (1, 300), 1, 0)["summaries"]
+        assert [found.value for found in one.bins] == [64.5, 320.5, 556.5] and one.mean.value == 300.5
+
     def test_reads_and_draws(self, tmp_path):
         found = token_loss([speaker(0), speaker(1)], data=[text(2200)], length=700, smooth=11, **QUIET)
         found.save(tmp_path, "loss")
@@ -274,25 +332,14 @@ class TestViews:
         assert len(figure.axes) == 2 and figure.axes[0].get_ylabel() == "loss, nats"
         alone = token_loss(speaker(0), data=[text(2200)], length=700, **QUIET).figure()
         assert len(alone.axes) == 1
-        for line, curve in zip(figure.axes[0].lines, found.curves, strict=True):
-            np.testing.assert_allclose(line.get_ydata(), curve[:, 0])
-            np.testing.assert_allclose(line.get_xdata(), found.positions)
-        shown = str(found)
-        assert "3 windows of 700 tokens of texts; nats a token." in shown
-        rows = {line.split()[0]: re.sub(r" \[.*?\]", "", line).split() for line in shown.splitlines() if line}
-        for name, places in {"0–128": slice(128), "128–512": slice(128, 512), "512–700": slice(512, 700)}.items():
-            one, other = found.losses[:, places].mean(1)
-            assert rows[name] == [name, *(f"{each:.3f}" for each in (one, other, one - other))]
-        one, other = found.losses.mean(1)
-        assert rows["all"] == ["all", *(f"{each:.3f}" for each in (one, other, one - other))]
-        assert shown.splitlines()[0].endswith(f"mamba-0 {one:.3f}; mamba-1 {other:.3f}")
-        x = np.log2(np.arange(101, 701))
-        slopes = [np.polyfit(x, each[100:], 1)[0] for each in found.losses]
-        assert found.summary().query("quantity == 'slope'").value.iloc[:2].tolist() == pytest.approx(slopes, rel=1e-3)
+        assert found.counted == "3 windows of 700 tokens of texts" and found.counted in str(found)
         frame = found.to_frame()
-        assert len(frame) == 2 * len(found.positions) and found.positions[0] == 1 and found.positions[-1] == 700
-        row = frame[(frame.model == "mamba-1") & (frame.position == 700)].iloc[0]
-        assert row.raw == found.losses[1, 699] and row.loss == found.curves[1, -1, 0]
+        assert found.positions[0] == 1 and found.positions[-1] == 700
+        for number, name in enumerate(("mamba-0", "mamba-1")):
+            part = frame[frame.model == name]
+            assert part.position.tolist() == list(found.positions)
+            assert part.raw.tolist() == found.losses[number, np.array(found.positions) - 1].tolist()
+            assert part[["loss", "loss_low", "loss_high"]].to_numpy().tolist() == found.curves[number].tolist()
         summary = found.summary()
         assert list(summary.name.unique()) == ["mamba-0", "mamba-1", "mamba-0 − mamba-1"]
         assert summary[summary.quantity == "slope"].value.iloc[2] == found.differences[0].slope.value

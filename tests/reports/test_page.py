@@ -25,6 +25,7 @@ from ssmscope.reports.grouping import Found, compared, groups, unique, verdict
 from ssmscope.reports.page import render
 from ssmscope.results import Result
 from ssmscope.show.blocks import Custom, Picture, Prose, TokenMaps, TokenRows
+from ssmscope.show.numbers import told_apart
 from ssmscope.show.table import Cell, Line, folded, table
 from ssmscope.show.tokens import visible, written
 
@@ -186,12 +187,15 @@ class TestSummary:
         result = found["fidelity"].result
         best = result.best("delta")[0]
         assert verdict(found["fidelity"], model).startswith(f"ΔA {result.estimate(best).value:.3f} [".replace("-", "−"))
-        assert f"of {best}, the best of 2" in verdict(found["fidelity"], model)
+        clearly = result.difference(*sorted(result.methods, key=lambda name: name != best)).low > 0
+        assert f"of {best}, {'' if clearly else 'not clearly '}the best of 2" in verdict(found["fidelity"], model)
         result = found["position"].result
         said = verdict(found["position"], model)
         assert f"average drop {100 * result.average_drop.value:.1f} %" in said
-        worst = max(result.regions, key=lambda one: one.drop.value)
-        assert said.endswith(f"worst {100 * worst.drop.value:.1f} % at {worst.region}")
+        worst = result.regions[result.worst_regions[0]]
+        assert worst.drop.value == max(one.drop.value for one in result.regions)
+        named = told_apart([result.regions[at].region for at in result.worst_regions], len(result.regions))
+        assert (f"at worst {100 * worst.drop.value:.1f} % at {worst.region}" in said) == bool(named)
         result = found["prompts"].result
         worst = max(result.attacks, key=lambda one: one.drop.value)
         assert verdict(found["prompts"], model).startswith(f"PDR {100 * worst.drop.value:.1f} % [")

@@ -11,12 +11,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planned import planned
+from planned import MINIMAL, planned
 
 import ssmscope
 import ssmscope.models.load
 from ssmscope import cli, register
 from ssmscope.analysis import Call
+from ssmscope.attacks.position.measure import PAPER
 from ssmscope.errors import InputError
 from ssmscope.reads import KINDS
 from ssmscope.reports import plan as plan_module
@@ -27,15 +28,6 @@ from ssmscope.reports.plans import shipped
 
 VERBS = register.analyses()
 OPTIONS = sorted({name for verb in VERBS.values() for name in (*verb.inputs, *verb.options)})
-MINIMAL: dict[str, dict[str, Any]] = {
-    **{name: {"text": "a film"} for name in ("heatmap", "attention", "explain", "influence", "lens show", "sanity")},
-    "effect": {"before": "a good film", "after": "a bad film"},
-    "evaluate": {"tasks": ["wnli"]},
-    "knockout": {"text": "a film", "from": ["film"]},
-    "patch": {"clean": "a good film", "corrupted": "a bad film"},
-    "steer": {"text": "a film", "toward": ["a good film"], "away": ["a bad film"]},
-}
-"""Options without which a verb does not begin."""
 
 
 def lines(analysis: Any, models: Any = ("m",), **more: Any) -> list[tuple[str, ...]]:
@@ -408,7 +400,7 @@ WRONG_VALUES = [
     ("attention", {"text": "a", "rows": "first"}, "allowed are last, all"),
     ("attention", {"text": "a", "residual": "1.5"}, "from 0 to 1"),
     ("attention", {"text": "a", "residual": "nan"}, "from 0 to 1"),
-    ("attention", {"text": "a", "target": "x"}, "--gradient"),
+    ("attention", {"text": "a", "target": "x"}, "give gradient=… too"),
     ("attention", {"text": "a", "pool": "-1"}, "pool is -1"),
     ("explain", {"text": "a", "methods": "ig,lpr"}, "did you mean 'lrp'?"),
     ("explain", {"text": "a", "methods": "ig", "option": "ig.stpes=4"}, "did you mean 'steps'"),
@@ -486,3 +478,26 @@ def test_shipped_plans_are_plans(name: str) -> None:
         variables={"data": "sst2"} if name == "quick" else {},
     )
     assert found.title and found.lines
+
+
+def test_the_plan_of_baleen_runs_the_papers_rows() -> None:
+    """Tables 2 to 4 of the paper: what each row is of, what it is measured by, and on which data."""
+    plan = read_plan(shipped()["baleen"].read_text(encoding="utf-8"))
+    rows: dict[str, set[tuple[str, str]]] = {}
+    for line in plan.lines:
+        call = line.call
+        rows.setdefault(call.name, set()).update((model, call.inputs["data"]) for model in call.models)
+        if call.name == "fidelity":
+            assert list(call.options["methods"]) == ["ig", "gradxinput", "gradcam", "self-retention", "self-write"]
+        elif call.name == "position":
+            assert call.options["regions"] is None and list(PAPER) == [(0, 32), (0, 96), (928, 1024), (992, 1024)]
+        else:
+            assert set(call.options["attacks"]) == {"checklist", "deepwordbug", "stresstest", "textbugger"}
+            assert call.options["as_promptbench"]
+    texts = {"sst2": "sst2", "rotten-tomatoes": "rotten_tomatoes", "imdb": "imdb", "snli": "snli"}
+    of = ("rwkv", "gla", "mamba", "mamba2", "baleen-b", "baleen-e")
+    assert rows == {
+        "fidelity": {(f"demo/{name}-baleen-{kind}", data) for name, data in texts.items() for kind in "be"},
+        "position": {(f"demo/cifar10-{kind}", "cifar10") for kind in of},
+        "prompts": {(f"demo/instruct-{kind}", data) for kind in (*of[3:],) for data in ("sst2", "wnli")},
+    }

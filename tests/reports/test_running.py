@@ -360,6 +360,8 @@ class TestRunning:
         (left / ".heatmap-x").mkdir(parents=True)
         (left / ".heatmap-x" / "json").write_text("half")
         (left / "answers.sqlite").write_text("")
+        entry = Store(tmp_path).entry(job)
+        assert (entry.state, entry.error, entry.results) == ("missing", "unfinished", ())
         run(plan(models[:1]), tmp_path)
         names = sorted(path.name for path in (tmp_path / "results" / job.key).iterdir())
         assert names == ["heatmap.csv", "heatmap.html", "heatmap.json", "heatmap.png", "job.json", "job.log"]

@@ -34,13 +34,15 @@ class TestFidelity:
             data="sst2",
             best=lambda measure: ("self-retention",),
             estimate=lambda method, measure="delta": numbers[method, measure],
+            difference=lambda method, other: e(0.11, 0.05, 0.17),
         )
 
     def test_verdict(self) -> None:
         assert said(self.result()) == "ΔA 0.420 [0.400, 0.440] of self-retention, the best of 2"
         both = self.result()
         both.best = lambda measure: ("ig", "self-retention") if measure == "delta" else ()
-        assert said(both) == "ΔA 0.310 [0.290, 0.330] of ig and self-retention, the best of 2"
+        both.difference = lambda method, other: e(0.11, -0.01, 0.23)
+        assert said(both) == "ΔA 0.310 [0.290, 0.330] of ig and self-retention, not clearly the best of 2"
 
     def test_table(self) -> None:
         table = beside(self.result(), self.result(-0.2))
@@ -188,8 +190,8 @@ class TestExplain:
     def result(self, converged: list[Any], texts: int = 2) -> Stand:
         tokens = ("a", " good", " film")
         attributions = (
-            SimpleNamespace(method="ig", scores=np.array([0.25, -1.5, 0.125]), delta=0.0123),
-            SimpleNamespace(method="self-retention", scores=np.array([1.0, 2.0, 3.0]), delta=None),
+            SimpleNamespace(method="ig", scores=np.array([0.25, -1.5, 0.125]), delta=0.0123, signed=True),
+            SimpleNamespace(method="self-retention", scores=np.array([1.0, 2.0, 3.0]), delta=None, signed=False),
         )
 
         def text(number: int) -> Any:
@@ -198,6 +200,7 @@ class TestExplain:
                 attributions=attributions,
                 target="positive",
                 value=0.5 + number,
+                special=np.zeros(3, dtype=bool),
                 top=lambda each, size: np.argsort(-each.scores)[:size].tolist(),
                 against=lambda each, size: [at for at in np.argsort(each.scores)[:size] if each.scores[at] < 0],
             )
@@ -235,18 +238,21 @@ class TestKnockout:
 
         cuts = (Cut(0, 1), Cut(1, 1), Cut(0, 0))
         changes = np.array([[[-0.5, -0.6, -0.4], [-0.45, -0.5, -0.4], [0.01, 0.0, 0.02]]])
-        result = Stand("knockout", sources=("attic",), cuts=cuts, changes=changes)
+        result = Stand("knockout", sources=("attic",), cuts=cuts, changes=changes, probability=np.array([0.02]))
         for name in ("change", "_largest", "_whole"):
             setattr(result, name, getattr(Knockout, name).__get__(result))
         assert said(result) == (
-            "the answer's probability changes by “attic” −50.0 % [−60.0, −40.0] in all layers, "
+            "relative change of the answer's probability of 0.02: “attic” −50.0 % [−60.0, −40.0] in all layers, "
             "most in layer 1 (−45.0 %)"
         )
+        result.probability = np.array([0.02, 0.5])
+        assert said(result).startswith("relative change of the answer's probability of each text: “attic” −50.0 % [")
         table = beside(result)
         assert (table.heads, table.columns) == (("model", "from"), ("all layers", "most in", "there"))
         changes[..., 1:], changes[0, 0, 0] = NAN, -0.0002  # of a single text there are no intervals
         assert said(result) == (
-            "the answer's probability changes by “attic” 0.0 % in all layers, most in layer 1 (−45.0 %)"
+            "relative change of the answer's probability of each text: “attic” 0.0 % in all layers, most in layer 1 "
+            "(−45.0 %)"
         )
 
 
@@ -276,6 +282,10 @@ class TestAblate:
         assert said(result) == (
             "1 of 2 heads can go alone; most harm: layer 0, head 1, loss worse by 0.500 [0.250, 0.750]"
         )
+        few = self.result()
+        few.harms[:, 0, 1] = -0.25
+        assert said(few) == "1 of 2 heads can go alone; none clearly does harm"
+        assert [cell.value for cell in beside(few).rows[0][1]][2:] == ["none clearly", "0.500"]
         table = beside(result)
         assert table.heads == ("model", "ablated") and table.columns == ("loss", "can go", "most harm", "worse by")
         assert [cell.value for cell in table.rows[0][1]] == ["0.250", "1 of 2", "layer 0, head 1", "0.500"]

@@ -9,30 +9,31 @@ from stand_ins import BEST, INTERVALS, NAN, WORST, Stand, beside, e, said, shown
 
 
 class TestPosition:
-    def result(self, first: float, last: float, clean: float = 0.8) -> Stand:
+    def result(self, *drops: float, clean: float = 0.8) -> Stand:
         regions = tuple(
             SimpleNamespace(region=name, drop=e(drop, drop - 0.05, drop + 0.05))
-            for name, drop in (("0:32", first), ("992:1024", last))
+            for name, drop in zip(("0:32", "992:1024", "5:9"), drops)
         )
-        return Stand(
-            "position", regions=regions, average_drop=e((first + last) / 2, 0.1, 0.3), clean=e(clean, 0.7, 0.9)
-        )
+        worst = (int(np.nanargmax(drops)),) if not np.isnan(drops).all() else ()
+        average = e(float(np.mean(drops)), 0.1, 0.3)
+        return Stand("position", regions=regions, worst_regions=worst, average_drop=average, clean=e(clean, 0.7, 0.9))
 
     def test_verdict(self) -> None:
-        assert said(self.result(0.1, 0.35)) == "average drop 22.5 % [10.0, 30.0], worst 35.0 % at 992:1024"
-        assert said(self.result(0.35, 0.1)) == "average drop 22.5 % [10.0, 30.0], worst 35.0 % at 0:32"
-        assert said(self.result(-0.2, -0.4)) == "average drop −30.0 % [10.0, 30.0], worst −20.0 % at 0:32"
-        tied = self.result(0.25, 0.25)
-        assert said(tied) == "average drop 25.0 % [10.0, 30.0], worst 25.0 % at 0:32 and 992:1024 alike"
-        tied.regions *= 2
-        assert said(tied) == "average drop 25.0 % [10.0, 30.0], worst 25.0 % at 0:32 and 3 others alike"
+        assert said(self.result(0.1, 0.35)) == "average drop 22.5 % [10.0, 30.0], at worst 35.0 % at 992:1024"
+        assert said(self.result(0.35, 0.1)) == "average drop 22.5 % [10.0, 30.0], at worst 35.0 % at 0:32"
+        assert said(self.result(-0.2, -0.4)) == "average drop −30.0 % [10.0, 30.0], at worst −20.0 % at 0:32"
+        tied = self.result(0.25, 0.25, 0.125)
+        tied.worst_regions = (1, 0)
+        assert said(tied).endswith(", at worst 25.0 % at 992:1024, indistinguishable from 1 other")
+        tied.worst_regions = (1, 0, 2)
+        assert said(tied) == "average drop 20.8 % [10.0, 30.0]"  # no region stands out
         one = self.result(0.1, NAN)
         one.average_drop = e(0.1, 0.05, 0.15)
         assert said(one) == "average drop 10.0 % [5.0, 15.0]"
         assert said(self.result(NAN, NAN)) == "accuracy 0.800 [0.700, 0.900], no drop defined"
 
     def test_table(self) -> None:
-        table = beside(self.result(0.25, 0.5), self.result(0.375, 0.375, 0.75))
+        table = beside(self.result(0.25, 0.5), self.result(0.375, 0.375, clean=0.75))
         assert table.columns == (
             "clean accuracy ↑", "drop at 0:32, % ↓", "drop at 992:1024, % ↓", "average drop, % ↓",
         )  # fmt: skip

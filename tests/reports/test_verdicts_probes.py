@@ -211,7 +211,7 @@ class TestLoss:
 
     def test_table(self) -> None:
         table = beside(self.result(), models=("m", "n"))
-        assert table.columns == ("bits a token ↓", "after 0 to 16 ↓", "after 16 to 2,048 ↓")
+        assert table.columns == ("bits a token ↓", "at 1–16 ↓", "at 17–2,048 ↓")
         assert shown(table) == [
             ("m", "3.500 [3.000, 4.000]", "4.000 *", "3.000"),
             ("n", "3.250 * [2.750, 3.750]", "4.250", "2.500 *"),
@@ -243,16 +243,17 @@ class TestInfluence:
             ),
             recent=lambda tokens: shares[tokens],
             effective_context=lambda share, within=False: contexts[share] - 7 * within,
+            of_own_tokens=False,
         )
-        result = Stand("influence", output=reach, recent=8, unit="tokens", lengths=np.array([50, 60, 70]))
+        result = Stand("influence", reaches=(reach,), recent=8, unit="tokens", lengths=np.array([50, 60, 70]))
         assert said(result) == "decay length 81, 90 % of it within 37 tokens"
-        reach.decay.straight, contexts[0.5] = False, 10.0
+        reach.of_own_tokens, contexts[0.5] = True, 10.0
         assert said(result) == "half of it in the last 3 of 60 tokens, 90 % in the last 30"
         table = beside(result)
         assert table.heads == ("model", "of")
         assert table.columns == ("rate λ", "decay length", "share of the last 8", "90 % held within")
-        cells = ("0.01235 [0.01000, 0.01500]", "81 [70, 90]", "0.625 [0.500, 0.750]", "37")
-        assert shown(table) == [("a", "output", *cells)]
+        cells = ("0.01235 [0.01000, 0.01500]", "81 [70, 90]", "0.625 [0.500, 0.750]", "30")
+        assert shown(table) == [("a", "output", *cells)] and "Held: of the influence of the text's own" in table.note
 
 
 class TestTrajectory:

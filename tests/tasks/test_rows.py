@@ -90,7 +90,7 @@ def test_paths_that_are_no_files_are_refused(tmp_path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", "text,label\na film, which is bad,1\n", "row 1 of .* has 3 fields, its header 2; .*double quotes"),
-        ("a.tsv", "text\tlabel\na\tfilm\t1\n", "row 1 of .* has 3 fields, its header 2; a text may hold no tab"),
+        ("a.tsv", "text\tlabel\na\tfilm\t1\n", "row 1 of .* has 3 fields, its header 2; put a text that holds a"),
         ("a.csv", "text,label,text\nx,0,y\n", "the column 'text' twice"),
         ("a.jsonl", '{"text": "a", "text": "b", "label": 0}\n', "line 1: it has 'text' twice"),
         ("a.csv", f'text,label\n"{"x" * 140_000}",0\n', "field larger than field limit .*save it as jsonl"),

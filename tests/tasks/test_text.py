@@ -1,13 +1,16 @@
 import json
 import math
+import re
 import sys
 import types
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ssmscope.errors import InputError
+from ssmscope.tasks.language import load_lines
 from ssmscope.tasks.text import PAIR_SEPARATOR, SOURCES, load_text, text_data
 
 ROWS = [("good film", "pos"), ("bad film", "neg"), ("a good day", "pos")]
@@ -77,6 +80,68 @@ def test_tsv_fields_may_hold_quotes(tmp_path):
     assert load_text(path).texts == ('"so it goes', "no")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        'text\tlabel\n"two\nlines"\t1\nno\t0\n',
+        'label\ttext\n1\t"two\nlines"\r\n0\tno\n',
+        '"text"\t"label"\n"two\nlines"\t"1"\n"no"\t"0"\n',
+    ],
+)
+def test_tsv_fields_in_quotes_may_hold_line_ends(tmp_path, content):
+    (tmp_path / "a.tsv").write_text(content, encoding="utf-8")
+    assert load_text(tmp_path / "a.tsv").texts == ("two\nlines", "no")
+
+
+def test_tsv_as_pandas_writes_it(tmp_path):
+    texts = ['he said "so it goes"', "a\ttab", "two\n\nlines", "plain", '"whole"', "it's"]
+    frame = pd.DataFrame({"text": texts, "label": [0, 1, 0, 1, 0, 1]})
+    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
+    assert load_text(tmp_path / "a.tsv").texts == tuple(texts)
+    frame[frame["text"].str.contains("said|plain")].to_csv(tmp_path / "b.tsv", sep="\t", index=False)
+    assert load_text(tmp_path / "b.tsv").texts == (texts[0], texts[3])
+
+
+def test_quotes_of_a_plain_tsv_are_a_part_of_the_text(tmp_path):
+    texts = ['"whole"', 'so "it" goes', 'say ""x"" ok', '"', 'an "open']
+    lines = ["text\tlabel", *(f"{text}\t{at % 2}" for at, text in enumerate(texts))]
+    (tmp_path / "a.tsv").write_text("\n".join(lines), encoding="utf-8")
+    assert load_text(tmp_path / "a.tsv").texts == tuple(texts)
+
+
+def test_whole_numbers_may_have_a_fraction_in_any_file(tmp_path):
+    """As pandas writes them, where a label was missing once."""
+    names = ("negative", "positive")
+    rows = [("x", "1.0"), ("y", "0.0"), ("z", "1")]
+    for suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        assert load_text(write(tmp_path / f"a{suffix}", rows), label_names=names).labels == (1, 0, 1)
+        assert load_text(write(tmp_path / f"a{suffix}", rows)).label_names == ("0", "1")
+    stars = load_text(write(tmp_path / "b.csv", rows[:2]), label_names=("0.0", "1.0"))
+    assert stars.labels == (1, 0)
+    with pytest.raises(InputError, match="label '1.5'; allowed are negative, positive"):
+        load_text(write(tmp_path / "c.csv", [("x", "1.5")]), label_names=names)
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        (["a film"], "the list ['a film']"),
+        ({"a": "film"}, "the struct {'a': 'film'}"),
+        (3.5, "the number 3.5"),
+        (True, "the value True"),
+    ],
+)
+def test_what_is_no_text_is_called_by_its_kind(tmp_path, value, said):
+    rows = [{"text": "a", "label": 0}, {"text": value, "label": 1}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for read in (load_text, load_lines):
+        with pytest.raises(InputError, match=re.escape(f"has {said} as its text; give a text in quotes")):
+            read(tmp_path / "a.jsonl")
+    pq.write_table(pa.table({"text": [value], "label": [0]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=re.escape(f"row 1 of {tmp_path}/a.parquet has {said} as its text")):
+        load_text(tmp_path / "a.parquet")
+
+
 def test_whole_numbers_are_sorted_by_value_and_need_not_start_at_0(tmp_path):
     data = load_text(write(tmp_path / "a.parquet", [("x", 10.0), ("y", 9.0), ("z", 10.0)]))
     assert data.label_names == ("9", "10")
@@ -120,7 +185,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, content, message):
         ("[1, 2]", "line 2 is not an object"),
         ('{"text": "x", "label": null}', "no label"),
         ('{"text": "x", "label": NaN}', "no label"),
-        ('{"text": 3, "label": 1}', "empty text"),
+        ('{"text": 3, "label": 1}', "row 2 of .* has the number 3 as its text; give a text in quotes"),
         ('{"label": 1}', "row 2 .* no column 'text'"),
     ],
 )

@@ -60,7 +60,6 @@ def attack_effect(
     """
     from ssmscope.attacks.effect.measure import effect_of
 
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
+    model.check_tokenizer()
     recorded = {"before": before, "after": after}
     return effect_of(model, model.encode([before, after]), layers=layers, top=top, recorded=recorded)

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from ssmscope.interp.heatmap.views import FLAT
+from ssmscope.interp.heatmap.words import varies
 from ssmscope.show.blocks import TokenRow, TokenText
 from ssmscope.show.figure import INK, SOFT, plain
 from ssmscope.show.token_figure import (
@@ -30,7 +32,7 @@ from ssmscope.show.token_figure import (
     wrap,
     write,
 )
-from ssmscope.show.tokens import BLUES, bounds, evenly_apart, ramp, shades, short_token, shorten, visible
+from ssmscope.show.tokens import BLUES, evenly_apart, ramp, short_token, shorten, span_of, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,11 +101,10 @@ def draw_distances(result: AttackEffect) -> Figure:
     return figure
 
 
-def colours(result: AttackEffect) -> tuple[np.ndarray, np.ndarray]:
-    """The shade of every token of both texts, in the range that they have together."""
-    texts = (result.before.text, result.after.text)
-    levels = shades(np.concatenate([t.mean for t in texts])[None], np.concatenate([t.special for t in texts]))[0]
-    return levels[: len(texts[0])], levels[len(texts[0]) :]
+def colours(result: AttackEffect) -> tuple[list[int], list[int]]:
+    """The shade of every token of both texts, −1 of special ones, in the range that they have together."""
+    before, after = (coloured(side, ends(result))[1].shades().tolist() for side in (result.before, result.after))
+    return before, after
 
 
 def coloured(side: Side, ends: tuple[float, float]) -> tuple[TokenText, TokenRow]:
@@ -114,16 +115,24 @@ def coloured(side: Side, ends: tuple[float, float]) -> tuple[TokenText, TokenRow
 
 
 def ends(result: AttackEffect) -> tuple[float, float]:
-    """The range of both texts together."""
-    texts = (result.before.text, result.after.text)
-    every = np.concatenate([text.mean[~text.special] for text in texts])
-    return (float(every.min()), float(every.max())) if every.size else (0.0, 0.0)
+    """The range of both texts together; one point where they are flat, so that noise has no colours."""
+    every = _ordinary(result)
+    if not every.size:
+        return 0.0, 0.0
+    return (float(every.min()), float(every.max())) if varies(1 - every) else (float(every.mean()),) * 2
 
 
 def span(result: AttackEffect) -> str:
-    """That range in figures."""
-    texts = (result.before.text, result.after.text)
-    return bounds(np.concatenate([t.mean for t in texts]), np.concatenate([t.special for t in texts]))
+    """That range in figures, and that it is flat."""
+    every = _ordinary(result)
+    if not every.size:
+        return "no scores"
+    return span_of(float(every.min()), float(every.max())) + f", {FLAT}" * (not varies(1 - every))
+
+
+def _ordinary(result: AttackEffect) -> np.ndarray:
+    """The retention of both texts' tokens, special ones apart."""
+    return np.concatenate([text.mean[~text.special] for text in (result.before.text, result.after.text)])
 
 
 def _header(sheet: Axes, result: AttackEffect, width: float) -> None:

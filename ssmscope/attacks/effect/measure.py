@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ssmscope.attacks.effect.result import AttackEffect, Side
+from ssmscope.heads import hidden_vectors
 from ssmscope.interp.attention import implicit_attention
 from ssmscope.interp.heatmap import selection_heatmap
 from ssmscope.interp.heatmap.result import SelectionHeatmap
@@ -63,7 +64,7 @@ def effect_of(
         sides.append(Side(heatmap[row], changed, np.stack(shares), np.array(states, dtype=np.float32)))
     places = chosen_layers(chosen, trace.layer_numbers)
     distance, hidden, state = _moved(model, batch, trace, places, pairs)
-    probabilities = trace.logits.double().softmax(-1)
+    probabilities = model.probabilities(trace.logits.double())
     options = {**(recorded or {}), "layers": layers if isinstance(layers, str) else list(layers), "top": top}
     return AttackEffect(
         provenance=record_provenance(trace.source, options=options),
@@ -143,9 +144,11 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 def _read_by_head(model: Model, batch: Batch) -> Tensor:
     """The vectors of which the head reads the last, (2, length, width)."""
-    base = model.module.base_model
-    source = base if base is not model.module else model.mixers[-1]  # a model that is its own base has one bare layer
-    kept: dict[int, Any] = {}
-    with torch.no_grad(), model.running(mask=batch.mask), outputs_kept([source], kept):
-        model.forward(batch, last_only=True)
-    return getattr(kept[0], "last_hidden_state", kept[0])
+    module = model.module
+    kept: dict[int, Tensor] = {}
+    with torch.no_grad(), model.running(mask=batch.mask):
+        if module.base_model is not module:
+            return hidden_vectors(module, inputs_embeds=model.embed(batch), attention_mask=batch.mask.long())
+        with outputs_kept(model.mixers[-1:], kept):  # a model that is its own base has one bare layer
+            model.forward(batch, last_only=True)
+    return kept[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,6 @@ from ssmscope.attacks.effect.figure import colours, span
 from ssmscope.show.tokens import shade_style, shorten, visible, written
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ssmscope.attacks.effect.result import AttackEffect, Side
 
 TOKENS = 1000
@@ -39,7 +38,7 @@ def _legend(result: AttackEffect) -> str:
     )
 
 
-def _section(name: str, side: Side, levels: np.ndarray, scale: float, result: AttackEffect) -> str:
+def _section(name: str, side: Side, levels: Sequence[int], scale: float, result: AttackEffect) -> str:
     tooltips = _tooltips(side, result)
     tokens = written(side.text.tokens, side.text.words)
     columns = []

@@ -14,8 +14,6 @@ from ssmscope.show.table import Cell, Line, Table, plain, table
 from ssmscope.show.tokens import CIVIDIS, evenly_apart, ink, ramp, short_token, visible, written
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ssmscope.attacks.effect.result import AttackEffect, Side
 
 LAYERS = 8
@@ -44,7 +42,7 @@ def _legend(result: AttackEffect) -> Text:
     return legend.append("changed", style="bold underline").append(" tokens", style="dim")
 
 
-def _coloured(side: Side, levels: np.ndarray) -> Text:
+def _coloured(side: Side, levels: Sequence[int]) -> Text:
     shade = ramp(CIVIDIS)
     line = Text()
     for at, (gap, token) in enumerate(written(side.text.tokens, side.text.words)):

@@ -112,7 +112,8 @@ def insertion_sweep(
             seed,
         )
         placed = tuple(Place(name=n, share=s, **m) for n, s, m in zip(names, where, measured.places))
-        curves.append(InsertionCurve(phrase, placed, measured.worst, measured.worst_drop))
+        ends = (measured.hardest, measured.lowest_odds, measured.worst, measured.worst_drop)
+        curves.append(InsertionCurve(phrase, placed, *ends))
     every = measure(right[0], right[1:], answers[1:] != answers[0], None, None, seed)
     options = {
         "insert": list(phrases),

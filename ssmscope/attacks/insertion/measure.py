@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ssmscope.attacks.curves import Questions, unknown_tokens
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.limits import refuse_above
 from ssmscope.show.tokens import shorten, visible
@@ -86,6 +86,8 @@ class Measured:
 
     clean: Estimate
     places: tuple[dict[str, Any], ...]
+    hardest: tuple[int, ...]
+    lowest_odds: tuple[int, ...]
     worst: Estimate
     worst_drop: Estimate
 
@@ -103,8 +105,8 @@ def measure(
     number, examples = right.shape
     columns = [clean[None], np.all(right, axis=0, keepdims=True), right, changed & clean]
     if odds is not None and clean_odds is not None:
-        lowest = np.asarray(odds == odds.min(0))
-        columns += [odds - clean_odds, lowest / lowest.sum(0)]
+        here = np.asarray(odds == odds.min(0))
+        columns += [odds - clean_odds, here / here.sum(0)]
     sums = resampled_sums(np.concatenate(columns).T.astype(np.float64), seed=seed)
     rights, everywhere = sums[:, :1], sums[:, 1:2]
     each = [sums[:, 2 + i * number : 2 + (i + 1) * number] for i in range(len(columns) - 2)]
@@ -122,6 +124,8 @@ def measure(
     return Measured(
         clean=estimate(rights[:, 0] / examples),
         places=places,
+        hardest=lowest(each[0]),
+        lowest_odds=lowest(-each[3]) if len(each) > 2 else (),
         worst=estimate(everywhere[:, 0] / examples),
         worst_drop=estimate((1 - ratio(everywhere, rights))[:, 0]),
     )

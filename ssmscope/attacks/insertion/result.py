@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ssmscope.attacks.closing import closing
 from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
+from ssmscope.show.numbers import told_apart
 from ssmscope.show.table import Cell, Line, Table, bare, table, written
 from ssmscope.show.tokens import shorten, visible
 
@@ -59,6 +61,10 @@ class InsertionCurve:
     phrase: str
     places: tuple[Place, ...]
     """From the first to the last."""
+    hardest_places: tuple[int, ...]
+    """The place of the lowest accuracy, and those from which it cannot be told, see `ssmscope.bootstrap.lowest`."""
+    lowest_odds: tuple[int, ...]
+    """The same of the place where most texts have their lowest log-odds; none for generated answers."""
     worst: Estimate
     """Accuracy where the attacker chooses the place for each example: the share that is right at every place."""
     worst_drop: Estimate
@@ -66,7 +72,11 @@ class InsertionCurve:
     @property
     def hardest(self) -> Place:
         """The place of the lowest accuracy, the first of several."""
-        return min(self.places, key=lambda place: place.accuracy.value)
+        return self.places[self.hardest_places[0]]
+
+    def named(self, places: Sequence[int]) -> str:
+        """The first of some places, as far as it can be told from the others; nothing where none stands out."""
+        return told_apart([self.places[at].name for at in places], len(self.places))
 
 
 @dataclass(frozen=True)
@@ -107,12 +117,10 @@ class InsertionSweep(Result, kind="insertion"):
     def headline(self) -> str:
         model = self.model_name
         curve = min(self.curves, key=lambda curve: curve.hardest.accuracy.value)
-        hardest, phrase = curve.hardest, shorten(visible(curve.phrase), 32)
         choice = "the place" if len(self.curves) == 1 else "phrase and place"
         return (
-            f"Insertion sweep of {model}: accuracy {self.clean.value:.3f} clean, {hardest.accuracy.value:.3f} with "
-            f"“{phrase}” at its hardest place ({hardest.name}), {self.worst.value:.3f} where {choice} may differ by "
-            "example"
+            f"Insertion sweep of {model}: accuracy {self.clean.value:.3f} clean, {_where(curve)}, "
+            f"{self.worst.value:.3f} where {choice} may differ by example"
         )
 
     def to_frame(self) -> DataFrame:
@@ -142,7 +150,6 @@ class InsertionSweep(Result, kind="insertion"):
         return pd.DataFrame(rows, columns=columns)
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.closing import closing
         from ssmscope.show.blocks import Prose
 
         yield from self.opening()
@@ -170,11 +177,23 @@ def curve_table(curve: InsertionCurve, clean: Estimate) -> Table:
         lines.append(Line((one.name,), dict(zip(names, (*found, *change)))))
     worst = (Cell(curve.worst), Cell(curve.worst_drop.times(100), digits=1))
     lines.append(Line(("worst of each text",), dict(zip(names, worst))))
-    most = [(one.worst_here, one.name) for one in curve.places if one.worst_here is not None]
-    here, where = max(most, key=lambda one: one[0].value, default=(None, ""))
-    note = f"The log-odds of the true class are most often lowest at {where}, of {here} of the texts."
-    note *= here is not None
+    note = ""
+    if curve.lowest_odds:
+        here = curve.places[curve.lowest_odds[0]].worst_here
+        where = curve.named(curve.lowest_odds)
+        note = f"The log-odds of the true class are most often lowest at {where}, of {here} of the texts."
+        if not where:
+            note = "The log-odds of the true class are lowest at no place more often than at others, beyond chance."
     return replace(table(("place",), lines), title=f"“{visible(curve.phrase)}”", note=note)
+
+
+def _where(curve: InsertionCurve) -> str:
+    """The accuracy with a phrase, and where it is lowest, as far as that can be told."""
+    accuracies, phrase = [one.accuracy.value for one in curve.places], shorten(visible(curve.phrase), 32)
+    if where := curve.named(curve.hardest_places):
+        return f"{min(accuracies):.3f} with “{phrase}” at its hardest place ({where})"
+    ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))
+    return f"{' to '.join(ends)} with “{phrase}”, at no place clearly lowest"
 
 
 def _row(

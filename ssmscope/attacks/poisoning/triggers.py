@@ -17,6 +17,7 @@ from ssmscope.attacks.words.hotflip import letters
 from ssmscope.errors import InputError
 from ssmscope.evaluation.encoded import token_rows
 from ssmscope.tasks.language import load_lines
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -54,7 +55,7 @@ class Vocabulary:
             listed = [line.strip() for line in load_lines(given)]
         avoided = {word.lower() for word in absent}
         words = [word for word in dict.fromkeys(listed) if word and word.lower() not in avoided]
-        encoded = tokenizer([f"{word} {word}" for word in words], return_offsets_mapping=True, verbose=False)
+        encoded = tokenize(tokenizer, [f"{word} {word}" for word in words], return_offsets_mapping=True)
         found = []
         for word, ids, offsets in zip(words, encoded["input_ids"], encoded["offset_mapping"]):
             own = [number for number, (start, stop) in zip(ids, offsets) if stop > max(start, len(word))]
@@ -114,7 +115,7 @@ def slots_of(model: Model, asked: Questions, filler: str, place: float, span: st
     filled = [inserted(content, filler, words) for content, words in zip(asked.contents, places)]
     texts = [asked.before + content + asked.after for content in filled]
     rows = token_rows(model, texts)
-    offsets = model.tokenizer(texts, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    offsets = tokenize(model.tokenizer, texts, return_offsets_mapping=True)["offset_mapping"]
     found = []
     for row, (content, words, ids, own) in enumerate(zip(asked.contents, places, rows, offsets)):
         first = len(asked.before) + len(inserted(content, "\0", words).partition("\0")[0])

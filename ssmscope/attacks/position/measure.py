@@ -10,7 +10,7 @@ import numpy as np
 
 from ssmscope.attacks.position.regions import Region
 from ssmscope.attacks.position.replaced import LEFT_OUT, Pixels, Tokens
-from ssmscope.bootstrap import Estimate, estimate, ratio, resampled_sums
+from ssmscope.bootstrap import Estimate, estimate, lowest, ratio, resampled_sums
 from ssmscope.errors import InputError
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
@@ -90,6 +90,8 @@ def averages(measured: Measured, number: int) -> dict[str, Any]:
         "average_drop": estimate(measured.drops[:, :number].mean(1)),
         "average_with_clean": estimate(accuracies.mean(1)),
         "spread": float(accuracies[0].std(ddof=1)),
+        "worst_regions": lowest(-measured.drops[:, :number]),
+        "worst_windows": lowest(-measured.drops[:, number:]),
     }
 
 
@@ -113,6 +115,7 @@ def replaced_inputs(model: Model, data: Any) -> Callable[..., Pixels | Tokens]:
     Raises:
         InputError: the model is no classifier, or the data of another kind than it reads, or without an example.
     """
+    model.check_classes("the position-bias attack")
     if not model.is_classifier:
         raise InputError(f"{model.name} is no classifier: the position-bias attack measures a classifier's accuracy")
     if not isinstance(data, PixelData | TextData | SequenceData):

@@ -17,10 +17,10 @@ from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.errors import InputError
 from ssmscope.model import Model, Run
 from ssmscope.sharding.parts import Columns, Measure, over
-from ssmscope.tasks.language import check_symbols
 from ssmscope.tasks.pixels import PixelData
 from ssmscope.tasks.sequences import SequenceData
 from ssmscope.tasks.text import TextData
+from ssmscope.tokenizing import tokenize
 from ssmscope.trace import LayerState
 
 LEFT_OUT = -1
@@ -73,7 +73,7 @@ def run_embeddings(model: Model, embeddings: Tensor, states: Sequence[LayerState
     `states`, those of the whole that the states' run and this one make up."""
     after: list[LayerState] = []
     with torch.no_grad(), model.running(states=states, keep=after):
-        logits = model.module(inputs_embeds=embeddings).logits
+        logits = model.forward_embeddings(embeddings, embeddings.new_ones(embeddings.shape[:2], dtype=torch.bool))
     return Run(logits, tuple(after))
 
 
@@ -165,11 +165,9 @@ class Tokens:
         if isinstance(data, SequenceData):
             self.ids: list[list[int]] = data.ids.tolist()
             special = [[0] * len(row) for row in self.ids]
-        elif model.tokenizer is None:
-            raise InputError(f"{model.name} has no tokenizer to read texts with; name one with --tokenizer")
         else:
-            check_symbols(data.texts, model.tokenizer)
-            encoded = model.tokenizer(list(data.texts), return_special_tokens_mask=True)
+            model.check_tokenizer()
+            encoded = tokenize(model.tokenizer, list(data.texts), return_special_tokens_mask=True)
             self.ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
         self.places = [np.flatnonzero(np.array(hidden) == 0) for hidden in special]
         self.lengths = np.array([len(places) for places in self.places])
@@ -238,7 +236,7 @@ class Tokens:
 
     def _logits(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad(), self.model.running(mask=mask):
-            return self.model.module(inputs_embeds=embeddings, attention_mask=mask.long()).logits
+            return self.model.forward_embeddings(embeddings, mask)
 
     def _replaced(self, rows: Sequence[int], length: int) -> Tensor | None:
         """What the embedding at every place would become, (batch, length, width); None where ids are exchanged."""
@@ -272,13 +270,7 @@ class Tokens:
 
 
 def classes(logits: Float[Tensor, "batch classes"]) -> Int[np.ndarray, " batch"]:
-    """The predicted class ids.
-
-    Raises:
-        InputError: when a logit is not finite.
-    """
-    if not bool(logits.isfinite().all()):
-        raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
+    """The predicted class ids."""
     return logits.argmax(-1).cpu().numpy()
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmscope.attacks.closing import closing
 from ssmscope.bootstrap import Estimate, interval_columns, with_intervals
 from ssmscope.results import Result
-from ssmscope.show.numbers import counted
+from ssmscope.show.numbers import counted, told_apart
 from ssmscope.show.table import Cell, Line, Table, as_share, bare, in_percent, table, written
 
 if TYPE_CHECKING:
@@ -72,16 +73,17 @@ class PositionBias(Result, kind="position"):
     """Mean accuracy over the regions and the clean inputs: the "Avg." of Baleen's Table 3."""
     spread: float
     """The sample standard deviation of these, which that table gives behind ±."""
+    worst_regions: tuple[int, ...]
+    """The region of the largest drop, and those from which it cannot be told, see `ssmscope.bootstrap.lowest`; none
+    where no drop is defined."""
+    worst_windows: tuple[int, ...]
     notes: tuple[str, ...]
 
     def verdict(self, at: int = 0) -> str:
-        worst = self.worst(self.regions)
-        if not worst:
+        if not self.worst_regions:
             return f"accuracy {written(self.clean)}, no drop defined"
         average = f"average drop {in_percent(self.average_drop)}"
-        if sum(not math.isnan(one.drop.value) for one in self.regions) == 1:
-            return average
-        return f"{average}, worst {in_percent(worst[0].drop, interval=False)} at {_places(worst)}"
+        return average + _worst(self, lambda one: in_percent(one.drop, interval=False))
 
     @classmethod
     def compare(cls, results: Sequence[PositionBias], labels: Sequence[Sequence[str]]) -> Table:
@@ -111,16 +113,7 @@ class PositionBias(Result, kind="position"):
             f"Position bias of {model}: accuracy {self.clean.value:.3f} clean, {average} on average with "
             f"{self.unit} of {number} replaced by {self.replaced_by}"
         )
-        worst = self.worst(self.regions)
-        if not worst or len(self.regions) == 1:
-            return told
-        return f"{told}, at worst {as_share(worst[0].accuracy.value)} at {_places(worst)}"
-
-    @staticmethod
-    def worst(attacked: Sequence[Attacked]) -> list[Attacked]:
-        """Those with the largest drop, several where they are tied; none where no drop is defined."""
-        most = max((one.drop.value for one in attacked if not math.isnan(one.drop.value)), default=math.nan)
-        return [one for one in attacked if one.drop.value == most]
+        return told + _worst(self, lambda one: as_share(one.accuracy.value))
 
     def to_frame(self) -> DataFrame:
         """A row for the clean inputs, each region, their averages, and each window.
@@ -151,18 +144,18 @@ class PositionBias(Result, kind="position"):
         return frame.astype({"examples": "Int64", "left_out": "Int64"})
 
     def blocks(self) -> Iterable[Block]:
-        from ssmscope.attacks.closing import closing
         from ssmscope.show.blocks import Prose
 
         yield from self.opening()
         yield self._regions_table()
-        worst = self.worst(self.windows)
-        if worst:
-            mean = 100 * np.nanmean([one.drop.value for one in self.windows])
-            most = in_percent(worst[0].drop, interval=len(worst) == 1)  # tied drops have intervals of their own
+        if self.worst_windows:
+            drops = [one.drop for one in self.windows]
+            most, mean = drops[self.worst_windows[0]], 100 * np.nanmean([drop.value for drop in drops])
+            every = sum(not math.isnan(drop.value) for drop in drops)
+            where = told_apart([self.windows[at].region for at in self.worst_windows], every)
             yield Prose(
-                f"{counted(len(self.windows), 'window')}: the largest drop is {most} at {_places(worst)}, the mean "
-                f"{mean:.1f} %."
+                f"{counted(len(drops), 'window')}: the largest drop is {in_percent(most)}"
+                f"{f' at {where}' if where else ', and no window stands out'}, the mean {mean:.1f} %."
             )
         yield from closing(self, self.notes)
 
@@ -191,12 +184,13 @@ class PositionBias(Result, kind="position"):
         return replace(table(("region",), lines), note=f"{note}.")
 
 
-def _places(worst: Sequence[Attacked]) -> str:
-    """Where the drop is largest, and that regions are tied; three or more as the first and their number."""
-    first, *others = (one.region for one in worst)
-    if not others:
-        return first
-    return f"{first} and {others[0] if len(others) == 1 else f'{len(others)} others'} alike"
+def _worst(result: PositionBias, shown: Callable[[Attacked], str]) -> str:
+    """The region with the largest drop and its number, as far as it can be told from the others."""
+    every = sum(not math.isnan(one.drop.value) for one in result.regions)
+    where = told_apart([result.regions[at].region for at in result.worst_regions], every)
+    if not where or every == 1:
+        return ""
+    return f", at worst {shown(result.regions[result.worst_regions[0]])} at {where}"
 
 
 def _row(part: str, region: str, examples: int | None, **estimates: Estimate) -> dict[str, Any]:

@@ -175,13 +175,14 @@ def prompt_attack(
         name: [judge.right([place[0]])[0] if place is not None else None for place in places]
         for name, places in found.items()
     }
-    average, per_template, per_attack = measured(clean, right, recipes, found, seed)
+    average, per_template, per_attack, worst = measured(clean, right, recipes, found, seed)
     return PromptAttack(
         provenance=record_provenance(model.source, options=options, seed=seed, data=data),
         templates=templates,
         clean=per_template,
         average_clean=average,
         attacks=per_attack,
+        worst=worst,
         cost=Cost(evaluator.asked, evaluator.run, evaluator.seconds),
         notes=tuple(notes_on(clean, labels, candidates, chosen)),
     )

@@ -79,6 +79,7 @@ def labels_and_words(
     Raises:
         InputError: words for a classifier, none where the data have none of their own, or not one for each class.
     """
+    model.check_classes(f"accuracy on {data.name}")
     if model.is_classifier:
         if words is not None:
             raise InputError(f"{model.name} is a classifier and answers with its classes; give no words")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmscope.attacks.parts import Recipe
-from ssmscope.bootstrap import Estimate, estimate, interval_columns, ratio, resampled_sums, with_intervals
+from ssmscope.bootstrap import Estimate, estimate, interval_columns, lowest, ratio, resampled_sums, with_intervals
 from ssmscope.results import Result
-from ssmscope.show.numbers import counted
+from ssmscope.show.numbers import counted, told_apart
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, in_percent, table, written
 
@@ -87,6 +87,9 @@ class PromptAttack(Result, kind="prompts"):
     """Accuracy under each template."""
     average_clean: Estimate
     attacks: tuple[PromptAttacker, ...]
+    worst: tuple[int, ...]
+    """The attack with the largest mean drop, and those from which it cannot be told, see `ssmscope.bootstrap.lowest`;
+    none where no drop is defined."""
     cost: Cost
     notes: tuple[str, ...]
 
@@ -121,11 +124,14 @@ class PromptAttack(Result, kind="prompts"):
     def headline(self) -> str:
         model = self.model_name
         start = f"Prompt attacks on {model}: accuracy {self.average_clean.value:.3f} clean"
-        defined = [one for one in self.attacks if not math.isnan(one.drop.value)]
-        if not defined:
+        if not self.worst:
             return f"{start}, no drop defined"
-        most = max(defined, key=lambda one: one.drop.value)
-        return f"{start}, {most.accuracy.value:.3f} under {most.name}, the worst on average"
+        accuracies = [one.accuracy.value for one in self.attacks if not math.isnan(one.drop.value)]
+        if where := told_apart([self.attacks[at].name for at in self.worst], len(accuracies)):
+            accuracy = self.attacks[self.worst[0]].accuracy.value
+            return f"{start}, {accuracy:.3f} under {where}" + ", the worst on average" * (len(accuracies) > 1)
+        ends = dict.fromkeys(f"{end:.3f}" for end in (min(accuracies), max(accuracies)))
+        return f"{start}, {' to '.join(ends)} attacked, under no attack clearly lowest"
 
     @property
     def as_promptbench(self) -> bool:
@@ -221,8 +227,9 @@ def measured(
     recipes: Sequence[Recipe],
     found: Mapping[str, Sequence[tuple[str, int] | None]],
     seed: int,
-) -> tuple[Estimate, tuple[Estimate, ...], tuple[PromptAttacker, ...]]:
-    """All numbers, of one set of resamples: the mean clean accuracy, that of each template, and each attack's.
+) -> tuple[Estimate, tuple[Estimate, ...], tuple[PromptAttacker, ...], tuple[int, ...]]:
+    """All numbers, of one set of resamples: the mean clean accuracy, that of each template, each attack's, and which
+    attacks are the worst.
 
     Args:
         clean: (templates, examples) bool, what is right under each template.
@@ -237,7 +244,7 @@ def measured(
     columns = np.concatenate([clean, np.stack(attacked)]).T.astype(np.float64)
     sums = resampled_sums(columns, seed=seed)
     below = sums[:, :number]
-    attackers = []
+    attackers, drops = [], []
     for index, one in enumerate(recipes):
         hits = sums[:, number * (index + 1) : number * (index + 2)]
         accuracy, drop = hits / examples, 1 - ratio(hits, below)
@@ -248,16 +255,18 @@ def measured(
                 prompts.append(AttackedPrompt(None, UNDEFINED, UNDEFINED, 0))
                 continue
             prompts.append(AttackedPrompt(place[0], estimate(accuracy[:, at]), estimate(drop[:, at]), place[1]))
+        drops.append(drop[:, there].mean(1) if there else np.full(len(drop), math.nan))
         attackers.append(
             PromptAttacker(
                 name=one.name,
                 prompts=tuple(prompts),
                 accuracy=estimate(accuracy[:, there].mean(1)) if there else UNDEFINED,
-                drop=estimate(drop[:, there].mean(1)) if there else UNDEFINED,
+                drop=estimate(drops[-1]),
                 worst=max(there, key=lambda at: prompts[at].drop.value) if there else None,
                 ran=one.ran,
                 left_out=one.left_out,
             )
         )
     per_template = tuple(estimate(below[:, at] / examples) for at in range(number))
-    return estimate(below.mean(1) / examples), per_template, tuple(attackers)
+    worst = lowest(-np.stack(drops, axis=1))
+    return estimate(below.mean(1) / examples), per_template, tuple(attackers), worst

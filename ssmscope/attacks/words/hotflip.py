@@ -7,6 +7,7 @@ ranks all words at all places; only the best flips are put to the model. White b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from ssmscope.evaluation.encoded import token_rows
 from ssmscope.interp.objective import room
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
+from ssmscope.tokenizing import is_within_word, tokenize
 
 SPARE = 3
 """How many times as many are spelled out: some are not read as the token that was meant."""
@@ -234,7 +236,8 @@ def read(model: Model, text: str, template: Template, kept: frozenset[str] = fro
     """A text with the places of the words in it that may be replaced: those of letters and one token, not `kept`."""
     filled, before = template.fill(text), len(template.before)
     (ids,) = token_rows(model, [filled])
-    offsets = model.tokenizer(filled, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    offsets = tokenize(model.tokenizer, filled, return_offsets_mapping=True)["offset_mapping"]
+    shared = Counter(place for start, stop in offsets for place in range(start, stop))
     words = {match.span(): match[0] for match in WORD.finditer(text)}
     special, places = set(model.tokenizer.all_special_ids), {}
     for token, (start, stop) in enumerate(offsets[: len(ids)]):
@@ -243,6 +246,10 @@ def read(model: Model, text: str, template: Template, kept: frozenset[str] = fro
         start += len(filled[start:stop]) - len(filled[start:stop].lstrip())
         place = start - before, stop - before
         word = words.get(place, "")
+        if shared[start] > 1:  # a character of several tokens
+            continue
+        if is_within_word(text, place[0]) or is_within_word(text, place[1]):  # a word ends at no mark
+            continue
         if word.isalpha() and word.lower() not in kept:
             places[token] = place
     return Node(text, tuple(ids), places)

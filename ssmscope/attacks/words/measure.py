@@ -61,7 +61,7 @@ def searched(
     """Where TextAttack's searches end, which run in lockstep."""
     from ssmscope.attacks.words.search import search
 
-    limits = (protect(answers, None),) if answers else ()
+    limits = (protect(answers, None),) if answers or not all(map(str.isascii, texts)) else ()
     searches = [
         partial(search, recipe=attack, text=text, label=label, clean=row, budget=budget, constraints=limits)
         for text, label, row in zip(texts, labels, clean)

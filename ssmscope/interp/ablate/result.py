@@ -104,11 +104,10 @@ class Ablation(Result, kind="ablate"):
         return f"Ablation of {self.many} on {self.model_name}: {len(self.can_go)} of {len(self.units)} can go alone"
 
     def verdict(self, at: int = 0) -> str:
-        most = self.ranked[0]
-        return (
-            f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone; most harm: {self.units[most].name}, "
-            f"{self.metric} worse by {written(self.harm(most))}"
-        )
+        start, most = f"{len(self.can_go)} of {len(self.units)} {self.many} can go alone", self.ranked[0]
+        if self.harm(most).low <= 0:
+            return f"{start}; none clearly does harm"
+        return f"{start}; most harm: {self.units[most].name}, {self.metric} worse by {written(self.harm(most))}"
 
     def to_frame(self) -> DataFrame:
         """A row per unit: layer, recurrence, head, how much worse each measure becomes with its interval, and whether
@@ -141,7 +140,7 @@ class Ablation(Result, kind="ablate"):
             cells = {
                 result.metric: Cell(result.mean()),
                 "can go": Cell(text=f"{len(result.can_go)} of {len(result.units)}"),
-                "most harm": Cell(text=result.units[most].name),
+                "most harm": Cell(text=result.units[most].name if not result.harm(most).low <= 0 else "none clearly"),
                 "worse by": Cell(result.harm(most)),
             }
             lines.append(Line((label, result.many), cells))

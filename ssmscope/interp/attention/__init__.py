@@ -35,7 +35,7 @@ def check_attention(
         InputError: as said.
     """
     if target is not None and not gradient:
-        raise InputError("target is the class or token of gradient; give both (--gradient --target)")
+        raise InputError("target is the class or token of gradient; give gradient=… too")
     others = {"rollout": rollout, "parts": parts, "level ssm": level == "ssm", "no skip": not skip}
     unused = next((name for name, given in others.items() if given), None)
     if gradient and unused is not None:

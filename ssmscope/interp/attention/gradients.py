@@ -70,8 +70,8 @@ def output_gradients(
         if beside:
             around.enter_context(attending(model.module, mask=batch.mask, see=see))
         logits = model.forward_embeddings(embeddings, batch.mask)
-    best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
-    wanted = logits.gather(-1, best.unsqueeze(-1)).sum()
+        best = logits.argmax(-1) if target is None else torch.full((len(logits),), target, device=logits.device)
+        wanted = logits.gather(-1, best.unsqueeze(-1)).sum()
     found = torch.autograd.grad(wanted, [*(kept[place] for place in range(len(layers))), *weights.values()])
     labels = model.labels
     names = [labels[i] if labels is not None else str(i) for i in best.tolist()]

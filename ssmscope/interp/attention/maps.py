@@ -126,5 +126,5 @@ def coarse(texts: Iterable[AttendedText]) -> str:
         return ""
     return (
         f"Of maps in cells the readouts take a cell's mass as spread evenly: with cells of {max(sizes)} tokens, "
-        "nothing nearer than that is told apart. Single rows (--rows) are exact."
+        "nothing nearer than that is told apart. Single rows (option rows) are exact."
     )

@@ -13,8 +13,8 @@ from torch import Tensor
 from ssmscope.errors import InputError
 from ssmscope.interp.attention.readouts import Readouts, read
 from ssmscope.interp.attention.result import AttendedText, AttentionMap
+from ssmscope.interp.spans import find_piece, spelling
 from ssmscope.ops.pooled import causal_pairs, edges
-from ssmscope.show.tokens import written
 
 if TYPE_CHECKING:
     from ssmscope.trace import Trace
@@ -76,7 +76,7 @@ class ShownText:
         first, colon, last = span.partition(":")
         found = (int(first), int(last)) if colon and first.isdecimal() and last.isdecimal() else None
         if found is None:
-            found = find_piece(span, tokens, self.trace.words[self.row])
+            found = find_piece(span, spelling(self.trace, self.row))
         if found is None:
             raise InputError(f"text {self.row} has no {span!r}; give a piece of it, or token positions as 3:7")
         if not 0 <= found[0] < found[1] <= len(tokens):
@@ -134,21 +134,6 @@ class ShownText:
             pixels=None if pixels is None else pixels[self.row].float().cpu().numpy(),
             ahead=self.trace.ahead,
         )
-
-
-def find_piece(piece: str, tokens: Sequence[str], words: Sequence[int | None]) -> tuple[int, int] | None:
-    """The tokens that a piece of the text touches, wherever it stands first; None where it is not. Neither case nor
-    spaces matter: what stands between tokens is not known of every tokenizer."""
-    shown, places = "", []
-    for position, (_, token) in enumerate(written(tokens, words)):
-        token = "".join(token.removeprefix("##").casefold().split())
-        places += [position] * len(token)
-        shown += token
-    wanted = "".join(piece.casefold().split())
-    start = shown.find(wanted)
-    if start < 0 or not wanted:
-        return None
-    return places[start], places[start + len(wanted) - 1] + 1
 
 
 def pooled(matrix: Tensor, edge: Tensor) -> Tensor:

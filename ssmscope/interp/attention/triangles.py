@@ -18,7 +18,7 @@ from ssmscope.show.figure import INK, SOFT, Sheet
 from ssmscope.show.numbers import number
 from ssmscope.show.signed import SIGNED
 from ssmscope.show.token_figure import BOX, MARGIN, MARK, Panel, draw_boxes, drawable, families, letters, wrap, write
-from ssmscope.show.tokens import ramp, shorten, visible
+from ssmscope.show.tokens import ramp, short_token, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ class Triangles(Panel):
             self.across = 3
         self.fold = 1 if text.edges is not None else max(1, math.ceil(cells / (self.side * DOTS)))
         self.size = min(7.0, self.side / max(cells, 1) * 72 * 0.9) if self.labelled else 6.0
-        self.names = [drawable(shorten(visible(t).removeprefix(" "), LABEL)) for t in text.tokens if self.labelled]
+        self.names = [drawable(short_token(t, LABEL)) for t in text.tokens if self.labelled]
         label = max([5, *map(letters, self.names)]) * self.size / 72 * 0.62 + 0.1
         # Where the axes begin and end, in positions: a token lies around its position, a cell between its edges.
         edges = text.edges

@@ -117,9 +117,10 @@ class ExplainedText:
         return np.array([word is None for word in self.words], dtype=bool)
 
     def top(self, attribution: Attribution, k: int) -> list[int]:
-        """Positions of the k ordinary tokens of the highest scores, the highest first, ties by position."""
-        ordinary = [position for position, word in enumerate(self.words) if word is not None]
-        return sorted(ordinary, key=lambda position: (-attribution.scores[position], position))[:k]
+        """Positions of at most k ordinary tokens of the highest scores above zero, the highest first, ties by
+        position."""
+        found = [at for at, word in enumerate(self.words) if word is not None and attribution.scores[at] > 0]
+        return sorted(found, key=lambda position: (-attribution.scores[position], position))[:k]
 
     def against(self, attribution: Attribution, k: int) -> list[int]:
         """Positions of at most k ordinary tokens whose scores are most against what is explained, the strongest first;
@@ -218,8 +219,8 @@ class Explanation(Result, OverTexts[ExplainedText], kind="explain"):
         return frame.astype({"delta": "float64", "steps": "Int64", "converged": "boolean", "error": "float64"})
 
     def highest(self, k: int | None = None) -> DataFrame:
-        """The k tokens (by default `top`) of the highest scores of every text and method: columns model, text, method,
-        rank, position, token, score."""
+        """At most k tokens (by default `top`) of the highest scores above zero of every text and method: columns model,
+        text, method, rank, position, token, score."""
         import pandas as pd
 
         rows = [

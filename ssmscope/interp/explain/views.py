@@ -30,7 +30,7 @@ def rows(result: Explanation) -> TokenRows:
         of="method",
         score="score",
         name="each method in its own range",
-        marked=f"the top {result.top}, and the strongest against",
+        marked=f"the {result.top} strongest, at most half of the tokens",
     )
 
 
@@ -40,16 +40,19 @@ def _text(text: ExplainedText, top: int) -> TokenText:
 
 
 def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
-    kept = text.top(each, top)
-    against = [at for at in text.against(each, top) if at not in kept]
-    return TokenRow(each.method, each.scores, ends(each, text), each.signed, None, kept, against, remark=doubt(each))
+    strongest = [*text.top(each, top), *text.against(each, top)]
+    strongest.sort(key=lambda at: (-abs(each.scores[at]), at))
+    marked = strongest[: min(top, max(int((~text.special).sum()) // 2, 1))]  # where all are marked, none stands out
+    kept, against = ([at for at in marked if (each.scores[at] > 0) == above] for above in (True, False))
+    nothing = None if each.scores.any() else np.ones(len(text), dtype=bool)  # zeros are neither high nor low
+    said = "; ".join(filter(None, (doubt(each), "every score is 0" * (nothing is not None))))
+    return TokenRow(each.method, each.scores, ends(each, text), each.signed, nothing, kept, against, remark=said)
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Where the colours of a method end, by its ordinary tokens: from the lowest score to the highest or, of a signed
-    method, as far as the largest |score| on both sides of zero. A text of special tokens alone has their range."""
-    ordinary = ~text.special if not text.special.all() else np.ones(len(text), dtype=bool)
-    scores = each.scores[ordinary].astype(np.float64)
+    """Where the colours of a method end: from the lowest score to the highest or, of a signed method, as far as the
+    largest |score| on both sides of zero. All tokens that are drawn take part, of an image its pixels alone."""
+    scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
     end = float(np.abs(scores).max())
     return (-end, end) if each.signed else (float(scores.min()), float(scores.max()))
 
@@ -88,18 +91,30 @@ def about(text: ExplainedText) -> str:
 
 def strongest(result: Explanation, label: str = "") -> Iterator[Line]:
     """A row per text and method: the words of the highest scores, of a signed method those most against what is
-    explained, and how far they add up. Beside other models, whose label stands first, also what is explained."""
+    explained, special tokens, and how far they add up. Beside other models, whose label stands first, also what is
+    explained."""
     for at, text in enumerate(result):
         for each in text.attributions:
             cells = {"of": Cell(text=text.target), "f": plain(text.value)} if label else {}
-            for name, places in (("highest scores", text.top), ("strongest against", text.against)):
-                cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]))
+            sides = {"highest scores": text.top} | ({"strongest against": text.against} if each.signed else {})
+            for name, places in sides.items():
+                cells[name] = Cell(text=named(text.tokens, each.scores, places(each, result.top)[:NAMED]) or "none")
+            if text.special.any():
+                cells["special tokens"] = Cell(text=_special(each, text))
             if label:
                 cells["relative error of the sum"] = plain(math.nan if each.delta is None else each.delta)
             elif said := doubt(each):
                 of = " of f(x) − f(baseline)" if each.error is None else " of the largest score"
                 cells["error"] = Cell(text=said + of * (said[-1] in "%×"))
             yield Line((label, str(at), each.method) if label else (str(at), each.method), cells)
+
+
+def _special(each: Attribution, text: ExplainedText) -> str:
+    """The special tokens with the largest |score|, and the share of Σ |score| that all special tokens have."""
+    places, sizes = np.flatnonzero(text.special), np.abs(each.scores.astype(np.float64))
+    strongest = places[np.argsort(-sizes[places], kind="stable")][:NAMED].tolist()
+    share = 100 * float(sizes[places].sum() / sizes.sum()) if sizes.any() else 0.0
+    return f"{named(text.tokens, each.scores, strongest)} ({share:.0f} % of all)"
 
 
 def draw(result: Explanation, start: int) -> Figure:

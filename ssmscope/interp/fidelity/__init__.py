@@ -38,7 +38,7 @@ def check_fidelity(*, methods: Any, option: Any, **_: Any) -> None:
 
 @analysis(
     "fidelity",
-    reads=Data("texts"),
+    reads=Data("texts", leaves_out=True),
     question="Which explanation can be trusted?",
     models=(TEXT_CLASSIFIER,),
     dtype="float32",  # gradients need the digits

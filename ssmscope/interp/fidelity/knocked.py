@@ -66,7 +66,7 @@ def knocked_out(
         with edited(model, cuts), torch.no_grad(), model.running(mask=part.mask):
             logits = model.forward(part)
         wanted = torch.tensor([targets[runs[run][0]] for run in chosen], device=logits.device)
-        found[chosen] = of_target(logits, wanted, value)
+        found[chosen] = of_target(model, logits, wanted, value)
     each = np.split(found, np.cumsum([1 + len(layers) * len(places) for places in own])[:-1])
     return [(values[0] - values[1:]).reshape(len(layers), -1) for values in each]
 

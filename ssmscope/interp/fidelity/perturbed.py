@@ -20,6 +20,7 @@ from ssmscope.batching import by_length, tokens_at_once
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.model import Model
+from ssmscope.tokenizing import tokenize
 
 REPLACEMENTS = ("mean", "zero", "pad")
 
@@ -110,7 +111,7 @@ def _token(model: Model, replacement: Any) -> int:
             raise InputError(f"the tokenizer of {model.name} has no padding token: give another replacement, e.g. mean")
         return int(tokenizer.pad_token_id)
     known = tokenizer.get_vocab().get(replacement)
-    ids = [known] if known is not None else tokenizer(replacement, add_special_tokens=False)["input_ids"]
+    ids = [known] if known is not None else tokenize(tokenizer, replacement, add_special_tokens=False)["input_ids"]
     unknown = tokenizer.unk_token_id is not None and ids == [tokenizer.unk_token_id]
     if len(ids) != 1 or (unknown and replacement != tokenizer.unk_token):
         raise InputError(
@@ -172,7 +173,7 @@ def run_hidden(
             copies = torch.where(hides[:, :width, None], fill, embeddings[index, :width])
         with torch.no_grad(), model.running(mask=mask):
             logits = model.forward_embeddings(copies, mask)
-        found[rows] = of_target(logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
+        found[rows] = of_target(model, logits, torch.from_numpy(wanted[rows]).to(logits.device), value)
     if not np.isfinite(found).all():
         raise InputError("the model's logits are not finite: it is damaged, or overflows on these inputs")
     return np.split(found, np.cumsum(numbers)[:-1])
@@ -195,8 +196,10 @@ def _closed_up(
     return moved
 
 
-def of_target(logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " runs"], value: str) -> np.ndarray:
+def of_target(
+    model: Model, logits: Float[Tensor, "runs classes"], targets: Int[Tensor, " runs"], value: str
+) -> np.ndarray:
     """The probability or logit of every run's own target, float64."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    values = logits.softmax(-1) if value == "probability" else logits
+    values = model.probabilities(logits) if value == "probability" else logits
     return values.gather(1, targets.unsqueeze(1)).squeeze(1).double().cpu().numpy()

@@ -15,7 +15,7 @@ from ssmscope.errors import InputError, did_you_mean
 from ssmscope.interp.fidelity.measures import RANDOM, layer_of, more_is_better, name_of
 from ssmscope.results import Result
 from ssmscope.show.blocks import Block, Custom, Prose
-from ssmscope.show.numbers import counted
+from ssmscope.show.numbers import counted, told_apart
 from ssmscope.show.table import Cell, Line, Table, table, written
 
 if TYPE_CHECKING:
@@ -71,13 +71,24 @@ class Fidelity(Result, kind="fidelity"):
 
     @property
     def headline(self) -> str:
-        model = self.model_name
-        best = max(self.methods, key=lambda name: self.estimate(name).value)
-        return f"Fidelity of {len(self.methods)} methods on {model}: best ΔA {self.estimate(best).value:.3f} of {best}"
+        start = f"Fidelity of {counted(len(self.methods), 'method')} on {self.model_name}"
+        ranked = sorted(self.methods, key=lambda name: -self.estimate(name).value)
+        low, high = (f"{self.estimate(ranked[end]).value:.3f}".replace("-", "−") for end in (-1, 0))
+        if where := self._best_named():
+            said = f"{'best ' * (len(ranked) > 1)}ΔA {high} of {where}"
+        else:
+            said = f"ΔA {' to '.join(dict.fromkeys((low, high)))}, no method clearly best"
+        return f"{start}: {said}" + ", no better than random rankings" * (not self.difference(ranked[0]).low > 0)
 
     def verdict(self, at: int = 0) -> str:
-        best = self.best("delta")
-        return f"ΔA {written(self.estimate(best[0]))} of {' and '.join(best)}, the best of {len(self.methods)}"
+        best, clearly = self.best("delta"), "" if self._best_named() else "not clearly "
+        return f"ΔA {written(self.estimate(best[0]))} of {' and '.join(best)}, {clearly}the best of {len(self.methods)}"
+
+    def _best_named(self) -> str:
+        """The method with the largest ΔA, as far as paired differences tell it from others; nothing where none is."""
+        first = max(self.methods, key=lambda name: self.estimate(name).value)
+        alike = [name for name in self.methods if name != first and not self.difference(first, name).low > 0]
+        return told_apart([first, *alike], len(self.methods))
 
     @classmethod
     def compare(cls, results: Sequence[Fidelity], labels: Sequence[Sequence[str]]) -> Table:

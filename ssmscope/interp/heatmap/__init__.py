@@ -97,7 +97,7 @@ def selection_heatmap(
     variation over tokens is below 0.1 is noise, and shown flat; of an image it is drawn, and says that the model hardly
     selects.
 
-    Over labelled texts (`TextData`, --data) it says which words, parts of a text and classes are kept, whether answers
+    Over labelled texts (`TextData`) it says which words, parts of a text and classes are kept, whether answers
     that are right differ from wrong ones, and the half-lives of layers and heads: a `DataHeatmap`. A word's score is
     its share of the state times the number of words in its text, 1 for an even spread; its mean over the word's
     occurrences has a 95 % bootstrap interval over texts.

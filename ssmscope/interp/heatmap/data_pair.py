@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import MaxNLocator
 
 from ssmscope.bootstrap import Estimate
-from ssmscope.interp.heatmap.data_views import HIGH, LOW
+from ssmscope.interp.heatmap.words import HIGH, LOW
 from ssmscope.show.figure import COLOURS, INK, MARKERS, SOFT, Sheet, data_line, handle, interval, line
 from ssmscope.show.table import Cell, Line, Table, table
 from ssmscope.show.tokens import shorten, visible

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmscope.interp.heatmap.views import rows
-from ssmscope.interp.heatmap.words import tokens_of
+from ssmscope.interp.heatmap.words import HIGH, LOW, tokens_of
 from ssmscope.show.blocks import Block, Prose
 from ssmscope.show.figure import COLOURS, INK, SOFT, Sheet, data_line, handle, line, points, title
 from ssmscope.show.numbers import counted
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup, KeptWord
+    from ssmscope.interp.heatmap.result import DataHeatmap, KeptGroup
 
-HIGH, LOW = 12, 6
-"""How many words a picture shows from both ends."""
-TABLE_HIGH, TABLE_LOW = 8, 4
-"""The same of a table."""
 LAYERS = 6
 """How many layers a terminal shows."""
 NAMED = 3
@@ -49,13 +45,6 @@ def blocks(result: DataHeatmap) -> Iterator[Block]:
     yield from (Prose(line, "note") for line in notes(result))
 
 
-def ends(result: DataHeatmap, high: int, low: int) -> list[KeptWord]:
-    """The words that are shown, from the highest to the lowest."""
-    if len(result.words) <= high + low:
-        return list(result.words)
-    return [*result.words[:high], *result.words[-low:]]
-
-
 def words(result: DataHeatmap) -> Table:
     """A row per word from both ends."""
     lines = [
@@ -63,11 +52,13 @@ def words(result: DataHeatmap) -> Table:
             (visible(each.word),),
             {"score": Cell(each.kept), "texts": Cell(text=f"{each.texts:,}"), "times": Cell(text=f"{each.count:,}")},
         )
-        for each in ends(result, TABLE_HIGH, TABLE_LOW)
+        for each in result.shown_words
     ]
-    from_both = f"The {TABLE_HIGH} highest and {TABLE_LOW} lowest of" if len(lines) < len(result.words) else "Of"
-    note = f"{from_both} {result.named:,} words in at least {result.least} texts, by the nearer end of their interval. "
-    note += f"Means over their occurrences, in {result.unit}."
+    from_both = f"The {HIGH} highest and {LOW} lowest of" if len(lines) < len(result.words) else "Of"
+    note = (
+        f"{from_both} {result.named:,} words in at least {result.least} texts, by the nearer end of their interval, in "
+    )
+    note += f"the order of their means over occurrences, in {result.unit}."
     return table(("word",), lines, note=note)
 
 
@@ -123,7 +114,7 @@ def notes(result: DataHeatmap) -> list[str]:
 
 def draw(result: DataHeatmap) -> Figure:
     """Words at the left, parts of a text and half-lives at the right."""
-    shown, timed = ends(result, HIGH, LOW), bool(result.timed)
+    shown, timed = result.shown_words, bool(result.timed)
     tall = max(0.26 * len(shown), 4.6)
     curves = [("mean", result.tenths)]
     chosen = result.by_layer if len(result.by_layer) > 1 else ()

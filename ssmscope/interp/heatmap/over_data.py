@@ -17,7 +17,7 @@ from ssmscope.errors import InputError
 from ssmscope.interp.classes import class_ids
 from ssmscope.interp.heatmap.measure import Layers, Score
 from ssmscope.interp.heatmap.result import KeptGroup, KeptLayer, KeptWord
-from ssmscope.interp.heatmap.words import HORIZON, grouped, is_punctuation, joined
+from ssmscope.interp.heatmap.words import HIGH, HORIZON, LOW, grouped, is_punctuation, joined
 from ssmscope.interp.labelled import read_texts
 from ssmscope.sharding.parts import Columns, over
 
@@ -318,11 +318,10 @@ def summarise(
     kept = []
     for at, (name, chosen) in enumerate(groups.items()):
         own = entries[:, chosen[entries[1].astype(int)]]
-        highest = [str(names[word]) for word in _ranked(own, len(names), least_texts(int(chosen.sum())))[0][:OF_GROUP]]
+        highest = names[_chosen(own, len(names), least_texts(int(chosen.sum())), HIGH, LOW)[:OF_GROUP]].tolist()
         means = dict(zip(MEASURES, estimates[width * at : width * (at + 1)]))
         kept.append(KeptGroup(name=name, texts=int(chosen.sum()), **means, words=tuple(highest)))
     tenths = estimates[width * len(groups) :]
-    high, low = _ranked(entries, len(names), least)
     counts = np.bincount(entries[0].astype(int), entries[3], minlength=len(names))
     texts = np.bincount(entries[0].astype(int), minlength=len(names))
     layers = []
@@ -339,10 +338,10 @@ def summarise(
                 tenths=tuple(tenths[TENTHS * (1 + at) : TENTHS * (2 + at)]),
             )
         )
-    high = high[: min(HIGHEST, -(-len(high) // 2))]
-    low = low[~np.isin(low, high)][:LOWEST]
     return {
-        "words": _with_intervals(entries, high, low, names, len(found.rows), seed),
+        "words": _with_intervals(
+            entries, _chosen(entries, len(names), least, HIGHEST, LOWEST).tolist(), names, len(found.rows), seed
+        ),
         "least": least,
         "named": int((texts >= least).sum()),
         "groups": tuple(kept),
@@ -374,9 +373,10 @@ def _groups(model: Model, data: TextData, found: Measured) -> tuple[Mapping[str,
     return made, notes
 
 
-def _ranked(entries: np.ndarray, words: int, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """Words that stand in enough texts by what is surely kept of them: from the highest lower end of the mean's
-    interval on, and from the lowest upper end. Ends are two standard errors away, with texts as what is drawn."""
+def _chosen(entries: np.ndarray, words: int, least: int, highest: int, lowest: int) -> np.ndarray:
+    """Words that stand in enough texts, from the largest mean to the smallest: so many of the highest lower ends of the
+    mean's interval, and of the lowest upper ends, so that a rare word is not there by chance. Ends are two standard
+    errors away, with texts as what is drawn."""
     number, _, sums, count = entries
     at = number.astype(int)
     total = np.bincount(at, count, minlength=words)
@@ -384,15 +384,16 @@ def _ranked(entries: np.ndarray, words: int, least: int) -> tuple[np.ndarray, np
     error = np.sqrt(ratio(np.bincount(at, (sums - mean[at] * count) ** 2, minlength=words), total**2))
     common = np.flatnonzero(np.bincount(at, minlength=words) >= least)
     low, high = (mean - 2 * error)[common], (mean + 2 * error)[common]
-    return common[np.argsort(-low, kind="stable")], common[np.argsort(high, kind="stable")]
+    upper = common[np.argsort(-low, kind="stable")][: min(highest, -(-len(common) // 2))]
+    lower = common[np.argsort(high, kind="stable")]
+    chosen = np.concatenate([upper, lower[~np.isin(lower, upper)][:lowest]])
+    return chosen[np.argsort(-mean[chosen], kind="stable")]
 
 
 def _with_intervals(
-    entries: np.ndarray, high: np.ndarray, low: np.ndarray, names: np.ndarray, texts: int, seed: int
+    entries: np.ndarray, chosen: Sequence[int], names: np.ndarray, texts: int, seed: int
 ) -> tuple[KeptWord, ...]:
-    """The mean scores of words over their occurrences: the high ones by the lower end of their interval, from the
-    highest on, then the low ones by its upper end, to the lowest."""
-    chosen = [*high.tolist(), *low.tolist()]
+    """The mean scores of words over their occurrences, with intervals."""
     columns = np.zeros((texts, 2 * len(chosen)))
     stands = []
     for at, word in enumerate(chosen):
@@ -403,11 +404,9 @@ def _with_intervals(
     if not chosen:
         return ()
     rows = ratio(*np.split(resampled_sums(columns, seed=seed), 2, axis=1))
-    made = [
+    return tuple(
         KeptWord(str(names[word]), *stood, kept=estimate(column)) for word, stood, column in zip(chosen, stands, rows.T)
-    ]
-    upper = sorted(made[: len(high)], key=lambda each: -each.kept.low)
-    return (*upper, *sorted(made[len(high) :], key=lambda each: -each.kept.high))
+    )
 
 
 def extremes(found: Measured) -> list[tuple[int, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ssmscope.bootstrap import Estimate, with_intervals
-from ssmscope.interp.heatmap.words import grouped, half_life, joined, tokens_of
+from ssmscope.interp.heatmap.words import HIGH, LOW, grouped, half_life, joined, tokens_of
 from ssmscope.results import OverTexts, Result
 from ssmscope.show.numbers import counted
 from ssmscope.show.pictures import sized
@@ -335,7 +335,7 @@ class DataHeatmap(Result, kind="heatmap-data"):
     """The layers that are averaged."""
     texts: int
     words: tuple[KeptWord, ...]
-    """The highest by the lower end of their interval, from the highest on, then the lowest by its upper end."""
+    """Those whose intervals begin highest, and those whose intervals end lowest, from the largest mean on."""
     least: int
     """In how many texts a word stands at least that is among them."""
     named: int
@@ -360,6 +360,15 @@ class DataHeatmap(Result, kind="heatmap-data"):
         return self.score == "survival"
 
     @property
+    def shown_words(self) -> tuple[KeptWord, ...]:
+        """The words that views show, from the largest mean on: those whose intervals begin highest or end lowest."""
+        if len(self.words) <= HIGH + LOW:
+            return self.words
+        upper = sorted(self.words, key=lambda each: -each.kept.low)[:HIGH]
+        lower = sorted((each for each in self.words if each not in upper), key=lambda each: each.kept.high)[:LOW]
+        return tuple(each for each in self.words if each in upper or each in lower)
+
+    @property
     def unit(self) -> str:
         """What scores of words and parts are in."""
         return "times an even share" if self.survives else self.score
@@ -374,10 +383,11 @@ class DataHeatmap(Result, kind="heatmap-data"):
         if not self.words:
             return f"{self.score} over {counted(self.texts, 'text')}; no word stands in enough of them"
         unit = f" {self.unit}" * self.survives
-        first, last = self.words[0], self.words[-1]
-        most = ", ".join(f"“{visible(each.word)}”" for each in self.words[1:3])
+        words = self.shown_words
+        first, last = words[0], words[-1]
+        most = ", ".join(f"“{visible(each.word)}”" for each in words[1:3])
         said = f"highest: “{visible(first.word)}” {written(first.kept)}{unit}" + f", then {most}" * bool(most)
-        said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(self.words) > 1)
+        said += f"; lowest: “{visible(last.word)}” {written(last.kept)}" * (len(words) > 1)
         known = [each.half_life for each in self.by_layer if not math.isnan(each.half_life)]
         if known and len(known) <= 4:
             said += f"; half of what is written is left after {', '.join(map(tokens_of, known))} tokens"

@@ -186,7 +186,7 @@ def notes(result: SelectionHeatmap) -> list[str]:
             "Followed through the layers below to the tokens of the input, half of each by the residual stream."
         )
     elif len(result.layers) > 1 and result.score == "survival":
-        found.append("What a deeper layer writes at a token, earlier layers have moved there; see --through.")
+        found.append("What a deeper layer writes at a token, earlier layers have moved there; see the option through.")
     if any(any(text.flat) for text in result):
         by = "by less than a tenth of its mean (of what is replaced, for retention)"
         if result.of_images:

@@ -20,6 +20,8 @@ above the mean it lies is `APART`."""
 APART = 1.0
 HORIZON = 256
 """Up to how many tokens half-lives over a data set are looked for."""
+HIGH, LOW = 10, 5
+"""How many words views of a data set show from both ends."""
 SHARE = 3
 """At most one in so many words is named."""
 
@@ -39,7 +41,7 @@ def grouped(words: Sequence[int | None]) -> list[list[int]]:
 
 def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
     """A word as one token."""
-    return tokens[group[0]] + "".join(tokens[at].removeprefix("##") for at in group[1:])
+    return "".join(tokens[at] for at in group)
 
 
 def together(scores: np.ndarray, groups: Sequence[Sequence[int]], *, summed: bool) -> np.ndarray:

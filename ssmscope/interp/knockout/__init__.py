@@ -26,12 +26,12 @@ def knockout(
     texts: TextsLike,
     *,
     from_: Annotated[
-        Sequence[str],
+        Sequence[str | int | list[int] | slice],
         "Words of the text, positions (3 or 3:5) or last, whose edges are cut; may be repeated, one after the other.",
         REPEATED,
         Metavar("SPAN"),
     ],
-    to: Annotated[str, "Where they are not read any more.", Metavar("SPAN")] = "last",
+    to: Annotated[str | int | list[int] | slice, "Where they are not read any more.", Metavar("SPAN")] = "last",
     by: Annotated[
         Literal["window", "part", "head"],
         "Cut windows of layers, each of the recurrences that layers are made of (of a hybrid states and attention), or "
@@ -71,7 +71,8 @@ def knockout(
     token still reads itself. Over several texts the change is a mean with a 95 % bootstrap interval.
 
     Args:
-        from_: each is cut by itself. Words must stand in every text once.
+        from_: each is cut by itself; in Python also positions as numbers, lists of them and slices. Words must stand in
+            every text once.
         roads: "convolution" and "both" cut windows of layers.
         by: "part" cuts windows in each part of its layers alone, such as what a Diff-Mamba keeps and what it subtracts,
             or the states and the attention of a hybrid; "head" every head of every layer.
@@ -85,4 +86,5 @@ def knockout(
     from ssmscope.interp.knockout.measure import sweep
     from ssmscope.model import as_batch
 
-    return sweep(model, as_batch(model, texts), tuple(from_), to, by, level, roads, window, answer, seed)
+    sources = tuple(from_) if isinstance(from_, list | tuple) else (from_,)
+    return sweep(model, as_batch(model, texts), sources, to, by, level, roads, window, answer, seed)

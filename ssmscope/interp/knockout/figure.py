@@ -1,4 +1,4 @@
-"""Knockout as a picture: the change of the answer's probability by where edges are cut."""
+"""Knockout as a picture: the relative change of the answer's probability by where edges are cut."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ssmscope.interp.knockout.result import Knockout
 
 WIDTH, LEFT, HIGH, GAP = 8.0, 0.85, 2.5, 0.75
+
+CHANGE = "relative change of probability"
 
 
 def draw(result: Knockout) -> Figure:
@@ -62,7 +64,7 @@ def _lines(axes: Axes, result: Knockout, part: str) -> None:
     axes.set_xlim(-0.5, len(windows) - 0.5)
     size = int(result.provenance["options"]["window"])
     axes.set_xlabel("layer" if size == 1 else f"middle of the {size} layers that are cut", color=SOFT, size=9)
-    axes.set_ylabel("change of probability", color=SOFT, size=9)
+    axes.set_ylabel(CHANGE, color=SOFT, size=9)
     if part:
         axes.set_title(part, loc="left", size=9.5)
 
@@ -100,5 +102,6 @@ def _heads(result: Knockout, below: str, names: list[str]) -> Figure:
             bar = sheet.figure.colorbar(picture, cax=sheet.panel(WIDTH - 1.15, top, 0.13, high, frame_on=False))
             bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
             bar.outline.set_visible(False)
+            bar.set_label(CHANGE, color=SOFT, size=9)
             top += high + GAP
     return sheet.figure

@@ -17,7 +17,7 @@ from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
 from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.knockout.result import Cut, Knockout
-from ssmscope.interp.spans import named, positions_of
+from ssmscope.interp.spans import Span, named, positions_of, span_name
 from ssmscope.mixers import looks_ahead
 from ssmscope.model import Model
 from ssmscope.results import record_provenance
@@ -29,8 +29,8 @@ MOST_HEADS = 256
 def sweep(
     model: Model,
     batch: Batch,
-    sources: Sequence[str],
-    target: str,
+    sources: Sequence[Span],
+    target: Span,
     by: str,
     level: str,
     roads: str,
@@ -45,42 +45,43 @@ def sweep(
         raise InputError(f"window is {window}; {model.name} has {layers} layers")
     if roads != "states" and by != "window":
         raise InputError(f"the convolution is cut in windows of layers; leave out by {by!r} or roads {roads!r}")
+    if not sources:
+        raise InputError("from_ is empty; give words of the text, positions such as 3 or 3:5, or last")
     to = [positions_of(target, batch, text) for text in range(texts)]
     spans = [[positions_of(span, batch, text) for text in range(texts)] for span in sources]
-    for name, places in zip(sources, spans):
+    names, goal = [span_name(span) for span in sources], span_name(target)
+    for name, places in zip(names, spans):
         for text, (own, read) in enumerate(zip(places, to)):
             if min(own) > max(read) and not looks_ahead(model.module):
                 which = f" of text {text + 1}" if texts > 1 else ""
-                raise InputError(
-                    f"no edge leads from {name!r}{which} back to {target!r}: a token reads those before it"
-                )
+                raise InputError(f"no edge leads from {name!r}{which} back to {goal!r}: a token reads those before it")
     cuts = list(cuts_of(model, batch, by, window))
     parts = parts_of(model, batch) if by == "part" else {}
-    ids, names = answers(model, batch, answer)
+    ids, said = answers(model, batch, answer)
     values = np.empty((2, texts, len(sources), len(cuts)))
     plain = np.empty((2, texts))
     for text in range(texts):
         one = batch.rows([text])
-        plain[:, text] = [float(each) for each in measured(_last(model, one), ids[text])]
+        plain[:, text] = [float(each) for each in measured(model, _last(model, one), ids[text])]
         for number, places in enumerate(spans):
             for chosen, edits in _edits(model, cuts, parts, places[text], to[text], level, roads, len(one.tokens[0])):
                 with edited(model, edits):
                     logits = _last(model, one.rows([0] * len(chosen)))
-                values[:, text, number, chosen] = torch.stack(measured(logits, ids[text])).cpu().numpy()
+                values[:, text, number, chosen] = torch.stack(measured(model, logits, ids[text])).cpu().numpy()
     change = values[0] / plain[0][:, None, None] - 1
     rows = resampled_means(change.reshape(texts, -1), seed=seed)
     ends = estimates(rows.reshape(len(rows), len(sources), len(cuts)))
     if texts == 1:
         ends[..., 1:] = np.nan
-    options: dict[str, Any] = {"from": list(sources), "to": target, "by": by, "level": level, "roads": roads}
+    options: dict[str, Any] = {"from": names, "to": goal, "by": by, "level": level, "roads": roads}
     options |= {"window": window, "answer": answer}
     return Knockout(
         provenance=record_provenance(model.source, options=options, seed=seed),
         tokens=batch.tokens,
-        answers=tuple(names),
-        sources=tuple(sources) if texts > 1 else tuple(named(each[0], batch) for each in spans),
+        answers=tuple(said),
+        sources=tuple(names) if texts > 1 else tuple(named(each[0], batch) for each in spans),
         spans=tuple(tuple(each) for each in spans),
-        target=target if texts > 1 else named(to[0], batch),
+        target=goal if texts > 1 else named(to[0], batch),
         targets=tuple(to),
         by=by,
         roads=roads,

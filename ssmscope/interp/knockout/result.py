@@ -86,7 +86,8 @@ class Knockout(Result, kind="knockout"):
                 f"“{shorten(source, 20)}” {in_percent(every)} in all layers, most in {self.cuts[worst].name} "
                 f"({in_percent(self.change(number, worst), interval=False)})"
             )
-        return f"the answer's probability changes by {'; '.join(found)}"
+        before = f"of {self.probability[0]:.3g}" if len(self.probability) == 1 else "of each text"
+        return f"relative change of the answer's probability {before}: {'; '.join(found)}"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -159,7 +160,10 @@ class Knockout(Result, kind="knockout"):
             Line((self.cuts[at].name,), {s: _percent(self.change(n, at)) for n, s in enumerate(self.sources)})
             for at in rows
         ]
-        note = f"Change of the probability with {self.knocked_out} to “{self.target}” cut; −100 %: nothing is left."
+        note = (
+            f"Relative change of the probability p with {self.knocked_out} to “{self.target}” cut, p′ / p − 1; −100 %: "
+            "nothing is left."
+        )
         yield table(("cut in",), lines, note=note)
         if self.attends:
             yield Prose("Other parts of the model look back too: of these nothing is cut.", "note")

@@ -19,7 +19,7 @@ has what stands beside the mixers of hybrids. With biases, learnt initial states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,12 +51,14 @@ from ssmscope.interp.methods.lrp_blocks import (
     runs_its_parts,
 )
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
+from ssmscope.interp.objective import objective as asked_of
 from ssmscope.mixers import mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.hgrn import LowerBounds
 from ssmscope.models.linear_attention import Block, FeedForward
 from ssmscope.models.mamba2attn import Mamba2AttnBlock
+from ssmscope.models.own import OwnModel
 from ssmscope.models.parts import at_least_float32, rms_factor
 from ssmscope.models.rotary_attention import RotaryAttention, softmax_attention
 from ssmscope.models.rwkv7 import RWKV7Block
@@ -76,10 +78,20 @@ MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mam
 """Where the models are defined whose own forward passes are known to add nothing."""
 
 
+ADDS_UP = 1e-3
+"""By what share of all that is added relevance may miss the value, of a module of a user's own."""
+
+
 def check_lrp(model: Model) -> None:
-    """Raises InputError for a model with a module whose rule is not known."""
+    """Refuse a model that has a module whose rule is not known, or a forward pass of a user's own that bends.
+
+    Raises:
+        InputError: as said.
+    """
     with relevance_rules(model.module, torch.ones(1)):
         pass
+    if isinstance(model.module, OwnModel):
+        lrp(asked_of(model, model.encode(ids=list(range(min(8, model.vocabulary))))))
 
 
 def lrp(objective: Objective, *, half: bool = True) -> Scores:
@@ -104,6 +116,14 @@ def lrp(objective: Objective, *, half: bool = True) -> Scores:
             longest = objective.lengths[texts[-1]]
             value[texts] = objective(embeddings[texts, :longest], texts).to(value)
     missing = (scores.sum(1) + constants - value).abs()
+    if isinstance(objective.model.module, OwnModel):
+        missed = missing / (scores.abs().sum(1) + constants.abs() + value.abs())
+        if bool((missed > ADDS_UP).any()):
+            raise InputError(
+                f"the relevance of tokens and constants misses the logits of {objective.model.name} by "
+                f"{float(missed.max()):.1%} of what is added: its own forward pass bends what passes it; lrp reads "
+                "heads that are linear, or norms and linear layers"
+            )
     delta = missing / value.abs().clamp(min=torch.finfo(value.dtype).tiny)
     return Scores(scores, delta=delta, converged=delta <= TOLERANCE)
 
@@ -127,7 +147,9 @@ def _propagated(objective: Objective, half: bool) -> tuple[Float[Tensor, "texts 
     embeddings = objective.embeddings()
     wide = at_least_float32(embeddings)
     scores, constants = wide.new_zeros(wide.shape[:2]), wide.new_zeros(len(wide))
-    for texts in by_length(objective.lengths):
+    # Rows of a user's own module run apart, and each is multiplied by its own 1.
+    apart = isinstance(objective.model.module, OwnModel)
+    for texts in ([text] for text in range(len(wide))) if apart else by_length(objective.lengths):
         longest = objective.lengths[texts[-1]]
         x = embeddings[texts, :longest].requires_grad_()
         one = wide.new_ones(len(texts)).requires_grad_()
@@ -270,7 +292,8 @@ def relevance_rules(module: nn.Module, one: Float[Tensor, " batch"], *, half: bo
     attention = [part for part in module.modules() if isinstance(part, RotaryAttention)]
     read = {id(part) for part in (*found, *attention, module.get_input_embeddings())}
     others = [each for part in _blocks(module, read) for each in frozen_parts(part, half)]
-    rules = _rules(module, read | {id(part) for part, handler in others if not runs_its_parts(handler)}, one, half)
+    handled = read | {id(part) for part, handler in others if not runs_its_parts(handler)}
+    rules = _rules(module, handled, one, half, _around_backbone(module))
     handlers = [(mixer, _through_mixer(mixer, one, half)) for mixer in found]
     handlers += [(part, partial(through_attention, part, one)) for part in attention]
     handlers += [(part, partial(_apply, rule)) for part, rule in rules]
@@ -311,14 +334,23 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     return forward
 
 
+def _around_backbone(module: nn.Module) -> set[int]:
+    """The parts of a user's own module that have parts themselves, outside of its backbone."""
+    if not isinstance(module, OwnModel):
+        return set()
+    inside = {id(part) for part in module.base_model.modules()}
+    return {id(part) for part in module.modules() if next(part.children(), None) is not None} - inside
+
+
 def _is_model(kind: type[nn.Module]) -> bool:
     return issubclass(kind, PreTrainedModel) and kind.__module__.startswith(MODELS)
 
 
 def _rules(
-    module: nn.Module, read: set[int], one: Tensor, half: bool
+    module: nn.Module, read: set[int], one: Tensor, half: bool, passing: Set[int] = frozenset()
 ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """The parts outside of those that are `read` (mixers, embeddings) that have a rule, with it.
+    """The parts outside of those that are `read` (mixers, embeddings) that have a rule, with it; those
+    that are `passing` what their parts give, as far as anybody knows, need none.
 
     Raises:
         InputError: for a part whose rule is not known, and for one that is not what its class says.
@@ -342,9 +374,9 @@ def _rules(
         return [(module, lambda x: through_norm(measured, x, one, centred=False))]
     if issubclass(kind, FeedForward):
         rules.append((module, lambda x: through_feed_forward(module, x, half)))
-    elif not (kind in LINEAR or of_families(module) or _is_model(kind)):
+    elif not (kind in LINEAR or of_families(module) or _is_model(kind) or id(module) in passing):
         known = ", ".join(sorted(cls.__name__ for cls in (nn.Linear, nn.LayerNorm, *RMS_NORMS, FeedForward, *LINEAR)))
         raise InputError(f"lrp has no rule for {kind.__name__}, which may bend what passes it; it has for {known}")
     for part in module.children():
-        rules += _rules(part, read, one, half)
+        rules += _rules(part, read, one, half, passing)
     return rules

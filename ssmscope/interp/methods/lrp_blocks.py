@@ -116,9 +116,12 @@ def _latent(attention: Any, parts: dict[str, nn.Module]) -> list[tuple[nn.Module
 def caps_frozen(module: Any) -> Iterator[None]:
     """Within, logits behind a soft cap (xLSTM, RecurrentGemma) are the head's, each times what the cap makes of it,
     frozen."""
-    if not any(getattr(module.config, name, None) for name in CAPS):
+    heads = [part for part in module.modules() if hasattr(part, "lm_head")]
+    heads = [part for part in heads if any(getattr(part.config, name, None) for name in CAPS)]
+    if not heads:
         yield
         return
+    (capping,) = heads
     seen: list[Tensor] = []
 
     def capped(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +131,8 @@ def caps_frozen(module: Any) -> Iterator[None]:
         output.logits = logits * factor.detach()
         return output
 
-    with watched(after=[(module.lm_head, lambda head, logits: seen.append(logits))]), taken_over([(module, capped)]):
+    noted = watched(after=[(capping.lm_head, lambda head, logits: seen.append(logits))])
+    with noted, taken_over([(capping, capped)]):
         yield
 
 

@@ -54,7 +54,9 @@ def patch(
         "probability.",
     ] = "normalised",
     positions: Annotated[
-        str | None, "Words, positions (3 or 3:5) or last; else all of the tokens.", Metavar("SPAN")
+        str | int | list[int] | slice | None,
+        "Words, positions (3 or 3:5) or last; else all of the tokens.",
+        Metavar("SPAN"),
     ] = None,
     method: Annotated[
         Literal["exact", "gradient", "both"],

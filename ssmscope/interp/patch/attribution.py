@@ -13,7 +13,6 @@ from torch import Tensor
 from ssmscope.edits import Edit, Place, Site, edited, new_state
 from ssmscope.encoding import Batch
 from ssmscope.errors import InputError
-from ssmscope.interp.answers import measured
 from ssmscope.interp.sanity.measure import spearman
 from ssmscope.mixers import weights_constant
 from ssmscope.model import Model
@@ -44,7 +43,7 @@ def attributed(runs: Runs, site: str, positions: Sequence[int], ids: tuple[int, 
         logits = _logits(runs.model, runs.base, _edits(site, positions, kept[0]))
         if not kept[0]:
             raise InputError(f"the layers of {runs.model.name} have no {site}; patch another site")
-        metric = (measured(logits, ids[0])[1] - measured(logits, ids[1])[1]).sum()
+        metric = (logits[:, ids[0]].double() - logits[:, ids[1]].double()).sum()
         points = [point for own in kept[0].values() for point in own]
         gradients: Iterator[Tensor | None] = iter(torch.autograd.grad(metric, points, allow_unused=True))
     layers = runs.model.num_layers

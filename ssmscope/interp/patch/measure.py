@@ -19,7 +19,7 @@ from ssmscope.interp.answers import answers, measured
 from ssmscope.interp.patch.attribution import agreement, attributed
 from ssmscope.interp.patch.result import Patching
 from ssmscope.interp.resuming import Joining, pieces
-from ssmscope.interp.spans import positions_of
+from ssmscope.interp.spans import Span, positions_of, span_name
 from ssmscope.model import Model
 from ssmscope.reads import one_text
 from ssmscope.results import record_provenance
@@ -45,7 +45,7 @@ def patched(
     site: str,
     direction: str,
     metric: str,
-    positions: str | None,
+    positions: Span | None,
     method: str,
     answer: int | str | None,
     contrast: int | str | None,
@@ -61,7 +61,7 @@ def patched(
             raise InputError("behind the last token no state is read any more; give positions before it")
     ids, names = asked(model, pair, answer, contrast)
     runs = Runs(model, *(pair[::-1] if direction == "denoise" else pair))
-    plain = np.array([_measure(_last(model, batch), ids)[0] for batch in (runs.base, runs.source)])
+    plain = np.array([_measure(model, _last(model, batch), ids)[0] for batch in (runs.base, runs.source)])
     if site == "head":
         shape = (model.num_layers, runs.heads())
         found: Iterator[tuple[Cells, Tensor]] = runs.of_heads([place for place in chosen if place >= first])
@@ -76,7 +76,7 @@ def patched(
     exact = method != "gradient"
     for cells, logits in found if exact else ():
         rows = [model.num_layers if layer is None else layer for layer, _ in cells]
-        values[rows, [column[place] for _, place in cells]] = _measure(logits, ids)
+        values[rows, [column[place] for _, place in cells]] = _measure(model, logits, ids)
     approximate, agree = np.zeros((0, 0)), (np.nan, np.nan)
     if method != "exact":
         later = [place for place in chosen if place >= first]
@@ -95,7 +95,8 @@ def patched(
         "direction": direction,
         "metric": metric,
     }
-    options |= {"positions": positions, "method": method, "answer": answer, "contrast": contrast}
+    options |= {"positions": None if positions is None else span_name(positions)}
+    options |= {"method": method, "answer": answer, "contrast": contrast}
     return Patching(
         provenance=record_provenance(model.source, options=options),
         clean=pair[0].tokens[0],
@@ -146,7 +147,7 @@ def asked(
     if right == wrong:
         both = answer is None and contrast is None
         how = f"both texts have the answer {name!r}" if both else f"answer and contrast are both {name!r}"
-        raise InputError(f"{how}; name two that differ with --answer and --contrast")
+        raise InputError(f"{how}; name two that differ, answer=… and contrast=…")
     return (right, wrong), (name, other)
 
 
@@ -322,7 +323,7 @@ def _last(model: Model, batch: Batch) -> Tensor:
     return model.run(batch, last_only=True).logits
 
 
-def _measure(logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
+def _measure(model: Model, logits: Tensor, ids: tuple[int, int]) -> np.ndarray:
     """The answer's probability and the difference of the logits, (rows, 2)."""
-    probability, right = measured(logits, ids[0])
-    return torch.stack([probability, right - measured(logits, ids[1])[1]], dim=1).cpu().numpy()
+    probability, right = measured(model, logits, ids[0])
+    return torch.stack([probability, right - logits[:, ids[1]].double()], dim=1).cpu().numpy()

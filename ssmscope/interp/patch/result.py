@@ -14,7 +14,7 @@ from ssmscope.show.blocks import Block, Picture, Prose
 from ssmscope.show.numbers import number
 from ssmscope.show.pictures import sized
 from ssmscope.show.table import Cell, Line, Table, short, table
-from ssmscope.show.tokens import shorten, visible
+from ssmscope.show.tokens import short_token, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ class Patching(Result, kind="patch"):
     def token(self, column: int, width: int) -> str:
         """The token of a column, both where the texts differ."""
         place = self.positions[column]
-        own = [shorten(visible(tokens[place]).strip() or "␣", width) for tokens in (self.clean, self.corrupted)]
+        own = [short_token(tokens[place], width) for tokens in (self.clean, self.corrupted)]
         return own[0] if self.clean[place] == self.corrupted[place] else "/".join(own)
 
     def to_frame(self) -> DataFrame:

@@ -31,7 +31,7 @@ def check_plausibility(*, top: float | None, **options: Any) -> None:
 
 @analysis(
     "plausibility",
-    reads=Data("texts"),
+    reads=Data("texts", leaves_out=True),
     question="Do explanations agree with people?",
     models=(TEXT_CLASSIFIER,),
     dtype="float32",  # gradients need the digits

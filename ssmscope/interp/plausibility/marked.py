@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from ssmscope.errors import InputError
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -31,7 +32,7 @@ def marked_tokens(model: Model, text: str, spans: Spans | None) -> Bool[np.ndarr
     for start, stop in spans:
         marked[start:stop] = True
     marked &= np.array([not character.isspace() for character in text], dtype=bool)
-    encoded = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    encoded = tokenize(model.tokenizer, text, return_offsets_mapping=True, return_special_tokens_mask=True)
     places = zip(encoded["offset_mapping"], encoded["special_tokens_mask"])
     found = np.array([not special and bool(marked[start:stop].any()) for (start, stop), special in places], dtype=bool)
     return found if found.any() else None

@@ -114,7 +114,7 @@ def difference(model: Model, toward: Sequence[Any], away: Sequence[Any], site: s
     means = []
     for texts in (toward, away):
         if not texts:
-            raise InputError("no text to steer to or from; give --toward TEXT and --away TEXT")
+            raise InputError("no text to steer to or from; give toward=… and away=…")
         every = [_behind(model, one_text(model, text), site, layer) for text in texts]
         means.append([torch.stack(parts).mean(0) for parts in zip(*every)])
     found = tuple(first - second for first, second in zip(*means))
@@ -183,7 +183,7 @@ class Doses:
         for which, rows, logits in self._every(batch, list(by_length(batch.lengths, room_here))):
             for run, text in enumerate(rows):
                 last = logits[run] if logits.ndim == 2 else logits[run, batch.lengths[text] - 1]
-                found[(*which, text)] = float(measured(last.unsqueeze(0), ids[text])[0])
+                found[(*which, text)] = float(measured(self.model, last.unsqueeze(0), ids[text])[0])
         return found
 
     def costs(self, examples: Scored) -> np.ndarray:

@@ -81,6 +81,6 @@ def generalization_bound(
     if texts is not None:
         raise InputError(f"the bound of {model.name} is about all texts: leave them out")
     if examples is None:
-        raise InputError(f"how many examples {model.name} was trained on is not recorded; give it as --examples")
+        raise InputError(f"how many examples {model.name} was trained on is not recorded; give it, examples=…")
     setting["length"] = LENGTH if length is None else length
     return of_theorem(parts, lengths, record_provenance(model.source, options=setting), setting)

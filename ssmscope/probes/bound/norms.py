@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ssmscope.affine import embedding_table, matrix, offset
 from ssmscope.errors import InputError
+from ssmscope.heads import linear_head
 from ssmscope.models.selective import SelectiveSSM
 from ssmscope.probes.bound.terms import Norms, capacity, largest_pairs
 
@@ -30,7 +31,7 @@ def theorem_model(model: Model) -> TheoremModel | None:
     """The model as the theorem's, None where it is another: several layers, another layer, or inputs that are no
     tokens."""
     mixers = model.mixers
-    head = getattr(model.module, "head", None) or model.module.get_output_embeddings()
+    head = linear_head(model.module)
     if len(mixers) != 1 or not isinstance(mixers[0], SelectiveSSM) or model.channels is not None or head is None:
         return None
     constant = offset(head, "the head")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,50 +20,50 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ssmscope.probes.checkpoints.result import StabilityTable
+    from ssmscope.probes.checkpoints.result import Checkpoint, StabilityTable
 
 SIGNED = ("#08306b", "#4f97cb", "#949ca5", "#e69f00", "#a50026")
 """From s_A < 0 to s_A > 0; blue and red are told apart by every kind of colour vision."""
 MARKS = {"stable": "o", "marginal": "s", "unstable": "^"}
-WIDTH, HEIGHT = 10.0, 4.6
-"""In inches."""
-ROW, LEAST, NAMED = 0.27, 1.2, 40
-"""In inches, a checkpoint's row and the smallest height of its panels; up to how many checkpoints are named."""
+WIDTH, BELOW = 10.0, 3.95
+"""In inches, the sheet's width and the height of the panels of selective SSMs."""
+ROW, LEAST, UNNAMED, NAMED = 0.27, 1.2, 5.0, 40
+"""In inches, a checkpoint's row, the smallest height of their panels, and that of more than `NAMED`, which are not
+named."""
 
 
 def draw(result: StabilityTable) -> Figure:
-    """Left ln C against T, a line per selective SSM coloured by s_A, and right a mark per selective SSM, ln C against
-    s_A; where no checkpoint is one, a row per checkpoint."""
+    """A row per checkpoint that could be read, with its growth and s_A. Below, of selective SSMs alone: left ln C
+    against T, a line each coloured by s_A, and right a mark each, ln C against s_A."""
+    rows = [(name, row) for name, row in zip(result.names, result.rows) if not row.reason]
     bounded = [at for at, row in enumerate(result.rows) if row.norms is not None]
-    others = len(result.read) - len(bounded)
+    others = len(rows) - len(bounded)
     inside = [counted(len(bounded), "selective SSM")] if bounded else []
     outside = [f"{others} outside of the generalisation theorem"] if others else []
-    below = "; ".join(inside + outside)
+    tall = max(ROW * len(rows), LEAST) if len(rows) <= NAMED else UNNAMED
+    sheet = Sheet(WIDTH, 1.1 + tall + 0.7 + BELOW * bool(bounded), title(result), "; ".join(inside + outside))
+    _rows(sheet, rows, tall)
     if not bounded:
-        return _rows(result, below)
-    sheet = Sheet(WIDTH, HEIGHT, title(result), below)
-    left = sheet.panel(0.75, 0.9, 3.65, 3.1)
-    right = sheet.panel(5.3, 0.9, 3.5, 3.1)
+        return sheet.figure
+    top = 1.1 + tall + 0.95
+    left, right = sheet.panel(0.75, top, 3.65, 3.1), sheet.panel(5.3, top, 3.5, 3.1)
     abscissae = np.array([row.abscissa for row in result.rows])
     known = np.abs(abscissae[np.isfinite(abscissae)])
     reach = float(np.quantile(known, 0.95)) if known.size and known.max() > 0 else 1.0
     colours = ScalarMappable(Normalize(-reach, reach), ListedColormap(ramp(SIGNED, 256)))
     _curves(left, result, bounded, colours)
     _marks(right, result, colours)
-    bar = sheet.figure.colorbar(colours, cax=sheet.panel(9.1, 0.9, 0.14, 3.1, frame_on=False), extend="both")
+    bar = sheet.figure.colorbar(colours, cax=sheet.panel(9.1, top, 0.14, 3.1, frame_on=False), extend="both")
     bar.ax.set_title("s_A", color=SOFT, size=9, loc="left")
     bar.outline.set_visible(False)
     return sheet.figure
 
 
-def _rows(result: StabilityTable, below: str) -> Figure:
-    """A row per checkpoint that could be read, and a panel for its growth and one for s_A, where any has one."""
-    rows = [(name, row) for name, row in zip(result.names, result.rows) if not row.reason]
+def _rows(sheet: Sheet, rows: Sequence[tuple[str, Checkpoint]], tall: float) -> None:
+    """A panel for the growth of every checkpoint and one for s_A, where any has one."""
     measures = [("growth, log-gain a token", [row.growth for _, row in rows])]
     if any(math.isfinite(row.abscissa) for _, row in rows):
         measures.append(("spectral abscissa s_A", [row.abscissa for _, row in rows]))
-    tall = max(ROW * min(len(rows), NAMED), LEAST)
-    sheet = Sheet(WIDTH, 1.1 + tall + 0.7, title(result), below)
     place = np.arange(len(rows))
     for number, (name, values) in enumerate(measures):
         axes = sheet.panel(2.3 + 3.8 * number, 1.1, 3.4, tall, grid="x")
@@ -80,7 +81,6 @@ def _rows(result: StabilityTable, below: str) -> Figure:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False)
             if len(rows) <= NAMED:
                 axes.set_yticks(place, [shorten(visible(name), 24) for name, _ in rows], parse_math=False)
-    return sheet.figure
 
 
 def _curves(axes: Axes, result: StabilityTable, bounded: list[int], colours: ScalarMappable) -> None:
@@ -114,12 +114,7 @@ def _marks(axes: Axes, result: StabilityTable, colours: ScalarMappable) -> None:
         if chosen:
             x, y = zip(*chosen)
             faces = colours.to_rgba(np.array(x))
-            axes.scatter(x, y, c=faces, marker=mark, s=26, edgecolors=INK, linewidths=0.4, label=behaviour, zorder=3)
+            axes.scatter(x, y, c=faces, marker=mark, s=26, edgecolors=INK, linewidths=0.4, zorder=3)
     scale_steep(axes, np.array(places, dtype=np.float64))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("spectral abscissa s_A", color=SOFT, size=9)
-    if axes.get_legend_handles_labels()[0]:
-        legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, frameon=False)
-        for handle in legend.legend_handles:
-            if handle is not None:
-                handle.set_facecolor("white")  # type: ignore[attr-defined]

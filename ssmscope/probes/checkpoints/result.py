@@ -186,7 +186,7 @@ class StabilityTable(Result, kind="stability-table"):
         if bounded:
             note += "; ln C: the capacity with all constants, and by Eq. 14"
         elif theirs:
-            note += ". The bound needs the length, --length"
+            note += ". The bound needs the option length"
         return table(("checkpoint",), lines, note=f"{note}.")
 
     def _remarks(self) -> Iterable[str]:

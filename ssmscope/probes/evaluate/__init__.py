@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def evaluate(
     model: Model,
     *,
-    tasks: Annotated[Sequence[str], "Tasks or groups of the harness, or of the files in --include.", Metavar("A,B,…")],
+    tasks: Annotated[Sequence[str], "Tasks or groups of the harness, or of the files of `include`.", Metavar("A,B,…")],
     include: Annotated[
         str | Path | None, "A folder of further task files (YAML).", Reads("folder"), Metavar("FOLDER")
     ] = None,

@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from ssmscope.errors import InputError
 from ssmscope.model import Model
 from ssmscope.models.load import load
+from ssmscope.tokenizing import failures_told
 
 
 @register_model("ssmscope")
@@ -36,6 +37,14 @@ class HarnessModel(HFLM):
             )
         options |= {"tokenizer": tokenizer, "backend": "causal", "batch_size": batch_size}
         super().__init__(pretrained=self.loaded.module, **options)
+
+    def tok_encode(self, string: Any, *args: Any, **options: Any) -> Any:
+        with failures_told(self.tokenizer, string):
+            return super().tok_encode(string, *args, **options)
+
+    def tok_batch_encode(self, strings: Any, *args: Any, **options: Any) -> Any:
+        with failures_told(self.tokenizer, strings):
+            return super().tok_batch_encode(strings, *args, **options)
 
     def _model_call(self, inps: torch.Tensor, attn_mask: Any = None, labels: Any = None) -> torch.Tensor:
         with self.loaded.running():

@@ -67,7 +67,9 @@ def influence(
     underflow. On each text's last measured position: the share of the influence that its last k tokens hold,
     Σ_{s > t−k} ‖J_ts‖ / Σ_s ‖J_ts‖; and the effective context, the smallest k that holds 50, 90 and 95 % where the
     influence goes on before the text's first token as the fitted line does: a text that is too short to hold the share
-    does not reach it. Intervals are 95 % bootstrap intervals over texts; a single text has none.
+    does not reach it. Where the line fits poorly (R² below 0.9) it says nothing of tokens before the text, and views
+    count the shares of the text's own tokens. Intervals are 95 % bootstrap intervals over texts; a single text has
+    none.
 
     Raises:
         InputError: texts beside a length, or neither; a position that a text does not have; logits of a classifier at

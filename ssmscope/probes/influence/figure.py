@@ -118,7 +118,7 @@ def _contexts(axes: Axes, result: Influence) -> None:
     layers = np.arange(len(result.layers))
     most = float(result.lengths.max())
     top = most * 1.35
-    own = _own(result.layers)
+    own = result.of_own_tokens
     for column, share in enumerate(SHARES):
         low, middle, high = (_quantiles(result.layers, share, quantile, own) for quantile in (0.25, 0.5, 0.75))
         at = layers + 0.18 * (column - 1)
@@ -144,11 +144,6 @@ def _contexts(axes: Axes, result: Influence) -> None:
     axes.set_xlabel("")
     what = f"effective context, {result.unit}"
     _title(axes, f"{what}, within the text" if own else f"{what} (▲ not reached)")
-
-
-def _own(reaches: Sequence[Reach]) -> bool:
-    """Whether the texts' own tokens alone are counted: where no one rate says what tokens before them would add."""
-    return any(reach.decay.defined and not reach.decay.straight for reach in reaches)
 
 
 def _quantiles(reaches: Sequence[Reach], share: float, quantile: float, own: bool) -> np.ndarray:
@@ -182,7 +177,7 @@ def _within(axes: Axes, result: Influence) -> None:
     if len(result.lengths) > 1:
         axes.fill_between(tokens, low, high, color=CONTEXT[1], alpha=0.22, linewidth=0)
     axes.plot(tokens, value, color=CONTEXT[1], linewidth=1.6)
-    own = _own([reach])
+    own = result.of_own_tokens
     for column, share in enumerate(SHARES):
         middle = reach.effective_context(share, within=own)
         if math.isnan(middle):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ssmscope.batching import by_length
 from ssmscope.encoding import Batch
+from ssmscope.errors import Unanswerable
+from ssmscope.heads import hidden_vectors
 from ssmscope.intercept import evaluating
 from ssmscope.interp.methods.gradients import outputs_kept
 from ssmscope.interp.objective import room
@@ -85,6 +87,8 @@ def of_output(model: Model, batch: Batch, of: str) -> Dependence:
     module = model.module
     head = module.get_output_embeddings() if of == "logits" and not model.is_classifier else None
     classes = of == "logits" and model.is_classifier
+    if of == "logits" and head is None and not classes:
+        raise Unanswerable(f"{model.name} has no head that is one linear map; ask for the influence on hidden vectors")
 
     def run(x: Tensor, mask: Tensor) -> Tensor:
         with model.running(mask=mask):
@@ -121,9 +125,7 @@ def hidden(
     """What the head reads, at every position, in the caller's context."""
     module = model.module
     if module.base_model is not module:
-        return module.base_model(
-            inputs_embeds=embeddings, attention_mask=mask.long(), use_cache=False
-        ).last_hidden_state
+        return hidden_vectors(module, inputs_embeds=embeddings, attention_mask=mask.long())
     kept: dict[int, Tensor] = {}  # a classifier in one piece: its head reads its only layer
     with outputs_kept(model.mixers[-1:], kept):
         module(inputs_embeds=embeddings, attention_mask=mask.long())

@@ -83,10 +83,16 @@ class Reach:
     decay: Decay
     context: np.ndarray
     """(texts, 3): how many of the last tokens hold 50, 90 and 95 % of the influence on each text's last measured
-    position, what tokens before the text would add included; infinite where the text does not reach it, or no one rate
-    says what they would add, NaN where there is no influence."""
+    position, what tokens before the text would add included; infinite where the text does not reach it, NaN where no
+    one rate says what they would add, or there is no influence."""
     held: np.ndarray
     """(texts, 3): the same of the influence of the text's own tokens alone, so that a text always reaches it."""
+
+    @property
+    def of_own_tokens(self) -> bool:
+        """Whether only the shares of the texts' own tokens are known: no one rate says what others would add."""
+        some = ~np.isnan(self.held[:, 0])
+        return bool(some.any() and np.isnan(self.context[some, 0]).all())
 
     def recent(self, tokens: int) -> Estimate:
         """The mean share of the influence on the last position that its last `tokens` tokens hold.
@@ -282,8 +288,8 @@ def _inverse(rate: float) -> float:
 
 def _context(table: _Table, row: int, beyond: float) -> list[float]:
     """The smallest k whose last k tokens hold each of `SHARES` of the influence on a row's position, with `beyond` of
-    it before the text. Infinite where all the text's tokens do not hold the share."""
-    if not table.alive[row, 0]:
+    it before the text. Infinite where all the text's tokens do not hold the share, NaN where `beyond` is not known."""
+    if not table.alive[row, 0] or math.isnan(beyond):
         return [math.nan] * len(SHARES)
     held = np.cumsum(table.norm[row, : table.t[row] + 1])
     wanted = [share * (held[-1] + beyond) * (1 - 1e-12) for share in SHARES]
@@ -292,12 +298,14 @@ def _context(table: _Table, row: int, beyond: float) -> list[float]:
 
 def _beyond(table: _Table, row: int, decay: Decay) -> float:
     """The influence that tokens before the text's first would have if the row went on at the fitted rate, from its own
-    level: Σ_{d > t} e^{a − λ d}. Infinite where no one rate fits, and nothing is known of it."""
+    level: Σ_{d > t} e^{a − λ d}. NaN where no one rate fits, and nothing is known of it; infinite without a decay."""
     if not decay.defined:  # what is below the noise adds nothing; of a short text nothing is known
-        return 0.0 if decay.ended == "noise" else math.inf
+        return 0.0 if decay.ended == "noise" else math.nan
     rate, t = decay.rate.value, int(table.t[row])
     chosen = np.arange(decay.first, min(decay.last, t) + 1)
-    if rate <= 0 or not decay.straight or not len(chosen):
+    if not decay.straight or not len(chosen):
+        return math.nan
+    if rate <= 0:
         return math.inf
     level = float((table.log[row, chosen] + rate * chosen).mean())
     return math.exp(level - rate * (t + 1)) / -math.expm1(-rate)

@@ -51,6 +51,11 @@ class Influence(Result, kind="influence"):
         return self.reaches[1:]
 
     @property
+    def of_own_tokens(self) -> bool:
+        """Whether effective contexts are of the texts' own tokens alone: for some place no more can be told."""
+        return any(reach.of_own_tokens for reach in self.reaches)
+
+    @property
     def noun(self) -> str:
         """What was read: "texts", "images", "random sequences" or "random images"."""
         drawn = self.provenance["options"]["length"] is not None
@@ -76,35 +81,37 @@ class Influence(Result, kind="influence"):
         return f"Influence on the output of {self.model_name}: {self.verdict()}"
 
     def verdict(self, at: int = 0) -> str:
-        context = self.output.effective_context(0.9)
-        if math.isnan(context):
+        half, most = (self.output.effective_context(share, within=True) for share in (0.5, 0.9))
+        if math.isnan(half):
             return "there is none"
-        if self.output.decay.defined and not self.output.decay.straight:
-            half, most = (self.output.effective_context(share, within=True) for share in (0.5, 0.9))
+        if self.of_own_tokens:
             length = float(np.median(self.lengths))
             return f"half of it in the last {half:,.0f} of {length:,.0f} {self.unit}, 90 % in the last {most:,.0f}"
+        context = self.output.effective_context(0.9)
         held = f"within {context:,.0f} {self.unit}" if math.isfinite(context) else "not within the texts' length"
         return f"{falls(self.output)}, 90 % of it {held}"
 
     @classmethod
     def compare(cls, results: Sequence[Influence], labels: Sequence[Sequence[str]]) -> Table:
-        lines = []
+        own, lines = any(result.output.of_own_tokens for result in results), []
         for result, (label,) in zip(results, labels):
             reach = result.output
             cells = {"rate λ": Cell(reach.decay.rate, digits=None)}
             cells["decay length"] = Cell(reach.decay.length, digits=None)
             cells[f"share of the last {result.recent}"] = Cell(reach.recent(result.recent))
-            cells["90 % held within"] = plain(reach.effective_context(0.9))
+            cells["90 % held within"] = plain(reach.effective_context(0.9, within=own))
             lines.append(Line((label, reach.place), cells))
-        return table(("model", "of"), lines, note="Decay length and context are in tokens, the rate is per token.")
+        note = "Decay length and context are in tokens, the rate is per token."
+        return table(("model", "of"), lines, note=note + " Held: of the influence of the text's own tokens." * own)
 
     def summary(self) -> DataFrame:
         """A row for the output and each layer.
 
         Columns: place, rate (λ per token), decay_length (tokens), r2, fit_from, fit_to (distances); recent (the share
         of the last tokens); context_50, context_90, context_95 (tokens, medians over texts, infinite where not
-        reached) and not_reached_50, … (texts); error (the median relative standard error of a norm); the 95 % intervals
-        of rate, decay_length and recent in columns ending in _low and _high.
+        reached, missing where no one rate says what tokens before the texts would add) and not_reached_50, … (texts);
+        error (the median relative standard error of a norm); the 95 % intervals of rate, decay_length and recent in
+        columns ending in _low and _high.
         """
         import pandas as pd
 
@@ -164,7 +171,7 @@ class Influence(Result, kind="influence"):
 
     def _table(self) -> Table:
         """The output and the layers in rows: decay, recency, effective context and similarity."""
-        reaches = {reach.place: reach for reach in self.reaches}
+        reaches, own = {reach.place: reach for reach in self.reaches}, self.of_own_tokens
         lines = []
         for place in self.similarity.places:
             cells: dict[str, Cell] = dict.fromkeys(
@@ -175,14 +182,18 @@ class Influence(Result, kind="influence"):
                 cells |= {"decay length": short(reach.decay.length.value), "R²": _three(reach.decay.r2)}
                 cells[f"last {self.recent}"] = _three(reach.recent(self.recent).value)
                 for share in SHARES:
-                    context = reach.effective_context(share)
+                    context = reach.effective_context(share, within=own)
                     cells[f"{100 * share:.0f} %"] = short(np.rint(context), ">" if math.isinf(context) else "")
             cells |= {name: _three(self.similarity.estimate(place, name).value) for name in MEASURES}
             if place.isdigit():
                 cells["mixer's cosine"] = _three(self.similarity.estimate(place, part="mixer").value)
             lines.append(Line((f"layer {place}" if place.isdigit() else place,), cells))
-        short_of = any(math.isinf(reach.effective_context(share)) for reach in self.reaches for share in SHARES)
-        note = f"> not reached: too short for that share are at least half of the {self.noun}." if short_of else ""
+        contexts = [reach.effective_context(share, within=own) for reach in self.reaches for share in SHARES]
+        held = ", ".join(f"{100 * share:.0f} %" for share in SHARES)
+        note = f"{held}: how many of the last {self.unit} hold that share of the influence"
+        note += f" of {self.one}'s own {self.unit}." if own else "."
+        if any(map(math.isinf, contexts)):
+            note += f" > not reached: too short for that share are at least half of the {self.noun}."
         return table(("place",), lines, note=note)
 
     def _reach(self, place: str | int) -> Reach:

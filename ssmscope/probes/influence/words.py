@@ -31,20 +31,25 @@ def sentences(result: Influence) -> Iterable[str]:
         yield (
             f"Decay: by a factor of e every {number(decay.length.value)} {unit}{brackets(decay.length)}, "
             f"λ = {number(decay.rate.value)}{brackets(decay.rate)}, over distances {decay.first} to {decay.last} "
-            f"(R² {decay.r2:.2f})."
-            + ("" if decay.straight else " A line says little of it: it does not fall at one rate.")
+            f"(R² {decay.r2:.2f})." + " The exponential fit is poor." * (not decay.straight)
         )
     recent = reach.recent(result.recent)
     ends = brackets(recent.times(100), 1)
     yield f"Recency: the last {result.recent} {unit} hold {100 * recent.value:.1f} %{ends} of the influence."
-    parts = []
-    for share in SHARES:
-        middle, missed = reach.effective_context(share), reach.not_reached(share)
-        found = "not reached" if math.isinf(middle) else f"within {context(middle)}"
-        some = f" (not reached in {missed} of {texts})" if missed and math.isfinite(middle) else ""
-        parts.append(f"{100 * share:.0f} % {found}{some}")
-    yield f"Effective context in {unit}, median: {'; '.join(parts)}."
-    if any(reach.not_reached(share) for share in SHARES):
+    if reach.of_own_tokens:
+        yield (
+            f"Effective context: not defined, for the influence does not fall at one rate, and what {unit} before "
+            f"{result.one} would add is not known."
+        )
+    else:
+        parts = []
+        for share in SHARES:
+            middle, missed = reach.effective_context(share), reach.not_reached(share)
+            found = "not reached" if math.isinf(middle) else f"within {context(middle)}"
+            some = f" (not reached in {missed} of {texts})" if missed and math.isfinite(middle) else ""
+            parts.append(f"{100 * share:.0f} % {found}{some}")
+        yield f"Effective context in {unit}, median: {'; '.join(parts)}."
+    if result.of_own_tokens or any(reach.not_reached(share) for share in SHARES):
         held = ", ".join(f"{100 * s:.0f} % in {context(reach.effective_context(s, within=True))}" for s in SHARES)
         yield f"Of the influence of {result.one}'s own {unit} alone, the last ones hold {held}."
     similarity = result.similarity

@@ -35,9 +35,11 @@ from tuned_lens.nn.unembed import Unembed
 from ssmscope.affine import matrix, offset
 from ssmscope.encoding import Batch
 from ssmscope.errors import UNPICKLABLE, InputError, Unanswerable
+from ssmscope.heads import linear_head
 from ssmscope.intercept import stayed, watched
 from ssmscope.mixers import mixers
 from ssmscope.model import Model
+from ssmscope.models.stored import check_finished
 from ssmscope.probes.lens.result import LensFit
 from ssmscope.reading import parse_json
 
@@ -93,9 +95,17 @@ def final_norm_of(model: Model) -> nn.Module | None:
     return ran[0] if ran else None
 
 
-def head_of(model: Model) -> nn.Linear:
-    """The linear map from the width to the vocabulary, or to a classifier's classes."""
-    return model.module.head if model.is_classifier else model.module.get_output_embeddings()
+def head_of(model: Model) -> nn.Module:
+    """The linear map from the width to the vocabulary, or to a classifier's classes.
+
+    Raises:
+        InputError: for a model without one, and for a classifier that gives no classes.
+    """
+    model.check_classes("a lens")
+    head = linear_head(model.module)
+    if head is None:
+        raise Unanswerable(f"{model.name} has no head that is one linear map; a lens reads models with one")
+    return head
 
 
 def _few_tokens(model: Model) -> Batch:
@@ -317,10 +327,11 @@ def load_lens(path: str | Path, model: Model) -> Lens:
     """The lens in a directory that `fit_lens`, or tuned-lens itself, wrote.
 
     Raises:
-        InputError: no lens there, a damaged one, or one that was fitted to another model: of another width or number
-            of layers, or with other weights (of tuned-lens's own: with another head).
+        InputError: no lens there, an unfinished or damaged one, or one that was fitted to another model: of another
+            width or number of layers, or with other weights (of tuned-lens's own: with another head).
     """
     path = Path(path)
+    check_finished(path, str(path))
     missing = [name for name in (CONFIG, WEIGHTS) if not os.path.isfile(path / name)]
     if missing:
         raise InputError(f"{path} holds no lens: it has no {missing[0]}; fit one with fit_lens (analyze lens fit)")

@@ -34,11 +34,12 @@ class FitData(Examples):
     @property
     def options(self) -> Mapping[str, Option]:  # type: ignore[override]
         found = {**super().options, **options_of(_options)}
-        return {name: found[name] for name in ("data", "split", "validation", "length")}
+        return {name: found[name] for name in ("data", "split", "validation", "length", "max_tokens")}
 
     def read_besides(
         self, values: Mapping[str, Any], options: Mapping[str, Any], models: Sequence[Model]
     ) -> Mapping[str, Any]:
-        given = values["validation"]
-        held_out = None if given is None else load_examples(models[0], given, None, values["length"], self.prefer)
-        return {"validation": held_out}
+        given, most = values["validation"], values["max_tokens"]
+        if given is None:
+            return {"validation": None}
+        return {"validation": load_examples(models[0], given, None, values["length"], self.prefer, max_tokens=most)}

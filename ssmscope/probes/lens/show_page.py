@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ssmscope.probes.lens.lensed_text import STATISTICS, highest, shade
-from ssmscope.show.tokens import shade_style, shorten, visible
+from ssmscope.show.tokens import REST, shade_style, shorten, visible
 
 if TYPE_CHECKING:
     from ssmscope.probes.lens.lensed_text import Column
@@ -37,7 +37,7 @@ def _section(result: Trajectory, panel: Sequence[Column], high: float) -> str:
         name = "model" if layer == result.layers else str(layer)
         cells = "".join(_cell(result, column, layer, high) for column in shown)
         lines.append(f"<tr><th>{name}</th>{cells}</tr>")
-    named = [escape(shorten(visible(column.token), 40)) for column in shown]
+    named = [escape(shorten(visible(column.token) or REST, 40)) for column in shown]
     if result.positions == "last":
         named = [f"text {column.number}<br>{name}" for column, name in zip(shown, named)]
     lines.append(f'<tr class="tokens"><th>token</th>{"".join(f"<td>{name}</td>" for name in named)}</tr>')

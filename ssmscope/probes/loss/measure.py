@@ -91,7 +91,7 @@ def positions_of(length: int) -> tuple[int, ...]:
 
 
 def bins_of(length: int) -> list[tuple[int, int]]:
-    """The bins of positions, (after, up to): 0–128, 128–512, 512–1024, 1024–2048, …; the last one ends at `length`."""
+    """The bins of positions, (after, up to): (0, 128), (128, 512), (512, 1024), …; the last one ends at `length`."""
     edges = [*EDGES]
     while edges[-1] < length:
         edges.append(max(1024, 2 * edges[-1]))

@@ -69,7 +69,7 @@ class TokenLoss(Result, kind="loss"):
         for result, label in zip(results, labels):
             for name, each in zip(shown_names(label, result.models), result.summaries):
                 cells = {f"{result.unit} a token": Cell(each.mean)}
-                cells |= {f"after {a:,} to {b:,}": Cell(part) for (a, b), part in zip(result.bins, each.bins)}
+                cells |= {f"at {bin_name(edges)}": Cell(part) for edges, part in zip(result.bins, each.bins)}
                 less += cells
                 lines.append(Line((name,), cells, result.provenance.get("data", {}).get("name")))
         return table(("model",), lines, less=less)
@@ -87,7 +87,7 @@ class TokenLoss(Result, kind="loss"):
         return f"{counted(number, 'window')} of {self.length:,} tokens of {data['name']}"
 
     def summary(self) -> DataFrame:
-        """A row per model, then per difference, and quantity: name, quantity (mean, slope, or a bin as "128–512"),
+        """A row per model, then per difference, and quantity: name, quantity (mean, slope, or a bin as "129–512"),
         value, low and high."""
         import pandas as pd
 
@@ -135,4 +135,5 @@ class TokenLoss(Result, kind="loss"):
 
 
 def bin_name(edges: tuple[int, int]) -> str:
-    return f"{edges[0]:,}–{edges[1]:,}"
+    """The first and the last position of a bin; positions count from 1."""
+    return f"{edges[0] + 1:,}–{edges[1]:,}" if edges[0] + 1 < edges[1] else f"{edges[1]:,}"

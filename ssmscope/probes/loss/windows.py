@@ -10,9 +10,10 @@ from jaxtyping import Int
 
 from ssmscope.errors import InputError
 from ssmscope.model import Model
-from ssmscope.tasks.language import check_symbols, load_lines, token_names
+from ssmscope.tasks.language import load_lines, token_names
 from ssmscope.tasks.rows import SUFFIXES, checked_column, checked_string, read_rows
 from ssmscope.tasks.text import LINE_SOURCES
+from ssmscope.tokenizing import tokenize
 
 
 def documents(data: str | Path | Sequence[str], split: str | None) -> tuple[list[Sequence[str]], str]:
@@ -74,13 +75,15 @@ def windows_of(
     A line ends with a line end where the tokenizer knows one, else with its end-of-text token (`language_data`).
     """
     tokenizer = model.tokenizer
-    newline = bool(tokenizer("\n", add_special_tokens=False)["input_ids"])
+    try:
+        newline = bool(tokenize(tokenizer, "\n", add_special_tokens=False)["input_ids"])
+    except InputError:  # an unknown character, for which it has no token
+        newline = False
     tail = [] if newline or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     windows, longest, left_out = [], 0, 0
     for lines in documents:
-        check_symbols(lines, tokenizer)
         texts = [line + "\n" for line in lines] if newline else list(lines)
-        rows = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+        rows = tokenize(tokenizer, texts, add_special_tokens=False)["input_ids"] if texts else []
         stream = np.array([i for row in rows for i in (*row, *tail)], dtype=np.int64)
         number = (len(stream) - 1) // length if len(stream) else 0
         longest, left_out = max(longest, len(stream)), left_out + (number == 0)

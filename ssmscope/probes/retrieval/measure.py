@@ -17,7 +17,7 @@ from ssmscope.model import Model
 from ssmscope.probes.long_rows import PIECE, head_logits, pieces_of
 from ssmscope.probes.retrieval.result import Cell, Ratio
 from ssmscope.tasks.babi import PROMPT, QuestionData, question_tokens
-from ssmscope.tasks.language import check_symbols
+from ssmscope.tokenizing import tokenize
 from ssmscope.training.card import wilson_interval
 
 SHORT = 2000
@@ -32,8 +32,7 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
 
     def count(text: str) -> int:
         if text not in known:
-            check_symbols([text], tokenizer)
-            number = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            number = len(tokenize(tokenizer, text, add_special_tokens=False)["input_ids"])
             if len(text) > SHORT:
                 return number
             known[text] = number

@@ -15,6 +15,7 @@ from ssmscope.tasks.babi import QuestionData, count_words
 from ssmscope.tasks.babi import questions as generated_questions
 from ssmscope.tasks.filler import GENERATED, load_filler
 from ssmscope.tasks.question_files import load_questions
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -74,7 +75,7 @@ def _count(model: Model, unit: str) -> Callable[[str], int]:
 
     def count(text: str) -> int:  # filler is counted once, not once a task and length
         if text not in known:
-            known[text] = len(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            known[text] = len(tokenize(model.tokenizer, text, add_special_tokens=False)["input_ids"])
         return known[text]
 
     return count

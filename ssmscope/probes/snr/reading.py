@@ -16,7 +16,7 @@ from ssmscope.batching import by_length
 from ssmscope.errors import InputError
 from ssmscope.probes.lens.fitting import tokens_at_once
 from ssmscope.probes.lens.lenses import chosen_states
-from ssmscope.tasks.language import check_symbols
+from ssmscope.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from ssmscope.model import Model
@@ -70,8 +70,8 @@ def check_readable(model: Model) -> None:
     """Raises InputError for a classifier, or without a tokenizer that says where in a text a token stands."""
     if model.is_classifier:
         raise InputError(f"{model.name} is a classifier; a needle is a token that a language model should name")
-    if model.tokenizer is None:
-        raise InputError(f"{model.name} has no tokenizer to read questions with; name one with --tokenizer")
+    model.check_classes("a needle")
+    model.check_tokenizer("questions")
     if not getattr(model.tokenizer, "is_fast", False):
         raise InputError(f"{model.name} needs a fast tokenizer: where an answer begins is read from its offsets")
 
@@ -134,8 +134,7 @@ class _Reader:
 
     def _encode(self, prompt: str, word: str) -> _Encoded:
         text = prompt + ("" if prompt[-1].isspace() else " ") + word
-        check_symbols([text], self.tokenizer)
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = tokenize(self.tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
         ids, spans, begin = encoded["input_ids"], encoded["offset_mapping"], len(text) - len(word)
         first = next((at for at, (_, end) in enumerate(spans) if end > begin), len(ids))
         if not 0 < first < len(ids):
@@ -149,7 +148,7 @@ class _Reader:
         return token
 
     def _check_known(self, text: str) -> None:
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = tokenize(self.tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
         for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"]):
             if token == self.tokenizer.unk_token_id:
                 raise self._unknown_word(text[start:end])

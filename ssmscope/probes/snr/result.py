@@ -88,7 +88,8 @@ class NeedleSNR(Result, kind="snr"):
         """What the model gives the needle, and how early."""
         needles = [one.needle.value for one in self.curve(model.name).layers]
         late = [at for at, value in enumerate(needles) if value < needles[-1] / 2]
-        return f"{as_share(needles[-1])}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
+        at = f" at {self.lengths[0]:,} {self.unit}" if len(self.lengths) > 1 else ""
+        return f"{as_share(needles[-1])}{at}, half of it from layer {late[-1] + 1 if late else 0} of {model.layers} on"
 
     def to_frame(self) -> DataFrame:
         """A row for every model, task, length and layer, and below them for every difference of two models.

@@ -158,7 +158,7 @@
     };
     holder.append(make("p", {className: "answer"},
       make("b", {textContent: result.model, dir: "auto"}), ` · ${result.variant} · answer `,
-      make("b", {textContent: `“${text.answer}”`, dir: "auto"}), ` p = ${text.p}`,
+      make("b", {textContent: `“${text.answer}”`, dir: "auto"}), ` ${text.p}`,
       make("span", {textContent: `${names[row]}: ${text.range[row]}`}), make("span", {textContent: text.about})));
     const tokens = make("p", {className: "tokens", dir: "auto", role: "group",
       ariaLabel: `tokens of text ${index}`});

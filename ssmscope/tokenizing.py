@@ -1,0 +1,207 @@
+"""Calls of tokenizers: what fails in them is told in one line, and tokens are shown as the characters they are of."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ssmscope.errors import InputError, ran_out_of_memory
+
+MARKERS = "Ġ▁"
+"""How vocabularies write a space, or the beginning of a word."""
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+"""Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+JOINERS = "\u200c\u200d"
+"""They stand within a word, or within an emoji."""
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A text, and for each of its tokens where the characters that it is of begin and end. Tokens may share a
+    character, of which each has some bytes; a special token has none."""
+
+    text: str
+    offsets: tuple[tuple[int, int], ...]
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """The tokens of some of the characters from `start` to before `stop`."""
+        return tuple(at for at, (begin, end) in enumerate(self.offsets) if begin < stop and end > start)
+
+
+def tokenize(tokenizer: Any, texts: str | Sequence[str], *, named: str = "the text", **options: Any) -> Any:
+    """Call a tokenizer on a text or several.
+
+    Args:
+        named: what a message calls a single text; several are called by their number.
+
+    Raises:
+        InputError: it fails, naming the text and, where one is to blame, the word.
+    """
+    with failures_told(tokenizer, texts, named):
+        return tokenizer(texts, verbose=False, **options)
+
+
+@contextmanager
+def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the text") -> Iterator[None]:
+    """Raise an InputError, as `tokenize` does, where a tokenizer fails on texts in the body."""
+    try:
+        yield
+    except BaseException as error:
+        # The tokenizers library raises a plain Exception; where it panics, what it raises is none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if isinstance(error, InputError) or ran_out_of_memory(error):
+            raise
+        if isinstance(texts, str):
+            raise InputError(_blame(tokenizer, texts, named, error)) from error
+        for number, text in enumerate(texts):
+            tokenize(tokenizer, text, named=f"text {number}" if len(texts) > 1 else named)
+        raise
+
+
+def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
+    """What made a tokenizer fail on a text."""
+    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    word = _unknown_word(tokenizer, text) if isinstance(error, Exception) else None
+    if word is None:
+        return f"{named} ({text[:40]!r}) cannot be read by the tokenizer: {reason}; give another text or tokenizer"
+    if type(tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
+        return (
+            f"{named} has {word[:40]!r}, which the tokenizer does not know, and it has no unknown token ({reason}); "
+            "leave it out, or give a tokenizer that has one"
+        )
+    known = tokenizer.backend_tokenizer.get_vocab()
+    names = sorted(known, key=known.__getitem__)
+    shown = " ".join(names[:20]) + (" …" if len(names) > 20 else "")
+    return f"{named} has {word[:40]!r}, which is no symbol of this tokenizer; its symbols are {shown}"
+
+
+def _unknown_word(tokenizer: Any, text: str) -> str | None:
+    """The first word that a tokenizer's model fails at."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    whole = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    cut = [(whole, None)] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(whole)
+    for word, _ in cut:
+        try:
+            backend.model.tokenize(word)
+        except Exception:  # the tokenizers library raises no class of its own
+            return word
+    return None
+
+
+def names_of(
+    tokenizer: Any, ids: Sequence[int], special: Collection[int]
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    """The names of some ids in a vocabulary, and the number of the word that each belongs to, None for special tokens.
+    Pieces that continue a word ("##ed") are without their mark; an id that has no name is called by its number."""
+    names: list[str] = []
+    words: list[int | None] = []
+    for at, (number, name) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(list(ids)))):
+        continues = name is not None and name[:2] == "##" and name[2:3].isalnum() and at and words[-1] is not None
+        words.append(None if number in special else words[-1] if continues else at)
+        names.append(str(number) if name is None else name[2:] if continues else name)
+    return tuple(names), tuple(words)
+
+
+def is_glue(character: str) -> bool:
+    """Whether a character belongs to the one before it: a combining mark, a joiner, a variation or a skin tone."""
+    if character < "\u0300":
+        return False
+    skin = "\U0001f3fb" <= character <= "\U0001f3ff"
+    return skin or character in JOINERS or unicodedata.category(character)[0] == "M"
+
+
+def token_texts(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> tuple[str, ...]:
+    """Each token as the text has it, every character once: the first of several tokens of a character shows it, the
+    others are empty. A token of no character is called by its name.
+
+    What the tokenizer passes over between tokens is left out, but for marks that belong to the character before.
+    """
+    shown: list[str] = []
+    end = 0
+    whole = _untrimmed(text, offsets, names)
+    for at, ((begin, stop), name) in enumerate(zip(whole, names)):
+        if not name.strip(MARKERS) and not text[begin:stop].isspace():  # a mark that was put before the text
+            shown.append("")
+        elif stop <= begin:
+            shown.append(name)
+        else:
+            if stop < len(text) and is_glue(text[stop]):
+                later = (whole[other][0] for other in range(at + 1, len(whole)))
+                limit = next((start for start in later if start >= begin), len(text))
+                while stop < limit and is_glue(text[stop]):
+                    stop += 1
+            shown.append(text[max(begin, end) : stop])
+            end = max(end, stop)
+    return tuple(shown)
+
+
+def _untrimmed(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:
+    """The offsets with the spaces that tokens hold: some tokenizers of bytes trim them."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for (begin, stop), name in zip(offsets, names):
+        if name[:1] == "Ġ":
+            first = max(end, begin - len(name) + len(name.lstrip("Ġ")))
+            begin = first if text[first:begin].isspace() else begin
+        if name[-1:] == "Ġ" and (stop <= begin or name.strip("Ġ")):
+            last = stop + len(name) - len(name.rstrip("Ġ"))
+            stop = last if text[stop:last].isspace() else stop
+        found.append((begin, stop))
+        end = max(end, stop)
+    return found
+
+
+def word_numbers(
+    words: Sequence[int | None], text: str, offsets: Sequence[tuple[int, int]], tokens: Sequence[str]
+) -> tuple[int | None, ...]:
+    """The number of the word that each token belongs to, None for special tokens.
+
+    A word is what the tokenizer takes for one, but ends at white space, and neither begins nor ends between a
+    character and the marks or joiners that belong to it.
+    """
+    found: list[int | None] = []
+    number, end = -1, 0
+    before: int | None = None
+    for word, (begin, stop), token in zip(words, offsets, tokens):
+        if word is not None and (before is None or token):
+            apart = before is None or token[:1].isspace() or text[end:begin].isspace()
+            number += apart or (word != before and not (begin == end and _inside(text, begin)))
+        found.append(None if word is None else number)
+        before, end = word, max(end, stop)
+    return tuple(found)
+
+
+def _inside(text: str, at: int) -> bool:
+    """Whether what the tokenizer takes for two words meets within one: at a mark or a joiner."""
+    if not 0 < at < len(text):
+        return False
+    return is_glue(text[at]) or text[at - 1] in JOINERS or (_is_mark(text[at - 1]) and text[at].isalpha())
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it is a mark on a letter."""
+    return (
+        character >= "\u0300"
+        and unicodedata.category(character)[0] == "M"
+        and not "\ufe00" <= character <= "\ufe0f"  # variations of symbols
+    )
+
+
+def is_within_word(text: str, at: int) -> bool:
+    """Whether the place before a character lies within a word, or within what is shown as one character. Between
+    characters of scripts that write no spaces any word may end."""
+    if not 0 < at < len(text):
+        return False
+    if is_glue(text[at]) or text[at - 1] in JOINERS:
+        return True
+    before, after = (c.isalnum() or c == "_" or _is_mark(c) for c in (text[at - 1], text[at]))
+    return before and after and not (UNSPACED.match(text[at - 1]) or UNSPACED.match(text[at]))

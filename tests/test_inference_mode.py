@@ -1,0 +1,80 @@
+"""Analyses within a caller's `torch.inference_mode` or `torch.no_grad`: gradients are what they are outside."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from examples import random_example
+from loud import loud
+
+import ssmscope
+from ssmscope.interp.attention import attention_gradient
+from ssmscope.interp.explain import explain
+from ssmscope.interp.methods import METHODS
+from ssmscope.interp.patch import patch
+from ssmscope.interp.sanity import cascading_randomisation
+from ssmscope.probes.influence import influence
+
+IDS = [[5, 17, 3, 9, 22, 1], [7, 8, 9, 4]]
+OTHER = [5, 17, 3, 9, 22, 2]
+SAID = {
+    "explain": lambda model: [
+        found.scores
+        for text in explain(model, model.encode(ids=IDS), methods=list(METHODS), target=3).texts
+        for found in text.attributions
+    ],
+    "attention": lambda model: attention_gradient(model, model.encode(ids=IDS)).to_frame().select_dtypes("number"),
+    "influence": lambda model: influence(model, texts=model.encode(ids=IDS[:1])).to_frame().select_dtypes("number"),
+    "sanity": lambda model: (
+        cascading_randomisation(model, model.encode(ids=IDS), methods=("gradxinput",))
+        .to_frame()
+        .select_dtypes("number")
+    ),
+    "patch": lambda model: (
+        patch(model, clean=IDS[0], corrupted=OTHER, answer=3, contrast=4, method="gradient")
+        .to_frame()
+        .select_dtypes("number")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def module():
+    return loud(random_example("jamba"))
+
+
+@pytest.mark.parametrize("without", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("verb", SAID)
+def test_gradients_are_those_outside(module, verb, without):
+    model = ssmscope.load(module)
+    expected = [np.asarray(each) for each in SAID[verb](model)]
+    with without():
+        found = [np.asarray(each) for each in SAID[verb](model)]
+        assert torch.is_inference_mode_enabled() == (without is torch.inference_mode) and not torch.is_grad_enabled()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_made_in_inference_mode_is_copied(module):
+    expected = SAID["explain"](ssmscope.load(module))
+    with torch.inference_mode():
+        made = copy.deepcopy(module)
+        model = ssmscope.load(made)
+        found = SAID["explain"](model)
+    assert model.module is not made and not any(parameter.is_inference() for parameter in model.module.parameters())
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_no_grad_stays(module):
+    """Only inference mode is left: without it a run within `torch.no_grad` keeps no graph."""
+    model = ssmscope.load(module)
+    with torch.no_grad():
+        model.encode(ids=IDS)
+        assert not torch.is_grad_enabled()
+        with torch.inference_mode():
+            logits = model.trace(ids=IDS).logits
+            assert not logits.requires_grad and not logits.is_inference()

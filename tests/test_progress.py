@@ -1,0 +1,88 @@
+"""What is said of work that takes long, and how long texts of a data set may be."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+import ssmscope
+from ssmscope import cli, progress
+from ssmscope.analysis import Call
+from ssmscope.errors import InputError
+from ssmscope.progress import count_tokens, on_stderr, progress_bar, pulse
+from ssmscope.reads import check_lengths, load_examples
+from ssmscope.tasks.text import load_text, text_data
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(progress, "WORTH_SAYING", 0.1)
+    monkeypatch.setattr(progress, "EVERY", 0.1)
+
+
+def test_work_that_goes_on_is_said_now_and_then(quick, capsys):
+    with pulse("fidelity"):
+        count_tokens(1200)
+        time.sleep(0.15)
+        with progress_bar(on_stderr(False)) as bar:
+            task = bar.add_task("texts", total=40, completed=3)
+            bar.advance(task, 2)
+            time.sleep(0.2)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "fidelity: 1,200 tokens read after 0 s"
+    assert second == "fidelity: 5 of 40 texts, 1,200 tokens read after 0 s"
+
+
+def test_nothing_is_said_of_quick_or_quiet_work(quick, capsys):
+    with pulse("heatmap"):
+        pass
+    with pulse("heatmap", shown=False):
+        time.sleep(0.25)
+    time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+
+
+def test_it_ends_where_the_work_fails(quick, capsys):
+    with pytest.raises(InputError), pulse("heatmap"):
+        raise InputError("no")
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_calls_say_so(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "WORTH_SAYING", 0.0)
+    Call.of("heatmap", ["demo/sst2-mamba2"], {"text": ["a good film"]}).run()
+    assert re.fullmatch(r"(heatmap: (at work|\d+ tokens read) after \d+ s\n)+", capsys.readouterr().err)
+
+
+def test_texts_of_data_have_a_bound(tmp_path, capsys):
+    """That of texts which are given by themselves; a huge one is not even tokenized."""
+    rows = [{"text": "a film", "label": "positive"}, {"text": "good " * 20_000, "label": "negative"}]
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    for verb in ("fidelity", "words", "insertion", "overflow", "ablate", "position", "poison", "heatmap"):
+        assert cli.run([verb, "demo/sst2-mamba2", "--data", str(file)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == (
+            "analyze: row 2 of a has 20,001 tokens, more than the limit of 16,384: shorten or split it, or raise "
+            "--max-tokens"
+        )
+    model = ssmscope.load("demo/sst2-mamba2")
+    check_lengths(model, load_text(file, label_names=model.labels), 20_001)
+    with pytest.raises(InputError, match="row 2 of a has 20,001 tokens, more than the limit of 20,000"):
+        load_examples(model, str(file), None, 256, max_tokens=20_000)
+    huge = text_data("huge", "all", ["good " * 1_000_000], [0], model.labels)
+    check_lengths(replace(model, tokenizer=None), huge, 5)  # which reads no texts
+
+    class Untouched:
+        def __call__(self, *_: object, **__: object) -> None:
+            raise AssertionError("tokenized")
+
+    with pytest.raises(InputError, match="row 1 of huge has 5,000,000 characters, more than 1,048,576, the limit for"):
+        check_lengths(replace(model, tokenizer=Untouched()), huge, 16_384)
+    with pytest.raises(InputError, match="the text has 5,000,000 characters, more than 640, the limit for 10 tokens"):
+        replace(model, tokenizer=Untouched()).encode(huge.texts[0], max_tokens=10)
