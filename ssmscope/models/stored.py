@@ -6,6 +6,7 @@ A configuration is compared with them before memory is taken for the model that 
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
 import re
 import threading
@@ -169,9 +170,9 @@ def check_finished(where: Path, name: str) -> None:
     Raises:
         InputError: as said.
     """
-    begun = where / "checkpoint"
-    ended = any((where / record).is_file() for record in ("training.json", "lens.json"))
-    if begun.is_dir() and not ended and ((begun / "plan.json").is_file() or not (where / "config.json").is_file()):
+    ended = any(os.path.isfile(where / record) for record in ("training.json", "lens.json"))
+    planned, built = os.path.isfile(where / "checkpoint" / "plan.json"), os.path.isfile(where / "config.json")
+    if os.path.isdir(where / "checkpoint") and not ended and (planned or not built):
         raise InputError(f"{name} is unfinished: what writes it was stopped, and the same command continues it")
 
 
