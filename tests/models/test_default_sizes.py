@@ -50,6 +50,14 @@ def test_layers_of_attention_are_layers(layers):
     assert GLAConfig(**sizes, attention=[{"layers": [0, 2], "num_heads": 4}]).attention[0]["layers"] == [0, 2]
 
 
+@pytest.mark.parametrize(
+    "attention", [{"layers": [0], "num_heads": 4}, [3], ["layers"], [{"layers": [0], "num_heads": 4}, 1]]
+)
+def test_attention_is_a_list_of_options(attention):
+    with pytest.raises(InputError, match="must be a list of options, each of some layers"):
+        GLAConfig(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=3, num_heads=4, attention=attention)
+
+
 def test_steps_begin_evenly_in_their_logarithm():
     torch.manual_seed(0)
     (mixer, *_) = mixers(random_example("mamba3"))
