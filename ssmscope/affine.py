@@ -184,7 +184,7 @@ def depthwise(
     if is_plain(conv, nn.Conv1d):
         return conv.weight, conv.bias
     device = _device(conv)
-    impulse = torch.zeros(1, channels, 2 * taps - 1, device=device)
+    impulse = torch.zeros(1, channels, 2 * taps - 1, dtype=torch.float32, device=device)
     impulse[..., taps - 1] = 1
     with _quiet(conv):
         zero = _tried(lambda: applied(conv, torch.zeros_like(impulse)), conv, name)
@@ -253,10 +253,11 @@ def norm_terms(
     if not hasattr(own, "weight") or not (hasattr(own, "variance_epsilon") or hasattr(own, "eps")):
         raise InputError(f"{name}, {_kind(norm)}, is no norm that can be read")
     eps = own.variance_epsilon if hasattr(own, "variance_epsilon") else own.eps
-    if is_plain(norm, (nn.LayerNorm, *(kind if isinstance(kind, tuple) else (kind,)))):
+    kinds = (nn.LayerNorm, *(kind if isinstance(kind, tuple) else (kind,)))
+    if is_plain(norm, kinds):
         return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
     width, device, centred = own.weight.shape[-1], _device(norm), isinstance(own, nn.LayerNorm)
-    size = getattr(own, "group_size", width)
+    size = getattr(own, "group_size", width // getattr(own, "n_groups", 1))
 
     def normed(x: Tensor) -> Tensor:
         x = x - x.mean(-1, keepdim=True) if centred else x
@@ -266,9 +267,14 @@ def norm_terms(
 
     with torch.no_grad(), _quiet(norm):
         wide = torch.promote_types(own.weight.dtype, torch.float32)
-        ones = torch.ones(1, 1, width, device=device, dtype=wide)
+        ones = torch.ones(1, 2, width, device=device, dtype=wide)  # some norms squeeze one position
         ones[..., ::2] = -1
-        zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
+        try:
+            zero = applied(norm, torch.zeros_like(ones))
+        except Exception:  # one that wants heads, or a gate: the layer's output tells whether hooks change it
+            if type(norm) in kinds and is_own(norm, unmoved(norm)):
+                return NormTerms(norm.weight, getattr(norm, "bias", None), eps)
+            zero = _tried(lambda: applied(norm, torch.zeros_like(ones)), norm, name)
         of_ones = _tried(lambda: applied(norm, ones), norm, name)
         if zero.shape != ones.shape or of_ones.shape != ones.shape:
             raise InputError(f"{name}, {_kind(norm)}, is no norm of its input, and cannot be read: {REMEDY}")
@@ -302,7 +308,7 @@ def embedding_table(module: nn.Module) -> Float[Tensor, "tokens width"]:
 def _tried(compute: Callable[[], Tensor], module: nn.Module, name: str) -> Tensor:
     try:
         found = compute()
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # a hook or a forward pass of somebody's may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise InputError(f"{name}, {_kind(module)}, cannot be read by calling it ({reason}): {REMEDY}") from error
     if not isinstance(found, Tensor):
@@ -340,7 +346,7 @@ def _digits(found: Tensor) -> float:
 
 def _random(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:
     """About normal numbers that leave the global random numbers as they are: quarters, whose sums every dtype holds."""
-    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     return ((4 * drawn).round() / 4).to(device)
 
 

@@ -16,7 +16,7 @@ from ssmscope import ops
 from ssmscope.edits import Edit, Place, Site, digest
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.frozen import LEVELS
-from ssmscope.mixers import reader_of
+from ssmscope.mixers import frozen_of, reader_of
 from ssmscope.ops import Recurrence, Scan
 
 
@@ -63,7 +63,7 @@ def cut_edges(
         batch, length = like.shape[:2]
         cut, read = _at(sources, batch, length, like.device), _at(targets, batch, length, like.device)
         cut = cut.unsqueeze(-1) & own.unsqueeze(1)
-        paths = reader.frozen(site.mixer, layer).paths if level == "block" else ()
+        paths = frozen_of(site.mixer, layer).paths if level == "block" else ()
 
         def part(number: int, recurrence: Recurrence, late: int = 0) -> Tensor:
             if recurrences is not None and number not in recurrences:

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
@@ -145,7 +145,8 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
             pieces; as it runs, a model that fills a cache, and a position behind which no token comes.
     """
     module, found = model.module, mixers(model.module)
-    every = (*edits_of(module), *([edits] if isinstance(edits, Edit) else edits))
+    new = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    every = (*edits_of(module), *new)
     attention = [edit for edit in every if edit.place == "attention"]
     for edit in every:
         known = len(attention_layers(module) if edit in attention else found)
@@ -164,8 +165,9 @@ def edited(model: _HasModule, edits: Edit | Sequence[Edit]) -> Iterator[None]:
         instead[id(mixer)] = layer.compute
         entering |= layer.of_convolutions("convolution")
         taps |= layer.of_convolutions("taps")
-        if layer.at("residual"):
-            blocks.append((block, layer.enter))
+        own = replace(layer, edits=tuple(edit for edit in new if edit.acts_in(index)))
+        if own.at("residual"):  # those of a context around this one stand on the block
+            blocks.append((block, own.enter))
 
     token = _active.set(MappingProxyType({**_active.get(), id(module): every}))
     try:

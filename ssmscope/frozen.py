@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from ssmscope import ops
-from ssmscope.affine import convolved
+from ssmscope.affine import convolved, is_plain
 from ssmscope.errors import InputError, did_you_mean
 from ssmscope.ops import Recurrence
 from ssmscope.ops.order import along, straight
@@ -473,12 +474,13 @@ def as_diagonal(act: Callable[[Tensor], Tensor], c: Tensor) -> Tensor:
     Raises:
         InputError: for an activation that is no diagonal, as it is not 0 at 0.
     """
-    if isinstance(act, torch.nn.SiLU) or act is torch.nn.functional.silu or type(act).__name__ == "SiLUActivation":
+    plain = is_plain(act, type(act)) if isinstance(act, nn.Module) else act is silu
+    if plain and (act is silu or isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"):
         return torch.sigmoid(c)
-    zero, small = torch.zeros((), dtype=torch.float64), torch.tensor(1e-6, dtype=torch.float64)
-    if act(zero) != 0:
+    zero = torch.zeros_like(c[:1], dtype=torch.float64)  # in its shape, which somebody's hook may look at
+    if act(zero).any():
         raise InputError(f"the activation {act} is not 0 at 0: it is no factor, and the layer no linear map")
-    slope = (act(small) / small).to(c)
+    slope = (act(zero + 1e-6) / 1e-6).to(c)
     return torch.where(c == 0, slope, act(c) / torch.where(c == 0, 1, c))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ssmscope.affine import is_plain
 from ssmscope.encoding import last_positions
 from ssmscope.intercept import twin, watched
 from ssmscope.mixers import Handed
@@ -67,7 +68,8 @@ def own_logits(module: Any, arguments: dict[str, Tensor], at: Tensor | None) -> 
         where = args[0].device  # not the input's, of a model over several
         return (args[0][rows.to(where), at.to(where)].unsqueeze(1), *args[1:]), kwargs
 
-    with watched(before=[] if known is None else [(known, choose)]):
+    chosen = known is not None and is_plain(known, nn.Linear)  # another head may count positions
+    with watched(before=[(known, choose)] if chosen else []):
         logits = module(**arguments, use_cache=False).logits
     return logits[:, 0] if logits.shape[1] != whole[1] or whole[1] == 1 else logits[rows, at]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
@@ -51,12 +51,23 @@ class Switch:
 
     def __init__(self, module: nn.Module, below: Callable[..., Any]) -> None:
         self.module, self.below = module, below
+        self.run = _uncompiled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         taken = _taken.get().get(id(self.module))
         if taken is None or taken.module is not self.module:
             return self.below(*args, **kwargs)
-        return taken.handler(self.below, *args, **kwargs)
+        return self.run(taken.handler, self.below, *args, **kwargs)
+
+
+def _call(handler: Handler, *args: Any, **kwargs: Any) -> Any:
+    return handler(*args, **kwargs)
+
+
+@cache
+def _uncompiled() -> Callable[..., Any]:
+    """`_call` of a compiled caller: what a handler calls is not compiled, so that it asks anew at every call too."""
+    return torch.compiler.disable(_call)
 
 
 @dataclass
@@ -213,6 +224,16 @@ def has_hooks(module: nn.Module) -> bool:
     return any(map(_others, _hooks(module)))
 
 
+def is_changed(module: nn.Module) -> bool:
+    """Whether somebody has put hooks of its forward pass, or another forward pass, on a module."""
+    return has_hooks(module) or not is_own(module, unmoved(module))
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its backward pass."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 @contextmanager
 def unhooked(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within the context, and in this thread alone, other people's hooks of these modules do not run."""
@@ -297,6 +318,9 @@ class _Lease:
 _leases: dict[int, _Lease] = {}
 
 
+DYNAMIC = "torch.ao.nn.quantized.dynamic"
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Within the context the module is in evaluation; when the last of the contexts that need a part of it ends, in
@@ -325,7 +349,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """Refuse a model of which parts were compiled in place: what is compiled does not ask who runs it.
+    """Refuse a model of which parts were compiled in place, or round what they read by its largest number.
+
+    What is compiled does not ask who runs it. What torch's dynamic quantisation makes of a text depends on the texts
+    beside it.
 
     Args:
         parts: all of the model's.
@@ -334,9 +361,16 @@ def check_plain(module: nn.Module, parts: Iterable[nn.Module]) -> None:
         InputError: naming the part.
     """
     for part in parts:
-        if getattr(part, "_compiled_call_impl", None) is not None:
-            path = next(path for path, each in module.named_modules() if each is part)
+        compiled = getattr(part, "_compiled_call_impl", None) is not None
+        if not compiled and not type(part).__module__.startswith(DYNAMIC):
+            continue
+        path = next(path for path, each in module.named_modules() if each is part)
+        if compiled:
             raise InputError(
                 f"{type(module).__name__}: {path or 'the model'} was compiled in place with .compile(), and what runs "
                 "in it cannot be read; analyse the model before it is compiled, or a copy that is not"
             )
+        raise InputError(
+            f"{type(module).__name__}: {path} is a {type(part).__name__} of {type(part).__module__}, which rounds what "
+            "it reads by the largest number of a batch: no text's numbers are its own; analyse the model before that"
+        )

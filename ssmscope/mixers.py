@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ssmscope import ops
 from ssmscope.affine import innermost
+from ssmscope.agreement import agree, changed_parts, described, same_outcome
 from ssmscope.errors import InputError
 from ssmscope.frozen import FrozenLayer
 from ssmscope.intercept import check_plain, is_kept, is_own, taken_over, watched
@@ -89,11 +90,25 @@ def reader_of(mixer: nn.Module) -> Architecture:
 
 
 def _reader(module: nn.Module) -> Architecture | None:
-    kind: Any = type_before_parametrizations(module)
-    if kind not in _READERS and kind.__module__ in _WAITING:
-        register(_WAITING[kind.__module__]())
-        _WAITING.pop(kind.__module__, None)  # another thread may have been here
-    return _READERS.get(kind)
+    kind = _known(module)
+    return None if kind is None else _READERS[kind]
+
+
+def _known(module: nn.Module) -> type[nn.Module] | None:
+    """The class of layers that can be read that a module is of: its own, or that which somebody's is made from."""
+    for kind in type_before_parametrizations(module).__mro__:
+        if kind not in _READERS and kind.__module__ in _WAITING:
+            register(_WAITING[kind.__module__]())
+            _WAITING.pop(kind.__module__, None)  # another thread may have been here
+        if kind in _READERS:
+            return kind
+    return None
+
+
+def runs_own(mixer: nn.Module, below: Any) -> bool:
+    """Whether a mixer's forward pass is that of the layers that can be read: none is put on it, nor is it of a class
+    that somebody has made from one of theirs."""
+    return is_own(mixer, below) and type_before_parametrizations(mixer) in _READERS
 
 
 def known_mixers() -> str:
@@ -216,14 +231,21 @@ of it from 5.24 on."""
 
 
 def arguments(part: nn.Module) -> tuple[str, ...]:
-    """The names of the arguments of a part's own forward pass."""
-    kind: Any = type(part)
+    """The names of the arguments of a part's own forward pass; of a mixer, of the one that can be read."""
+    kind: Any = _known(part) or type(part)
     return _parameters(kind)
 
 
 @cache
 def _parameters(kind: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(kind.forward).parameters)[1:]
+
+
+def _accepted(kind: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a class's forward pass takes."""
+    takes = inspect.signature(kind.forward).parameters
+    every = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    return {name: value for name, value in kwargs.items() if every or name in takes}
 
 
 @cache
@@ -285,15 +307,19 @@ def run_linear(part: nn.Linear, below: Callable[..., Any], *args: Any, **kwargs:
 def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args, **kwargs):
     given = dict(zip(arguments(mixer), args)) | kwargs
     u = args[0] if args else kwargs["hidden_states"]
+    kwargs = _accepted(_known(mixer), kwargs)  # RWKV's blocks are called with a mask, which their own take none of
     if any(given.get(name) is not None for name in CACHES):
         if id(mixer) in _computed_by.get():
             raise InputError("an edited run fills no cache: call the model with use_cache=False")
         return below(*args, **kwargs)  # the caches of Mamba and of RWKV
     reader = reader_of(mixer)
     mask = None if whole else given.get("attention_mask") if mask is None else mask
+    own = runs_own(mixer, below)
+    if own:
+        check_parts(mixer, u, mask, below, args, kwargs)
     instead = _computed_by.get().get(id(mixer))
     if instead is not None:
-        result = instead(mixer, u, mask, state, retention, visit, is_own(mixer, below))
+        result = instead(mixer, u, mask, state, retention, visit, own)
         return reader.returned(result) if hasattr(reader, "returned") else result
     layer = terms_of(mixer, u, mask, state)
     scans = layer.scan(state, retention=retention)
@@ -301,7 +327,61 @@ def _forward(mixer, index, mask, whole, state, retention, visit, /, below, *args
         visit(index, layer, scans)
     result = reader.output(mixer, layer, scans)
     result = reader.returned(result) if hasattr(reader, "returned") else result
-    return result if is_own(mixer, below) else _same(index, below(*args, **kwargs), result, layer.mask, state)
+    return result if own else _same(index, below(*args, **kwargs), result, layer.mask, state)
+
+
+def _unedited() -> Context:
+    """This context without the edits of what convolutions read."""
+    context = copy_context()
+    for edits in (_entering, _taps):
+        context.run(edits.set, MappingProxyType({}))
+    return context
+
+
+def check_parts(
+    mixer: nn.Module,
+    u: Tensor,
+    mask: Tensor | None,
+    below: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse a mixer that computes something else than is read of it because of what somebody has put on its parts.
+
+    Args:
+        below: its own forward pass, and the arguments that it was called with.
+
+    Raises:
+        InputError: naming the parts.
+    """
+    parts = changed_parts(mixer)
+    if not parts and runs_own(mixer, below):
+        return
+    named = {name: value for name, value in _accepted(_known(mixer), kwargs).items() if name != "hidden_states"}
+
+    def theirs(v: Tensor) -> Any:
+        return _unedited().run(below, v, *args[1:], **named)
+
+    def ours(v: Tensor) -> Tensor:
+        return reader_of(mixer).output(mixer, _unedited().run(terms_of, mixer, v, mask))
+
+    if not same_outcome(mixer, parts, theirs, ours, u, mask if mask is not None and mask.ndim == 2 else None):
+        raise InputError(f"{described(mixer, parts)} make it compute something else than is read of it: take them off")
+
+
+def frozen_of(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
+    """A mixer as a linear map of its input, everything else frozen.
+
+    Raises:
+        InputError: where what somebody has put on its parts makes that map another one.
+    """
+    reader, parts = reader_of(mixer), changed_parts(mixer)
+    if parts:
+        bare = _unedited().run(terms_of, mixer, layer.u, layer.mask)
+        found, real = reader.frozen(mixer, bare), slice(None) if layer.mask is None else layer.mask
+        if not agree((found.matvec(found.u) + found.bias)[real], reader.output(mixer, bare)[real]):
+            raise InputError(f"{described(mixer, parts)} make it another map than is read of it: take them off")
+    return reader.frozen(mixer, layer)
 
 
 def terms_of(mixer: nn.Module, u: Tensor, mask: Tensor | None, state: LayerState | None = None) -> LayerTrace:
@@ -363,10 +443,8 @@ def _same(index: int, theirs: Any, ours: Any, mask: Tensor | None, state: LayerS
         InputError: where it is not, or where the run continues from a state, of which that forward pass knows nothing.
     """
     y, expected = (each[0] if isinstance(each, tuple) else each for each in (theirs, ours))
-    apart = (y.detach() - expected.detach()).abs()
-    apart = apart if mask is None else apart[mask]
-    allowed = 4 * torch.finfo(y.dtype).eps ** 0.5 * expected.detach().abs().max()
-    if state is not None or not bool((apart <= allowed).all()):
+    real = slice(None) if mask is None else mask
+    if state is not None or not agree(y[real], expected[real]):
         raise InputError(
             f"a forward pass was put on layer {index} that computes something else than the layer, so the layer cannot "
             "be read; take it off first"

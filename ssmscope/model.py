@@ -32,7 +32,7 @@ from ssmscope.fingerprint import adapters, check_finite, fingerprint, versions, 
 from ssmscope.frozen import FrozenLayer
 from ssmscope.heads import Gives, gives, own_logits
 from ssmscope.intercept import evaluating, out_of_inference
-from ssmscope.mixers import Visit, fast_scan, keeping, known_mixers, memory_of, mixers, reader_of, stored_weights
+from ssmscope.mixers import Visit, fast_scan, frozen_of, keeping, known_mixers, memory_of, mixers, stored_weights
 from ssmscope.progress import count_tokens
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
@@ -436,7 +436,7 @@ class Model:
         def freeze(index: int) -> FrozenLayer:
             layer = recompute(index)
             with torch.no_grad(), evaluating(self.module):
-                return detached(reader_of(found[index]).frozen(found[index], layer))
+                return detached(frozen_of(found[index], layer))
 
         return Trace(
             input_ids=batch.input_ids,

@@ -147,7 +147,7 @@ class Recording:
     """
 
     def __init__(self, layers: int, batch: int, length: int, wanted: Collection[int], device: torch.device) -> None:
-        self.retention = torch.full((layers, batch, length), torch.nan, device=device)
+        self.retention = torch.full((layers, batch, length), torch.nan, dtype=torch.float32, device=device)
         self.inputs: list[Tensor | None] = [None] * layers
         self.wanted = wanted
         self._kept: dict[int, Tensor] = {}

@@ -15,7 +15,7 @@ from ssmscope import register
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ssmscope"
 
-READ = {"errors", "intercept", "affine", "fingerprint", "backends", "ops", "frozen", "trace"}
+READ = {"errors", "intercept", "affine", "agreement", "fingerprint", "backends", "ops", "frozen", "trace"}
 READ |= {"states", "mixers", "attention_layers", "batching", "progress", "edits", "cuts", "recomputing", "compiling"}
 CORE = READ | {"encoding", "heads", "model", "models"}
 DECLARED = {"analysis", "reads", "signature", "sharding"}
@@ -26,6 +26,7 @@ FILES = {"reading", "writing", "limits", "tokenizing"}
 MAY_IMPORT = {
     "errors": set(),
     "affine": {"errors", "intercept"},
+    "agreement": {"intercept"},
     "reading": {"errors"},
     "writing": {"errors"},
     "limits": {"errors"},
@@ -54,7 +55,7 @@ MAY_IMPORT = {
     "attention_layers": {"intercept", "trace", "states", "mixers"},
     "edits": READ - {"fingerprint", "edits", "cuts"},
     "cuts": READ - {"fingerprint", "cuts"},
-    "heads": {"encoding", "intercept", "mixers"},
+    "heads": {"affine", "encoding", "intercept", "mixers"},
     "model": READ - {"cuts"} | {"encoding", "heads"},
     "intercept": {"errors"},
     "fingerprint": {"errors"},
@@ -163,6 +164,26 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         for name in leaves:
             del graph[name]
     assert not graph, f"these import each other: {sorted(graph)}"
+
+
+FLOATS = {"zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace"}
+"""What torch makes in the process's default dtype, which a user may have set."""
+TRAINED = ("models.", "training.")
+"""Where parameters are made, in the dtype that whoever makes a model has chosen."""
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(TRAINED)])
+def test_nothing_is_made_in_the_default_dtype(name: str) -> None:
+    made = [
+        f"{node.lineno}: torch.{node.func.attr}"
+        for node in ast.walk(ast.parse(MODULES[name].read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and getattr(node.func.value, "id", None) == "torch"
+        and node.func.attr in FLOATS
+        and "dtype" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert not made
 
 
 @pytest.mark.parametrize("name", ["errors", "ops", "trace", "tokenizing", "encoding", "mixers", "model"])

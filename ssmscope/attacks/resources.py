@@ -192,7 +192,7 @@ class Encoder:
                 hidden = self.module(**batch).last_hidden_state
             mask = batch["attention_mask"][..., None].to(hidden.dtype)
             parts.append(((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).float().cpu())
-        return torch.cat(parts) if parts else torch.zeros(0, self.module.config.hidden_size)
+        return torch.cat(parts) if parts else torch.zeros(0, self.module.config.hidden_size, dtype=torch.float32)
 
 
 @dataclass(frozen=True, eq=False)

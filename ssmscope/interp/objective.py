@@ -318,13 +318,13 @@ def objective(
 def last_logits(model: Model, batch: Batch) -> Float[Tensor, "texts classes"]:
     """A classifier's logits, or a language model's at every text's last position, without gradients."""
     most = min(batching.TOKENS_AT_ONCE, NUMBERS_AT_ONCE // (1 if model.is_classifier else model.vocabulary))
-    found: list[Tensor] = [torch.empty(0)] * len(batch.tokens)
+    found: dict[int, Tensor] = {}
     for chosen in by_length(batch.lengths, most):
         part = batch.rows(chosen)
         with torch.no_grad(), model.running(mask=part.mask):
             for row, logits in zip(chosen, _precise(model.forward(part, last_only=True)), strict=True):
                 found[row] = logits
-    return torch.stack(found)
+    return torch.stack([found[row] for row in range(len(batch.tokens))])
 
 
 def _ids(model: Model, target: Target) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmscope.attention_layers import attention_layers
+from ssmscope.attention_layers import look_back
 from ssmscope.edits import blocks_of, recorded
 from ssmscope.encoding import Batch
 from ssmscope.intercept import taken_over, watched
@@ -73,7 +73,7 @@ class Joining:
         self.model, self.blocks = model, blocks_of(model.module)
         self._entering: dict[int, Tensor] = {}
         places = _stack(model)[1]
-        reads_others = bool(attention_layers(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
+        reads_others = bool(look_back(model.module)) or any(getattr(m, "before", ()) for m in model.mixers)
         self.works = len(set(places)) == model.num_layers and not reads_others
         if self.works:
             length, layers = batch.input_ids.shape[1], range(model.num_layers)

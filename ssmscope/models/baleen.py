@@ -428,8 +428,8 @@ def convert(module: PreTrainedModel, gate: str, **options: Any) -> PreTrainedMod
     ):
         fields.pop(name, None)
     converted = target(target.config_class(**fields, gate=gate, **options))
-    converted.load_state_dict(stored_weights(module))
     converted = converted.to(next(module.parameters()).dtype)
+    converted.load_state_dict(stored_weights(module))
     if gate == "exponential" and options.get("prior") is None:
         fix_prior(converted)
     return converted.train(module.training)

@@ -23,6 +23,7 @@ from ssmscope.models.stored import (
     check_fit,
     check_tied,
     contents,
+    filled,
     outline,
     read_tensors,
     weight_files,
@@ -92,9 +93,7 @@ def read_mamba_ssm(directory: Path, config: Mapping[str, Any]) -> PreTrainedMode
     weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
     if config.get("tie_embeddings", True):
         check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    module = build()
-    module.load_state_dict(weights)
-    return module
+    return filled(build(), weights)
 
 
 def of_mamba_ssm(model: nn.Module) -> PreTrainedModel:
@@ -252,6 +251,4 @@ def read_selective(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel
         outline(lambda: SelectiveSSMForSequenceClassification(config), held, str(path), "its shapes"), stored, str(path)
     )
     config.spectral_abscissa = weights["ssm.A"].max().item()
-    module = SelectiveSSMForSequenceClassification(config)
-    module.load_state_dict(weights)
-    return module
+    return filled(SelectiveSSMForSequenceClassification(config), weights)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ssmscope.errors import InputError
 from ssmscope.models.diff_mamba import DiffMambaConfig, DiffMambaForCausalLM
 from ssmscope.models.fields import check_depth
-from ssmscope.models.stored import check_fit, check_tied, contents, outline, read_headers, read_tensors
+from ssmscope.models.stored import check_fit, check_tied, contents, filled, outline, read_headers, read_tensors
 
 PARTS = {
     "mixer_1.": "mixer.m1.",
@@ -92,9 +92,7 @@ def read_diff_mamba2(directory: Path, config: Mapping[str, Any]) -> PreTrainedMo
     weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
     if tied:
         check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    module = build()
-    module.load_state_dict(weights)
-    return module
+    return filled(build(), weights)
 
 
 def _as_setting(layers: set[int], fields: Mapping[str, Any]) -> str | list[int]:

@@ -14,6 +14,7 @@ from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer, Falc
 from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.models.mamba2 import state_after, terms, with_longer_memory
 from ssmscope.models.parts import (
+    activation,
     at_least_float32,
     constant,
     convolved_entry,
@@ -61,7 +62,8 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
         opening=opened_by(_entering(mixer, slice(0, inner)), silu, z),
         factor=factor,
     )
-    entry = convolved_entry(mixer, layer, mixer.act, _entering(mixer, slice(inner, 2 * inner)), slice(0, inner))
+    enter = _entering(mixer, slice(inner, 2 * inner))
+    entry = convolved_entry(mixer, layer, activation(mixer), enter, slice(0, inner))
     return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "out_proj", u))
 
 

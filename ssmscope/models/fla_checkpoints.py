@@ -36,7 +36,7 @@ from ssmscope.models.hgrn import (
 )
 from ssmscope.models.linear_attention import ATTENDING, GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 from ssmscope.models.rwkv7 import RWKV7Config, RWKV7ForCausalLM
-from ssmscope.models.stored import Stored, check_fit, check_tied, contents, outline, read_tensors, weight_files
+from ssmscope.models.stored import Stored, check_fit, check_tied, contents, filled, outline, read_tensors, weight_files
 
 THEIRS = ("gated_deltanet", "delta_net", "gla", "retnet", "rwkv7", "hgrn", "hgrn2", "gsa")
 """Its model types that are read."""
@@ -173,9 +173,7 @@ def read_fla(directory: Path, config: Mapping[str, Any]) -> PreTrainedModel:
     check_fit(outline(build, held, what, "its config.json"), stored, what)
     if fields["tie_word_embeddings"]:
         check_tied(weights["lm_head.weight"], weights["backbone.embeddings.weight"], what)
-    module = build()
-    module.load_state_dict(weights)
-    return module
+    return filled(build(), weights)
 
 
 def _attention(given: Any, kind: str, what: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from ssmscope.frozen import Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     activated_convolution,
+    activation,
     as_mask,
     at_least_float32,
     constant,
@@ -59,7 +60,7 @@ def terms(
     conv_input = entering(mixer, hide_padding(projected.qkv, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer, silu), tail, taps)
     convolved = at_least_float32(hide_padding(convolved, mask))
     q, k, v = convolved.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     q, k = (unit(rearrange(t, "b t (h n) -> b t h n", n=mixer.head_k_dim)) for t in (q, k))
@@ -110,7 +111,7 @@ def frozen_through(
     leaving = Exit(
         lambda v: project(v, False), gate=factor * silu(z), opening=opened_by(enter_gate, silu, z), factor=factor
     )
-    entry = convolved_entry(mixer, layer, silu, enter, slice(2 * mixer.key_dim, None))
+    entry = convolved_entry(mixer, layer, activation(mixer, silu), enter, slice(2 * mixer.key_dim, None))
     return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, out, u))
 
 

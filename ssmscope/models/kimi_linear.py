@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention, KimiLinearRMSNormGated
 
 from ssmscope.frozen import Exit, FrozenLayer, Path
@@ -21,6 +21,7 @@ from ssmscope.mixers import entering, taps_read
 from ssmscope.models.gated_delta import output_through, unit
 from ssmscope.models.parts import (
     activated_convolution,
+    activation,
     as_mask,
     at_least_float32,
     constant,
@@ -50,7 +51,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input = entering(mixer, hide_padding(qkv, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), silu, tail, taps)
+    convolved = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
     q, k, v = rearrange(
         at_least_float32(hide_padding(convolved, mask)), "b t (three h p) -> three b t h p", three=3, p=mixer.head_dim
     )
@@ -85,7 +86,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     factor = rms_factor(scanned.y, mixer.o_norm.variance_epsilon) * norm_weight(mixer, "o_norm", KimiLinearRMSNormGated)
     gate = torch.sigmoid(at_least_float32(layer.z)) * rearrange(factor, "b t h p -> b t (h p)")
     enter, project = projection(mixer, "v_proj"), projection(mixer, "o_proj")
-    entry = convolved_entry(mixer, layer, silu, enter, slice(2 * mixer.qkv_dim, None))
+    entry = convolved_entry(mixer, layer, activation(mixer), enter, slice(2 * mixer.qkv_dim, None))
     leaving = Exit(lambda v: project(v, False), gate=gate)
     return FrozenLayer(u, (Path(layer.recurrence, entry, leaving),), rest=constant(mixer, "o_proj", u))
 

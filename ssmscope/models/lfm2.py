@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from ssmscope.affine import depthwise
 from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
@@ -20,6 +19,7 @@ from ssmscope.models.parts import (
     at_least_float32,
     causal_convolution,
     constant,
+    convolution,
     hide_padding,
     layer_state,
     projection,
@@ -53,7 +53,7 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
 
 
 def _convolution(mixer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    return depthwise(mixer.conv, x.shape[-1], mixer.config.conv_L_cache, f"{type(mixer).__name__}.conv")
+    return convolution(mixer, x, "conv", mixer.config.conv_L_cache)
 
 
 def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None = None) -> Tensor:

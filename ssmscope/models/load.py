@@ -146,9 +146,9 @@ def load(
     check_activations(module)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
-    _try(model)
     if device_map is None:
         cast(module, wanted, place)
+    _try(model)
     if kept is not None:
         kept.models[key] = model
     return model
@@ -180,7 +180,7 @@ def _try(model: Model) -> None:
             return  # it has been run when it was read
         if model.channels is not None:
             size = model.config.image_size if model.config.patch is not None else (2, 1)
-            model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels)))
+            model.logits(model.encode(values=torch.zeros(size[0] * size[1], model.channels, dtype=torch.float32)))
         else:
             model.logits(model.encode(ids=[0, 0]))
     except InputError:
@@ -424,6 +424,8 @@ def _read_transformers(
         missing, unexpected = ([each for each in names if each not in HEADS] for names in (missing, unexpected))
     check_names(missing, unexpected, config, name)
     _check_head(module, files, held.tensors, name)
+    if dtype == torch.float64:
+        _widen(module, files)
     return OwnModel(module, "") if auto is transformers.AutoModel else module
 
 
@@ -444,6 +446,17 @@ def _class_for(architectures: Sequence[str], name: str) -> Any:
         return transformers.AutoModelForSequenceClassification
     bare = architectures and all(each.endswith("Model") and not each.endswith("LMHeadModel") for each in architectures)
     return transformers.AutoModel if bare else transformers.AutoModelForCausalLM
+
+
+def _widen(module: nn.Module, files: list[Path]) -> None:
+    """Read those weights again that transformers has rounded: what a layer makes in float32 (Mamba's A_log) stays so,
+    whatever is stored."""
+    rounded = {name: t for name, t in module.named_parameters() if t.dtype == torch.float32}
+    module.double()
+    stored = {name: t for file in files if rounded for name, t in read_tensors(file).items()}
+    with torch.no_grad():
+        for name in rounded.keys() & stored.keys():
+            module.get_parameter(name).copy_(stored[name])
 
 
 def _check_head(module: Any, files: list[Path], held: Mapping[str, Any], name: str) -> None:

@@ -15,11 +15,13 @@ from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     activated_convolution,
+    activation,
     as_mask,
     at_least_float32,
     constant,
     convolution,
     convolved_entry,
+    gate_activation,
     hide_padding,
     layer_state,
     opened_by,
@@ -43,14 +45,14 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    x = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
+    x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
     x = hide_padding(x, mask)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     step, B, C = mixer.x_proj(x).split(sizes, dim=-1)
-    if isinstance(mixer, FalconMambaMixer):
-        step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
-    elif hasattr(mixer, "dt_layernorm"):  # Jamba's
+    if hasattr(mixer, "dt_layernorm"):  # Jamba's and, in release 5, Falcon-Mamba's
         step, B, C = mixer.dt_layernorm(step), mixer.b_layernorm(B), mixer.c_layernorm(C)
+    elif isinstance(mixer, FalconMambaMixer):
+        step, B, C = (_unit_rms(t, mixer.rms_eps) for t in (step, B, C))
     delta = hide_padding(softplus(at_least_float32(step_projection(mixer, step))), mask)
     recurrence = Recurrence(
         x=at_least_float32(x).unsqueeze(-1),
@@ -68,7 +70,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """The mixer's output (batch, length, width) from its terms: out_proj(y ⊙ SiLU(z))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
-    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * mixer.act(layer.z))
+    return mixer.out_proj(scanned.y.squeeze(-1).to(layer.z.dtype) * gate_activation(mixer)(layer.z))
 
 
 def frozen(
@@ -83,7 +85,7 @@ def frozen(
 def entry(mixer: nn.Module, layer: LayerTrace, rows: slice | None = None) -> Entry:
     """How the layer's input becomes what its recurrence reads, of these outputs of `in_proj`, else the first half."""
     enter = projection(mixer, "in_proj", rows or slice(0, mixer.intermediate_size))
-    return convolved_entry(mixer, layer, mixer.act, enter)
+    return convolved_entry(mixer, layer, activation(mixer), enter)
 
 
 def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: slice | None = None) -> Exit:
@@ -92,8 +94,8 @@ def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor | None = None, rows: 
     assert layer.z is not None
     project, z = projection(mixer, "out_proj"), at_least_float32(layer.z)
     enter = projection(mixer, "in_proj", rows or slice(mixer.intermediate_size, None))
-    opening = opened_by(enter, mixer.act, z)
-    return Exit(lambda v: project(v, False), gate=mixer.act(z), opening=opening)
+    act = gate_activation(mixer)
+    return Exit(lambda v: project(v, False), gate=act(z), opening=opened_by(enter, act, z))
 
 
 def state_after(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...]) -> LayerState:

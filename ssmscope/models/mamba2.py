@@ -15,6 +15,7 @@ from ssmscope.frozen import Entry, Exit, FrozenLayer, Path
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models.parts import (
     activated_convolution,
+    activation,
     as_mask,
     at_least_float32,
     constant,
@@ -58,7 +59,7 @@ def terms(
     conv_input = entering(mixer, hide_padding(conv_input, mask))
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps)
+    xBC = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
     delta = softplus(at_least_float32(step) + at_least_float32(mixer.dt_bias)).clamp(*limits)
     recurrence = recurrence_of(mixer, at_least_float32(hide_padding(xBC, mask)), hide_padding(delta, mask))
     around = {"conv_input": conv_input, "conv_tail": tail, "taps": taps, "z": z, "reach": mixer.conv_kernel_size}
@@ -99,7 +100,7 @@ def entry(mixer: nn.Module, layer: LayerTrace) -> Entry:
     """How the layer's input becomes what its recurrence reads."""
     inner = mixer.intermediate_size
     enter = projection(mixer, "in_proj", slice(inner, 2 * inner))
-    return convolved_entry(mixer, layer, mixer.act, enter, slice(0, inner))
+    return convolved_entry(mixer, layer, activation(mixer), enter, slice(0, inner))
 
 
 def leaving(mixer: nn.Module, layer: LayerTrace, y: Tensor) -> Exit:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from ssmscope.affine import is_plain
+from ssmscope.intercept import is_changed
 from ssmscope.mixers import as_constant, entering, taps_read
 from ssmscope.models.mamba2 import recurrence_of
-from ssmscope.models.parts import activated_convolution, at_least_float32, convolution, hide_padding
+from ssmscope.models.parts import activated_convolution, activation, at_least_float32, convolution, hide_padding
 from ssmscope.ops import Scan
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -60,17 +61,17 @@ def _projected(both: Pair, u: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _convolved(both: Pair, x: Tensor, tail: Tensor | None, taps: Tensor | None) -> Tensor:
-    """Return SiLU(conv1d(x)), of each by itself where an edited run chooses the taps that each reads."""
-
-    def convolved(x, kernel, bias, tail, taps):
-        return activated_convolution(x, kernel, bias, both[0].act, tail, taps)
-
+    """Return SiLU(conv1d(x)), of each by itself where an edited run chooses the taps that each reads, or where somebody
+    has changed its activation."""
     inputs = x.chunk(2, dim=-1)
+    acts = list(map(activation, both))
     kernels, biases = zip(*(convolution(m, own) for m, own in zip(both, inputs)))
-    if taps is None and (biases[0] is None) == (biases[1] is None):
-        return convolved(x, torch.cat(kernels), None if biases[0] is None else torch.cat(biases), tail, None)
+    alike = (biases[0] is None) == (biases[1] is None) and type(acts[0]) is type(acts[1])
+    if taps is None and alike and not any(isinstance(act, nn.Module) and is_changed(act) for act in acts):
+        bias = None if biases[0] is None else torch.cat(biases)
+        return activated_convolution(x, torch.cat(kernels), bias, acts[0], tail)
     tails, read = ((None, None) if t is None else t.chunk(2, dim=-1) for t in (tail, taps))
-    return torch.cat(list(map(convolved, inputs, kernels, biases, tails, read)), dim=-1)
+    return torch.cat(list(map(activated_convolution, inputs, kernels, biases, acts, tails, read)), dim=-1)
 
 
 def difference(both: Pair, layer: LayerTrace, scans: Sequence[Scan], weight: Tensor) -> Tensor:

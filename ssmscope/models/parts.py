@@ -8,6 +8,8 @@ import torch
 import transformers
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers.activations import ACT2FN
 
 from ssmscope.affine import (
     agrees_with_weight,
@@ -26,6 +28,9 @@ from ssmscope.trace import LayerState, LayerTrace
 
 BY_WEIGHT = int(transformers.__version__.split(".")[0]) >= 5
 """Whether transformers' mixers multiply by the weights of `conv1d` and `dt_proj` instead of calling them."""
+
+
+Activation = Callable[[Tensor], Tensor]
 
 
 class ReadMixer:
@@ -111,15 +116,17 @@ def projection(mixer: nn.Module, name: str, rows: slice | Tensor | None = None) 
     return linear_map(getattr(mixer, name), _named(mixer, name), rows)
 
 
-def convolution(mixer: nn.Module, x: Float[Tensor, "batch length channels"]) -> tuple[Tensor, Tensor | None]:
+def convolution(
+    mixer: nn.Module, x: Float[Tensor, "batch length channels"], name: str = "conv1d", taps: int | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The weight (channels, 1, taps) and bias (channels,) of a mixer's convolution, which reads `x`.
 
     Raises:
         InputError: when it is no depthwise convolution, or when the library's mixer leaves its adapter out.
     """
-    _check_weight_is_all(mixer, "conv1d")
-    taps = mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size
-    return depthwise(mixer.conv1d, x.shape[-1], taps, _named(mixer, "conv1d"))
+    _check_weight_is_all(mixer, name)
+    taps = taps or (mixer.taps if hasattr(mixer, "taps") else mixer.conv_kernel_size)
+    return depthwise(getattr(mixer, name), x.shape[-1], taps, _named(mixer, name))
 
 
 GATED_NORMS = (
@@ -142,10 +149,26 @@ def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
     return mixer.dt_proj(step)
 
 
+def activation(mixer: nn.Module, otherwise: Activation | None = None) -> Activation:
+    """What stands behind a mixer's convolution, by default its `act`; release 5 of transformers goes by its name, and
+    calls no `act`."""
+    return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
+
+
+def gate_activation(mixer: nn.Module) -> Activation:
+    """What a Mamba's mixer makes of its gate."""
+    return silu if _by_weight(mixer) else mixer.act
+
+
+def _by_weight(mixer: nn.Module) -> bool:
+    """Whether a mixer runs by weights and names where others call their parts."""
+    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
+    return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
+
+
 def _check_weight_is_all(mixer: nn.Module, name: str) -> None:
     """Refuse a part that computes something else than its weight says where transformers' mixer reads nothing else."""
-    theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
-    if BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer) and not agrees_with_weight(getattr(mixer, name)):
+    if _by_weight(mixer) and not agrees_with_weight(getattr(mixer, name)):
         raise InputError(
             f"transformers {transformers.__version__} reads the weight of {_named(mixer, name)} and leaves out what an "
             "adapter or hook adds to it: merge the adapter (peft's merge_and_unload()), or give it another target"

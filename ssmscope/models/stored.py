@@ -13,6 +13,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -377,3 +378,12 @@ def _says(names: Collection[str], config: Any) -> str:
 
 def _sizes(shape: Collection[int]) -> str:
     return " × ".join(map(str, shape)) or "a single number"
+
+
+def filled(module: nn.Module, weights: Mapping[str, Tensor]) -> Any:
+    """The module with these weights, in their dtype (the widest of several), so that none is rounded."""
+    dtypes = {t.dtype for t in weights.values() if t.is_floating_point()}
+    if dtypes:
+        module.to(reduce(torch.promote_types, dtypes))
+    module.load_state_dict(weights)
+    return module

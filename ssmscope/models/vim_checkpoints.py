@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ssmscope.errors import InputError
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
-from ssmscope.models.stored import Stored, check_fit, contents, outline
+from ssmscope.models.stored import Stored, check_fit, contents, filled, outline
 from ssmscope.models.vim import VimConfig
 
 FIRST = "layers.0.mixer."
@@ -90,9 +90,7 @@ def read_vim(path: Path, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
         stored,
         str(path),
     )
-    module = SSMForSequenceClassification(config)
-    module.load_state_dict(weights)
-    return module
+    return filled(SSMForSequenceClassification(config), weights)
 
 
 def _translated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -110,7 +110,7 @@ def output(mixer: nn.Module, layer: LayerTrace, scans: tuple[Scan, ...] | None =
     """The mixer's output (batch, length, width) from its terms: W_O (σ(z) ⊙ norm(h))."""
     (scanned,) = layer.scan() if scans is None else scans
     assert layer.z is not None
-    return mixer.out_proj(torch.sigmoid(layer.z) * mixer.multihead_norm(scanned.y.to(layer.z.dtype)))
+    return mixer.out_proj(mixer.ogate_act_fn(layer.z) * mixer.multihead_norm(scanned.y.to(layer.z.dtype)))
 
 
 def returned(output: Tensor) -> tuple[Tensor, None]:
@@ -132,7 +132,7 @@ def frozen(mixer: nn.Module, layer: LayerTrace) -> FrozenLayer:
     assert weight is not None and eps is not None
     factor = rms_factor(scanned.y - scanned.y.mean(-1, keepdim=True), eps)
     factor = rearrange(factor, "b t h p -> b t (h p)") * at_least_float32(weight)
-    opened = torch.sigmoid(at_least_float32(layer.z))
+    opened = mixer.ogate_act_fn(at_least_float32(layer.z))
     value, project = projection(mixer, "v"), projection(mixer, "out_proj")
     source = rearrange(layer.recurrence.x, "b t h p -> b t (h p)")
     entry = Entry(source=source, enter=lambda u, biased: hide_padding(value(u, biased), layer.mask))

@@ -15,7 +15,14 @@ from ssmscope.frozen import FrozenLayer
 from ssmscope.mixers import entering, taps_read
 from ssmscope.models import mamba
 from ssmscope.models.mamba import output, state_after
-from ssmscope.models.parts import activated_convolution, as_mask, at_least_float32, convolution, hide_padding
+from ssmscope.models.parts import (
+    activated_convolution,
+    activation,
+    as_mask,
+    at_least_float32,
+    convolution,
+    hide_padding,
+)
 from ssmscope.ops import Recurrence
 from ssmscope.trace import LayerState, LayerTrace
 
@@ -37,7 +44,8 @@ def quantities(mixer: nn.Module, u: Tensor, mask: Tensor | None = None, state: L
     conv_input, z = entering(mixer, hide_padding(projected[..., X], mask)), projected[..., Z]
     tail = state.conv if state is not None else None
     taps = taps_read(mixer, conv_input, mixer.conv_kernel_size)
-    x = hide_padding(activated_convolution(conv_input, *convolution(mixer, conv_input), mixer.act, tail, taps), mask)
+    x = activated_convolution(conv_input, *convolution(mixer, conv_input), activation(mixer), tail, taps)
+    x = hide_padding(x, mask)
     by_head = rearrange(x, "b t (h p) -> b t h p", h=mixer.n_mamba_heads)
     sizes = [mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size]
     made = einsum(by_head, mixer.x_proj_weight, "b t h p, h n p -> b t h n")

@@ -36,7 +36,8 @@ def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads 
     `half_lives` are tested against."""
     x, length = recurrence.x, recurrence.x.shape[1]
     each = {n: v.repeat_interleave(length, 0) for n in OVER_TIME if (v := getattr(recurrence, n, None)) is not None}
-    alone = x.unsqueeze(1) * torch.eye(length).to(x)[..., None, None]  # (batch, s, t, heads, width)
+    one = torch.eye(length, dtype=x.dtype, device=x.device)
+    alone = x.unsqueeze(1) * one[..., None, None]  # (batch, s, t, heads, width)
     each["x"] = alone.flatten(0, 1)
     return scan_reference(replace(recurrence, **each)).state.unflatten(0, (len(x), length))
 

@@ -71,5 +71,5 @@ def drop_tokens(ids: Tensor, share: float, unknown_id: int, special: Tensor) -> 
     """Each token of `ids` becomes the unknown token with probability `share`; tokens listed in `special` stay."""
     if share == 0:
         return ids
-    dropped = (torch.rand(ids.shape) < share) & ~torch.isin(ids, special)
+    dropped = (torch.rand(ids.shape, dtype=torch.float32) < share) & ~torch.isin(ids, special)
     return ids.masked_fill(dropped, unknown_id)

@@ -316,3 +316,25 @@ def test_model_types_are_declared():
         assert kinds == set(architecture.MODEL_TYPES)
     every = {kind for architecture in ssmscope.models.architectures().values() for kind in architecture.MODEL_TYPES}
     assert set(readable_types()) == {*every, "ssm-classifier"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_what_is_found_does_not_depend_on_the_default_dtype(model, dtype):
+    batch = model.encode(ids=TEXTS)
+
+    def found() -> list[torch.Tensor]:
+        trace = model.trace(batch)
+        frozen = trace.frozen[0]
+        with torch.no_grad():
+            maps = [frozen.attention(level) for level in ("ssm", "block")]
+        return [trace.logits, trace.retention, trace.survival(), frozen.matvec(frozen.u) + frozen.bias, *maps]
+
+    expected, before = found(), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        others = found()
+    finally:
+        torch.set_default_dtype(before)
+    for one, other in zip(others, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.nan_to_num().max()), equal_nan=True)

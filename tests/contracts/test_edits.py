@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from examples import HYBRIDS, TEXTS, matrices, random_example, relative
-from loud import TrueFloat64, doubled
+from loud import TrueFloat64, doubled, loud
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ssmscope import ops
@@ -432,3 +432,41 @@ def test_what_cannot_be_edited_is_refused(model):
             model.run(batch, edits=edits)
     with pytest.raises(InputError, match="is in pieces and has no trace"), edited(model, same):
         model.trace(batch)
+
+
+@pytest.mark.parametrize("place", ["residual", "input", "output"])
+def test_edits_compose_in_the_order_in_which_they_are_given(place):
+    """v → 2 v, then v → v + 1, is 2 v + 1, not 2 v + 2; those of an outer context come first."""
+    model = Model(loud(random_example("mamba2")))
+    batch = model.encode(ids=IDS[:1])
+    seen: dict[str, torch.Tensor] = {}
+
+    def edit(name, change):
+        def changed(value, site):
+            seen[name] = value
+            return change(value)
+
+        return Edit(name, place, changed, (1,))
+
+    double, add = edit("double", lambda v: 2 * v), edit("add", lambda v: v + 1)
+    both = model.run(batch, edits=[double, add]).logits
+    torch.testing.assert_close(seen["add"], 2 * seen["double"])
+    with edited(model, double):
+        assert torch.equal(model.run(batch, edits=add).logits, both)
+    other = model.run(batch, edits=[add, double]).logits
+    torch.testing.assert_close(seen["double"], seen["add"] + 1)
+    assert relative(other, both) > 1e-4
+
+
+def test_an_edits_key_tells_the_rows_that_it_acts_on():
+    one, other = torch.tensor([True, False]), torch.tensor([False, True])
+    value = torch.ones(1, 11, 24)
+    for make in (
+        lambda rows: cut_edges([1], [5], rows={0: rows}),
+        lambda rows: cut_attention([1], [5], rows={0: rows}),
+        lambda rows: cut_convolution([1], [5], rows={0: rows}),
+        lambda rows: replaced("output", value, rows={0: rows.unsqueeze(1).expand(2, 11)}),
+    ):
+        assert make(one).key == make(one.clone()).key != make(other).key
+    assert cut_edges([1], [5], rows={0: one}).key != cut_edges([1], [5], rows={1: one}).key
+    assert cut_edges([1], [5], rows={0: one}).key != cut_edges([1], [5]).key

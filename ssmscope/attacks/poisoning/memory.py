@@ -213,7 +213,7 @@ def share_gradients(
         ends = (np.tile(np.array(each, dtype=np.int64), (len(triggers), 1)) for each in (slot.before, slot.after))
         rows = torch.from_numpy(np.concatenate([next(ends), triggers, next(ends)], axis=1)).to(model.device)
         mask = torch.ones_like(rows, dtype=torch.bool)
-        inside = torch.zeros(rows.shape[1], device=model.device)
+        inside = torch.zeros(rows.shape[1], dtype=torch.float32, device=model.device)
         inside[np.flatnonzero(slot.span)] = 1
         found: list[Tensor] = []
 

@@ -244,7 +244,7 @@ class Tokens:
         if self.replacement == "other":
             return None
         if self.replacement == "noise":
-            noise = torch.zeros(len(rows), length, width)
+            noise = torch.zeros(len(rows), length, width, dtype=torch.float32)
             for line, row in enumerate(rows):
                 noise[line, self.places[row]] = torch.from_numpy(
                     noise_of(row, (len(self.places[row]), width), self.seed)

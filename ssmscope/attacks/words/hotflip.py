@@ -307,7 +307,7 @@ def loss_gradients(
     model: Model, rows: Sequence[Sequence[int]], labels: Sequence[int], label_ids: Sequence[Sequence[int]] | None
 ) -> list[Float[Tensor, "length width"]]:
     """∂(−log p(true))/∂embeddings of every row of token ids, in batches of alike length that suit the device."""
-    found: list[Tensor] = [torch.empty(0)] * len(rows)
+    found: dict[int, Tensor] = {}
     longer = max(map(len, label_ids)) - 1 if label_ids is not None else 0
     most = room(model, gradients=True, every_position=longer > 0)
     for chosen in by_length([len(row) + longer for row in rows], most):
@@ -324,7 +324,7 @@ def loss_gradients(
             (gradient,) = torch.autograd.grad(loss, inputs)
         for row, own in zip(chosen, gradient):
             found[row] = own[: len(rows[row])]
-    return found
+    return [found[row] for row in range(len(rows))]
 
 
 def class_scores(

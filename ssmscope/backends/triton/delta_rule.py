@@ -53,7 +53,7 @@ def keys_left(
 ) -> Float[Tensor, "batch length heads state"]:
     """k_sᵀ = b_sᵀ ∏_{s<r≤T} a_r (I − β_r b_r b_rᵀ): what the key written at s has become by the end, in float32."""
     keys = b.new_empty(*beta.shape, b.shape[-1], dtype=torch.float32)
-    product = torch.eye(b.shape[-1], device=b.device).repeat(b.shape[0], beta.shape[2], 1, 1)
+    product = torch.eye(b.shape[-1], dtype=torch.float32, device=b.device).repeat(b.shape[0], beta.shape[2], 1, 1)
     _walk_chunks(log_a, beta, b, None, None, product, keys)
     return keys
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 def doubles(device: str) -> bool:
     """Return True if a kernel on the current GPU doubles a number."""
-    x = torch.ones(1, device=device)
+    x = torch.ones(1, dtype=torch.float32, device=device)
     _double[(1,)](x)
     return x.item() == 2
 

@@ -86,8 +86,9 @@ def roll_out(
     attention, and where a layer has both its A is the mean of the two."""
     carried: list[tuple[Tensor, Tensor]] = []
     for text in texts:
-        start = torch.eye(text.length) if text.chosen is None else torch.eye(text.length)[text.chosen]
-        carried.append((start, torch.zeros(len(start))))
+        start = torch.eye(text.length, dtype=torch.float32)
+        start = start if text.chosen is None else start[text.chosen]
+        carried.append((start, torch.zeros_like(start[:, 0])))
     sinks = False
     places = {trace.layer_numbers[index]: index for index in chosen}
     for number in sorted({*places, *(each for of in beside for each in of)}, reverse=True):
@@ -99,10 +100,10 @@ def roll_out(
                 weights = one.attention(level, absolute=absolute, skip=skip)[0, 0].abs().float().cpu()
                 sink = one.sink(level, absolute=absolute)
                 sinks = sinks or sink is not None
-                column = torch.zeros(text.length) if sink is None else sink[0, 0].abs().float().cpu()
+                column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
                 every.append(row_normalised(weights, column))
             if number in beside[row]:
-                every.append((beside[row][number], torch.zeros(text.length)))
+                every.append((beside[row][number], torch.zeros_like(beside[row][number][0])))
             weights, column = (torch.stack(each).mean(0) for each in zip(*every))
             R, gone = carried[row]
             carried[row] = (residual * R + (1 - residual) * (R @ weights), gone + (1 - residual) * (R @ column))

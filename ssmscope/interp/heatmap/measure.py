@@ -161,7 +161,7 @@ def through_layers(trace: Trace, shares: np.ndarray, residual: float = 0.5) -> n
             frozen = trace.frozen[index - 1].of_text(row, length)
             weights = frozen.attention("block", absolute=True, skip=True)[0, 0].abs().float().cpu()
             sink = frozen.sink("block", absolute=True)
-            column = torch.zeros(length) if sink is None else sink[0, 0].abs().float().cpu()
+            column = torch.zeros_like(weights[0]) if sink is None else sink[0, 0].abs().float().cpu()
             normalised, _ = row_normalised(weights, column)
             carried = residual * carried + (1 - residual) * (carried @ normalised.double().numpy())
         total = carried.sum(1, keepdims=True)

@@ -189,7 +189,7 @@ def _edits(
                 if (count := heads.get((layer, name))) is not None:
                     which = [cuts[number].head for number in chosen]
                     each = [
-                        torch.arange(count) == head if head is not None else torch.ones(count) > 0 for head in which
+                        torch.arange(count) == head if head is not None else torch.arange(count) >= 0 for head in which
                     ]
                     rows = rows.unsqueeze(-1) & torch.stack(each)
                 if not bool(rows.any()) or (name and not heads and name not in parts[layer]):

@@ -32,7 +32,7 @@ def attention_rollout(objective: Objective, *, residual: float = 0.5) -> Scores:
     Raises:
         InputError: for a share out of range, or a text that is too long.
     """
-    scores = torch.zeros(objective.batch.mask.shape)
+    scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
     for chosen in objective.batches(range(len(objective))):
         trace = objective.model.trace(objective.batch.rows(chosen))
         found = implicit_attention(objective.model, trace, rollout=True, residual=residual, rows="last")

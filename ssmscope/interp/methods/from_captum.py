@@ -73,7 +73,7 @@ def attributed(
         ordinary(objective).unsqueeze(-1), baseline_embeddings(objective, baseline).to(embeddings), embeddings
     )
     scores = torch.zeros_like(embeddings[..., 0], dtype=torch.promote_types(embeddings.dtype, torch.float32))
-    delta, adds_up, compared = torch.full(scores.shape[:1], float("nan")), False, False
+    delta, adds_up, compared = torch.full(scores.shape[:1], float("nan"), dtype=torch.float32), False, False
     for text, length in enumerate(lengths):
         inputs, zero = embeddings[text : text + 1, :length], start[text : text + 1, :length]
         method = _made(which, objective.function(text), options)

@@ -52,7 +52,7 @@ from ssmscope.interp.methods.lrp_blocks import (
 )
 from ssmscope.interp.objective import Objective, kept_of_each, memory_for
 from ssmscope.interp.objective import objective as asked_of
-from ssmscope.mixers import mixers, reader_of
+from ssmscope.mixers import check_parts, frozen_of, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models.groupmamba import GroupMamba2Block, GroupMambaBlock
 from ssmscope.models.hgrn import LowerBounds
@@ -88,7 +88,7 @@ def check_lrp(model: Model) -> None:
     Raises:
         InputError: as said.
     """
-    with relevance_rules(model.module, torch.ones(1)):
+    with relevance_rules(model.module, torch.ones(1, dtype=torch.float32)):
         pass
     if isinstance(model.module, OwnModel):
         lrp(asked_of(model, model.encode(ids=list(range(min(8, model.vocabulary))))))
@@ -327,7 +327,8 @@ def _through_mixer(mixer: nn.Module, one: Tensor, half: bool) -> Callable[..., A
     def forward(below, *args, attention_mask=None, **kwargs):
         u = args[0] if args else kwargs["hidden_states"]
         with torch.no_grad():
-            layer = reader.frozen(mixer, reader.quantities(mixer, u.detach(), attention_mask))
+            check_parts(mixer, u.detach(), attention_mask, below, args, {**kwargs, "attention_mask": attention_mask})
+            layer = frozen_of(mixer, reader.quantities(mixer, u.detach(), attention_mask))
         result = through_layer(layer, at_least_float32(u), one, half).to(u.dtype)
         return reader.returned(result) if hasattr(reader, "returned") else result
 

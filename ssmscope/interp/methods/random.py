@@ -19,7 +19,7 @@ def random(objective: Objective, *, seed: int = 0) -> Scores:
     Raises:
         InputError: for a negative seed.
     """
-    scores = torch.zeros(objective.batch.mask.shape)
+    scores = torch.zeros(objective.batch.mask.shape, dtype=torch.float32)
     for text, length in enumerate(objective.lengths):
         scores[text, :length] = torch.from_numpy(drawn_from(objective, text, seed).random(length, dtype="float32"))
     return Scores(scores)

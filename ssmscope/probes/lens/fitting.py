@@ -131,8 +131,8 @@ class LensFitting:
         self.model, self.unembed, self.train, self.choosing = model, unembed, train, choosing
         self.options, self.checkpoint, self.console = options, checkpoint, console
         width = unembed.unembedding.in_features
-        self.weight = nn.Parameter(torch.zeros(layers, width, width, device=model.device))
-        self.bias = nn.Parameter(torch.zeros(layers, width, device=model.device))
+        self.weight = nn.Parameter(torch.zeros(layers, width, width, dtype=torch.float32, device=model.device))
+        self.bias = nn.Parameter(torch.zeros(layers, width, dtype=torch.float32, device=model.device))
         # torch's momentum makes SGD's steps 1 / (1 − momentum) times as long as its learning rate says
         self.rate = options["learning_rate"] * (1 if options["optimizer"] == "adam" else 1 - MOMENTUM)
         self.optimizer = self._made()

@@ -111,7 +111,9 @@ def head_of(model: Model) -> nn.Module:
 def _few_tokens(model: Model) -> Batch:
     if model.channels is not None:
         tokens = math.prod(model.config.image_size or (2,))  # a model with learnt positions reads no other number
-        return model.encode(values=torch.linspace(0, 1, tokens * model.channels).view(tokens, model.channels))
+        return model.encode(
+            values=torch.linspace(0, 1, tokens * model.channels, dtype=torch.float32).view(tokens, model.channels)
+        )
     return model.encode(ids=list(range(min(4, model.vocabulary))))
 
 

@@ -228,7 +228,7 @@ def _read(
 ) -> dict[str, Float[np.ndarray, "chosen streams"]]:
     mine = torch.from_numpy(needles).to(logs.device).view(1, -1, 1).expand(len(logs), -1, 1)
     own = logs.gather(-1, mine)
-    rank = 1 + (logs > own).sum(-1) + ((logs == own).sum(-1) - 1) / 2
+    rank = 1 + (logs > own).sum(-1).double() + ((logs == own).sum(-1).double() - 1) / 2
     needle = own.squeeze(-1).cpu().double()
     read = {"needle": needle, "rank": rank.cpu()}
     if distractors.shape[1]:

@@ -1,0 +1,22 @@
+"""A caller that is compiled, with texts of several lengths in turn, runs through the scans as one that is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples import EXAMPLES, FEW, random_example, relative
+from exhaustive import CONTRACTS
+from loud import loud
+
+import ssmscope
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES) if CONTRACTS else FEW[::2])
+def test_a_compiled_caller_within_fast_scan(name):
+    torch._dynamo.reset()
+    module = loud(random_example(name))
+    compiled = torch.compile(module, backend="aot_eager" if name in FEW[:4:2] else "eager")
+    with torch.no_grad(), ssmscope.fast_scan(module):
+        for length in (8, 9, 8, 5):
+            ids = (7 * torch.arange(2 * length).view(2, length) + 3) % 90
+            assert relative(compiled(input_ids=ids).logits, module(input_ids=ids).logits) < 1e-5
