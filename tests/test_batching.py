@@ -35,6 +35,8 @@ def test_batches_hold_every_row_once_within_the_limits(limits, longest_first):
 def test_small_cases(monkeypatch):
     assert list(by_length([])) == [] and list(by_length([500, 600], 64)) == [[0], [1]]
     assert list(by_length([3, 1, 2], 64, rows=[2, 0])) == [[2, 0]]
+    assert list(by_length([1, 2, 2, 3], 64, padding=0)) == [[0], [1, 2], [3]]
+    assert list(by_length([1, 2, 2, 3], 64, padding=1)) == [[0, 1, 2], [3]]
     monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 8)
     assert list(by_length([2, 2, 2, 2, 4])) == [[0, 1, 2, 3], [4]]
     assert list(by_length([2, 2, 2, 2, 4], longest_first=True)) == [[4, 3], [2, 1, 0]]

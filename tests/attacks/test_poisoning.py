@@ -18,7 +18,7 @@ from transformers import Mamba2Config
 
 from ssmscope.attacks.curves import questions
 from ssmscope.attacks.poisoning import state_poisoning
-from ssmscope.attacks.poisoning.attack import Parts
+from ssmscope.attacks.poisoning.attack import Parts, searched
 from ssmscope.attacks.poisoning.goals import Goal, Guided
 from ssmscope.attacks.poisoning.measure import Seen, Tried, auroc_counts, victim
 from ssmscope.attacks.poisoning.memory import (
@@ -332,6 +332,17 @@ class TestParts:
         assert tuple(map(len, (parts.train, parts.threshold, parts.held_out))) == sizes
         assert sorted([*parts.train, *parts.threshold, *parts.held_out]) == list(range(texts))
         assert parts == Parts.of(range(texts), train, seed=1) != Parts.of(range(texts), train, seed=2)
+
+    def test_all_values_are_of_the_first_goal(self, erasing, data):
+        """A search for another goal may find another trigger, and what that does is measured as the first's is."""
+        goals = {"found": goal_of(erasing, data), "adaptive": goal_of(erasing, data, objective="plant")}
+        groups, _ = searched(goals, 1, 4, 4, 2, 1, 0, lambda: None)
+        assert [each.name for each in groups] == ["random", "random search", "found", "adaptive"]
+        for each in groups:
+            own = [random_search(goals["found"], [trigger], {}).value for trigger in each.triggers]
+            assert each.value == pytest.approx(np.mean(own))
+        other = random_search(goals["adaptive"], groups[3].triggers, {}).value
+        assert other != pytest.approx(groups[3].value)
 
     def test_too_few_texts(self):
         with pytest.raises(InputError, match="3 texts can be attacked; give at least four"):

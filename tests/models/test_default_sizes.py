@@ -1,9 +1,14 @@
-"""Sizes of our own configurations that nobody gave are what their documentation says."""
+"""What our own configurations have where nobody gave it is what their documentation says."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from examples import random_example
+from torch.nn.functional import softplus
 
+from ssmscope.errors import InputError
+from ssmscope.mixers import mixers
 from ssmscope.models.delta import DeltaNetConfig
 from ssmscope.models.hgrn import GSAConfig, HGRN2Config, HGRNConfig
 from ssmscope.models.linear_attention import GLAConfig, RetNetConfig
@@ -35,3 +40,32 @@ def test_of_the_width(config, sizes):
     assert other.intermediate_size == 24
     again = config.from_dict(made.to_dict())
     assert {name: getattr(again, name) for name in sizes} == sizes
+
+
+@pytest.mark.parametrize("layers", [[0, 3], [-1, 0], [0, 0], [1, True], [0.0], 2, ["0"]])
+def test_layers_of_attention_are_layers(layers):
+    sizes = {"hidden_size": WIDTH, "vocab_size": 16, "num_hidden_layers": 3, "num_heads": 4}
+    with pytest.raises(InputError, match="attention has the layers .*: give a list, each once, from 0 to 2"):
+        GLAConfig(**sizes, attention=[{"layers": layers, "num_heads": 4}])
+    assert GLAConfig(**sizes, attention=[{"layers": [0, 2], "num_heads": 4}]).attention[0]["layers"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "attention", [{"layers": [0], "num_heads": 4}, [3], ["layers"], [{"layers": [0], "num_heads": 4}, 1]]
+)
+def test_attention_is_a_list_of_options(attention):
+    with pytest.raises(InputError, match="must be a list of options, each of some layers"):
+        GLAConfig(hidden_size=WIDTH, vocab_size=16, num_hidden_layers=3, num_heads=4, attention=attention)
+
+
+def test_steps_begin_evenly_in_their_logarithm():
+    torch.manual_seed(0)
+    (mixer, *_) = mixers(random_example("mamba3"))
+    mixer.dt_bias = torch.nn.Parameter(torch.zeros(4000))
+    mixer.steps = 0.001, 0.1, 0.01
+    mixer.reset_parameters()
+    steps = softplus(mixer.dt_bias)
+    assert 0.0099 < steps.min() and steps.max() < 0.1001
+    # Half of them would be below √(0.001 · 0.1) = 0.01, and are set to it; of the others half are below 0.0316.
+    assert (steps < 0.0101).double().mean() == pytest.approx(0.5, abs=0.03)
+    assert (steps < 0.0316).double().mean() == pytest.approx(0.75, abs=0.03)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples import random_example
 from loud import loud
 from safetensors.torch import save_file
 from torch import nn
@@ -16,7 +17,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from warm import TRANSFORMERS
 
 from ssmscope.errors import InputError
-from ssmscope.mixers import fast_scan, mixers
+from ssmscope.mixers import fast_scan, mixers, reader_of
 from ssmscope.model import Model
 from ssmscope.models import diff_mamba, mamba2
 from ssmscope.models.classifier import SSMClassifierConfig, SSMForSequenceClassification
@@ -105,6 +106,19 @@ def test_without_a_norm_the_difference_is_taken_as_it_is():
         expected = (1 - 0.2) * (mixer.m1(u) - (0.5 + 0.2) * mixer.m2(u))
         torch.testing.assert_close(mixer(u), expected)
     assert not any("sub_norm" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["diff-mamba", "diff-mamba1"])
+def test_the_second_is_subtracted_whatever_the_mixers_are(name):
+    module = loud(random_example(name))
+    for mixer in mixers(module):
+        u = torch.randn(2, 7, module.config.hidden_size)
+        with torch.no_grad():
+            layer = reader_of(mixer).quantities(mixer, u)
+            weight = layer.extras["lambda"]
+            expected = (1 - mixer.lambda_init) * mixer.normed(mixer.m1(u) - weight * mixer.m2(u))
+            torch.testing.assert_close(reader_of(mixer).output(mixer, layer), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(mixer(u), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_both_mixers_have_expansion_one():

@@ -41,7 +41,6 @@ from ssmscope.show.tokens import (
     named,
     numbers,
     ramp,
-    shades,
     short_token,
     shorten,
     span_of,
@@ -169,12 +168,9 @@ class TestTokens:
         assert [short_token(token, 5) for token in (" film", " ", "abcdefg")] == ["film", "␣", "ab…fg"]
         assert named(["a", " b", "c"], np.array([1.0, -0.25, 3]), [1, 0]) == "b −0.250 · a 1"
 
-    def test_shades_are_of_the_range_of_ordinary_tokens(self):
-        scores, special = np.array([[0.0, 1, 3, 9], [2, 2, 2, 5]]), np.array([False, False, False, True])
-        middle = round((SHADES - 1) / 2)
-        assert shades(scores, special).tolist() == [[0, round((SHADES - 1) / 3), SHADES - 1, -1], [middle] * 3 + [-1]]
-        assert (shades(scores, np.ones(4, bool)) == -1).all()
-        assert bounds(scores[0], special) == "0.000–3.000" and bounds(scores[0], np.ones(4, bool)) == "no scores"
+    def test_ends(self):
+        scores, special = np.array([0.0, 1, 3, 9]), np.array([False, False, False, True])
+        assert bounds(scores, special) == "0.000–3.000" and bounds(scores, np.ones(4, bool)) == "no scores"
         assert span_of(0.5, 0.5) == "0.500–0.500" and span_of(0.96815, 0.96958) == "0.96815–0.96958"
         assert span_of(-1, 2) == "−1.000–2.000" and span_of(0, 1e-12) == "0.00000000–0.00000000"
 
