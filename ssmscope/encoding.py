@@ -130,9 +130,9 @@ def _is_id(value: Any) -> bool:
 def _id_row(row: Any, where: str) -> list[int]:
     if isinstance(row, str) or not isinstance(row, Sequence):
         raise InputError(f"{where} {row!r:.40}, which is no list of token ids")
-    wrong = next((value for value in row if not _is_id(value) or value < 0), None)
+    wrong = next((value for value in row if not _is_id(value)), None)
     if wrong is not None:
-        raise InputError(f"{where} {wrong!r:.40}, which is no token id; ids are whole numbers from 0 on")
+        raise InputError(f"{where} {wrong!r:.40}, which is no token id; ids are whole numbers")
     return [int(value) for value in row]
 
 
@@ -193,8 +193,13 @@ def encode_texts(texts: Sequence[str], tokenizer: Any, vocabulary: int, max_toke
     return replace(_padded(ids, tokens, words, getattr(tokenizer, "pad_token_id", None)), spelled=tuple(spelled))
 
 
-def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any) -> list[str] | None:
-    """The texts that a tokenizer reads as these ids; None where it reads what it makes of them as others."""
+def spelled_out(rows: Sequence[Sequence[int]], tokenizer: Any, vocabulary: int) -> list[str] | None:
+    """The texts that a tokenizer reads as these ids; None where it reads what it makes of them as others.
+
+    Raises:
+        InputError: an id outside the vocabulary.
+    """
+    _check_range(rows, vocabulary, "the given ids hold")
     texts = [tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
     try:
         again = tokenize(tokenizer, texts)["input_ids"]

@@ -265,7 +265,7 @@ class Model:
         if ids is not None and rows is None:
             raise InputError("texts were given as ids; ids are whole numbers, e.g. [5, 17, 3]")
         if words is None and ids is None and self.tokenizer is not None:
-            words = spelled_out(rows or [], self.tokenizer)
+            words = spelled_out(rows or [], self.tokenizer, self.vocabulary)
         if words is None:
             return encode_ids(rows or [], self.vocabulary, self.tokenizer, max_tokens).to(self.device)
         if self.tokenizer is None:
