@@ -28,7 +28,6 @@ from ssmscope.models.fields import check_depth, check_fields, read_object
 from ssmscope.models.fla_checkpoints import is_fla, read_fla
 from ssmscope.models.in_memory import cast, converted, readable
 from ssmscope.models.own import OwnModel
-from ssmscope.models.parts import BY_WEIGHT
 from ssmscope.models.quiet import quiet
 from ssmscope.models.split import check_split, placed, start_at_embeddings
 from ssmscope.models.stored import (
@@ -120,7 +119,6 @@ def load(
     if isinstance(source, nn.Module):
         with quiet():
             module = readable(source, backbone)
-        check_activations(module)
         own = module.module if isinstance(module, OwnModel) else module
         name = getattr(getattr(own, "config", None), "_name_or_path", "") or type(own).__name__
         return Model(converted(module, wanted, place), _tokenizer(tokenizer, None), name)
@@ -143,7 +141,6 @@ def load(
         classes = None if base is where else classes_of(where, name)
         module = _read(base, name if base is where else str(base), wanted, device_map, classes)
         module = module if base is where else with_adapter(module, where, name)
-    check_activations(module)
     own = _tokenizer(tokenizer, where)
     model = Model(module, own if own is not None or base is where else _tokenizer(tokenizer, base), name)
     if device_map is None:
@@ -152,21 +149,6 @@ def load(
     if kept is not None:
         kept.models[key] = model
     return model
-
-
-def check_activations(module: nn.Module) -> None:
-    """Refuse another activation than SiLU in layers where transformers 5 takes it for a part of the layer alone.
-
-    Raises:
-        InputError: as said.
-    """
-    for mixer in mixers(module) if BY_WEIGHT else ():
-        found = getattr(mixer, "activation", None)
-        if isinstance(found, str) and found not in ("silu", "swish") and not hasattr(mixer, "chunk_size"):
-            raise InputError(
-                f"the layers of a {type(module).__name__} have the activation {found!r}, which transformers "
-                f"{transformers.__version__} applies to a part of them alone; they are read with silu"
-            )
 
 
 def _try(model: Model) -> None:
