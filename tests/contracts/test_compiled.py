@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from examples import EXAMPLES, FEW, random_example, relative
-from exhaustive import CONTRACTS
+from exhaustive import few
 from loud import loud
 
 import ssmscope
 
 
-@pytest.mark.parametrize("name", list(EXAMPLES) if CONTRACTS else FEW[::2])
+@pytest.mark.parametrize("name", few(EXAMPLES, *FEW[::2], "mamba2attn"))
 def test_a_compiled_caller_within_fast_scan(name):
     torch._dynamo.reset()
     module = loud(random_example(name))

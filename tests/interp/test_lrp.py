@@ -242,7 +242,7 @@ def test_of_a_linear_network_it_is_gradient_times_input():
     with torch.no_grad():
         for block in model.module.backbone.layers:
             m = block.mixer
-            m.act = nn.Identity()
+            m.act, m.activation = nn.Identity(), "linear"
             m.in_proj.weight[: m.intermediate_size] = 0
             m.in_proj.weight[-m.num_heads :] = 0
             m.conv1d.weight[m.intermediate_size :] = 0
@@ -433,7 +433,7 @@ def test_a_model_with_a_forward_pass_of_its_own_is_refused():
 def test_an_activation_that_is_no_factor_is_refused():
     model = example("mamba")
     for mixer in model.mixers:
-        mixer.act = nn.Sigmoid()
+        mixer.act, mixer.activation = nn.Sigmoid(), "sigmoid"
     before = state(model.module)
     with pytest.raises(InputError, match="not 0 at 0"):
         lrp(objective(model, model.encode(ids=TEXTS), target=5))
