@@ -37,7 +37,7 @@ def described(mixer: nn.Module, parts: Mapping[str, nn.Module]) -> str:
 def same_outcome(
     mixer: nn.Module, parts: Mapping[str, nn.Module], theirs: Compute, ours: Compute, u: Tensor, mask: Tensor | None
 ) -> bool:
-    """Whether a mixer's own forward pass and what is read of it agree, or its hooks change neither.
+    """Return True if a mixer's own forward pass and what is read of it agree, or its hooks change neither.
 
     Outputs are compared on this input at real positions, `mask` (batch, length), and where gradients are asked for,
     the gradients by it.
@@ -53,7 +53,7 @@ def same_outcome(
 
 
 def agree(found: Tensor, expected: Tensor, *, rounding: bool = False) -> bool:
-    """Whether two ways of computing the same gave the same numbers; with `rounding`, but for the last digits."""
+    """Return True if two ways of computing the same gave the same numbers; with `rounding`, but for the last digits."""
     eps = max(torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps)  # many a layer computes in float32
     allowed = 16 * eps if rounding or eps > 1e-5 else 4 * eps**0.5
     apart, size = (found - expected).detach().abs(), expected.detach().abs()

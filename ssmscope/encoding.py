@@ -228,8 +228,8 @@ def encode_ids(
     return _padded(rows, [names for names, _ in named], [words for _, words in named], None)
 
 
-MOST_CHARACTERS = 64
-"""Of a token on average: a longer text than so many for each token that is allowed is not even tokenized."""
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Characters per token that is allowed; a text that is longer is refused before it is tokenized."""
 CLASS_TOKEN = "[class]"
 _NUMBERS = ("uint8", "float16", "float32", "float64")
 
@@ -324,9 +324,9 @@ def _check_text(text: str, which: str) -> None:
 
 def check_characters(text: str, max_tokens: int | None, which: str) -> None:
     """Refuse, as an InputError, a text that is too long for so many tokens, without tokenizing it."""
-    if max_tokens is not None and len(text) > MOST_CHARACTERS * max_tokens:
+    if max_tokens is not None and len(text) > MAX_CHARACTERS_PER_TOKEN * max_tokens:
         raise InputError(
-            f"{which} has {len(text):,} characters, more than {MOST_CHARACTERS * max_tokens:,}, the limit for "
+            f"{which} has {len(text):,} characters, more than {MAX_CHARACTERS_PER_TOKEN * max_tokens:,}, the limit for "
             f"{max_tokens:,} tokens: shorten or split it, or raise max_tokens=…"
         )
 

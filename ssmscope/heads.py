@@ -1,4 +1,4 @@
-"""What a model's head gives, and a classifier's own logits of every row of a padded batch."""
+"""The kind of a model's head, and a classifier's own logits of every row of a padded batch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ssmscope.intercept import twin, watched
 from ssmscope.mixers import Handed
 
 Gives = Literal["next tokens", "classes", "labels", "numbers", "nothing"]
-"""What a model's logits are of: next tokens or classes, of which one is right (their softmax are probabilities);
+"""Kinds of logits: of next tokens or classes, of which one is right (their softmax are probabilities);
 labels, of which any may be (the sigmoid of each); numbers, of a regression; or nothing, without a head."""
 
 
 def gives(module: Any) -> Gives:
-    """What a model's head gives."""
+    """Return the kind of a model's logits."""
     if hasattr(module, "gives"):
         return module.gives
     return given_by(module.config) if is_sequence_classifier(module) else "next tokens"
 
 
 def is_sequence_classifier(module: Any) -> bool:
-    """Whether a model is a classifier of whole texts by its class's name, as transformers' are."""
+    """Return True if a model is a classifier of whole texts by its class's name, as transformers' are."""
     return type(module).__name__.endswith("ForSequenceClassification")
 
 
 def given_by(config: Any) -> Gives:
-    """What a classifier gives; one output alone is a number, whose softmax would always be 1."""
+    """Return the kind of a classifier's logits; one output alone is a number, whose softmax would always be 1."""
     problem = getattr(config, "problem_type", None)
     if problem == "multi_label_classification":
         return "labels"
@@ -39,7 +39,7 @@ def given_by(config: Any) -> Gives:
 
 
 def hidden_vectors(module: Any, **given: Tensor) -> Tensor:
-    """What a model's backbone gives to what stands behind it, (batch, length, width), in the caller's context."""
+    """Return the backbone's output that the head reads, (batch, length, width), in the caller's context."""
     if hasattr(module, "run_backbone"):
         return module.run_backbone(**given)[0]
     return module.base_model(**given, use_cache=False).last_hidden_state

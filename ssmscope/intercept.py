@@ -225,12 +225,12 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether somebody has put hooks of its forward pass, or another forward pass, on a module."""
+    """Return True if a module has hooks of its forward pass, or another forward pass than its class's."""
     return has_hooks(module) or not is_own(module, unmoved(module))
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks of its backward pass."""
+    """Return True if a module has hooks of its backward pass."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 

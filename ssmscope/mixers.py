@@ -106,8 +106,8 @@ def _known(module: nn.Module) -> type[nn.Module] | None:
 
 
 def runs_own(mixer: nn.Module, below: Any) -> bool:
-    """Whether a mixer's forward pass is that of the layers that can be read: none is put on it, nor is it of a class
-    that somebody has made from one of theirs."""
+    """Return True if a mixer's forward pass is that of the layers that can be read: no other is put on it, nor is it of
+    a subclass."""
     return is_own(mixer, below) and type_before_parametrizations(mixer) in _READERS
 
 

@@ -37,7 +37,7 @@ from ssmscope.progress import count_tokens
 from ssmscope.trace import Layers, LayerState, LayerTrace, Recording, Trace, check_remembers, detached
 
 TextsLike = str | Iterable[str] | Mapping[str, Any] | Batch | Trace
-"""What analyses read: a text, several, a tokenizer's output, a batch (of ids or images too), or a trace that there is
+"""Input of analyses: a text, several, a tokenizer's output, a batch (of ids or images too), or a trace that there is
 already."""
 
 
@@ -98,12 +98,12 @@ class Model:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether a text has one vector of logits, of `labels`, instead of one at every position."""
+        """True if a text has one vector of logits, of `labels`, instead of one at every position."""
         return self.gives not in ("next tokens", "nothing")
 
     @property
     def gives(self) -> Gives:
-        """What its logits are of."""
+        """The kind of its logits."""
         return gives(self.module)
 
     def check_classes(self, what: str) -> None:

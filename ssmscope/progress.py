@@ -21,7 +21,7 @@ SELDOM = 120.0
 
 
 class _Seen:
-    """What is known of the work that goes on: tokens that models read in this process, and the newest bar."""
+    """State of the work that goes on: tokens that models read in this process, and the newest bar."""
 
     tokens = 0
     bar: Progress | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from ssmscope.errors import InputError, ran_out_of_memory
 
 MARKERS = "Ġ▁"
-"""How vocabularies write a space, or the beginning of a word."""
+"""Signs of vocabularies for a space, or the beginning of a word."""
 UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
@@ -66,7 +66,7 @@ def failures_told(tokenizer: Any, texts: str | Sequence[str], named: str = "the 
 
 
 def _blame(tokenizer: Any, text: str, named: str, error: BaseException) -> str:
-    """What made a tokenizer fail on a text."""
+    """Return the cause of a tokenizer's failure on a text."""
     reason = " ".join(str(error).split())[:120] or type(error).__name__
     word = _unknown_word(tokenizer, text) if isinstance(error, Exception) else None
     if word is None:
@@ -112,7 +112,7 @@ def names_of(
 
 
 def is_glue(character: str) -> bool:
-    """Whether a character belongs to the one before it: a combining mark, a joiner, a variation or a skin tone."""
+    """Return True if a character belongs to the one before it: a mark, a joiner, a variation or a skin tone."""
     if character < "\u0300":
         return False
     skin = "\U0001f3fb" <= character <= "\U0001f3ff"
@@ -181,14 +181,14 @@ def word_numbers(
 
 
 def _inside(text: str, at: int) -> bool:
-    """Whether what the tokenizer takes for two words meets within one: at a mark or a joiner."""
+    """Return True if two words of the tokenizer meet within one word: at a mark or a joiner."""
     if not 0 < at < len(text):
         return False
     return is_glue(text[at]) or text[at - 1] in JOINERS or (_is_mark(text[at - 1]) and text[at].isalpha())
 
 
 def _is_mark(character: str) -> bool:
-    """Whether it is a mark on a letter."""
+    """Return True if it is a mark on a letter."""
     return (
         character >= "\u0300"
         and unicodedata.category(character)[0] == "M"
@@ -197,7 +197,7 @@ def _is_mark(character: str) -> bool:
 
 
 def is_within_word(text: str, at: int) -> bool:
-    """Whether the place before a character lies within a word, or within what is shown as one character. Between
+    """Return True if the place before a character lies within a word, or within what is shown as one character. Between
     characters of scripts that write no spaces any word may end."""
     if not 0 < at < len(text):
         return False

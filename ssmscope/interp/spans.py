@@ -15,7 +15,7 @@ from ssmscope.trace import Trace
 POSITIONS = re.compile(r"(-?\d{1,9})(?::(-?\d{1,9}))?", re.ASCII)
 
 Span = str | int | slice | Sequence[int]
-"""How a span is named; in Python positions may be numbers too."""
+"""A span's name; in Python positions may be numbers too."""
 
 
 def positions_of(span: Span, batch: Batch, row: int = 0) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from ssmscope.models.words import check_words, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 
-KINDS = (
+PEFT_TYPES = (
     "LORA", "ADALORA", "BOFT", "C3A", "DELORA", "FOURIERFT", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "MISS",
     "OFT", "RANDLORA", "ROAD", "SHIRA", "TRAINABLE_TOKENS", "VBLORA", "VERA",
 )  # fmt: skip
@@ -34,15 +34,15 @@ looked up here."""
 CLASSIFIES = "SEQ_CLS"
 WORDS = frozenset({
     "CAUSAL_LM", "FEATURE_EXTRACTION", CLASSIFIES, "all", "gaussian", "lora_only", "megatron.core", "none", "olora",
-    "orthogonal", "pissa", "random", "road_1", "road_2", "road_4", "xavier_uniform", *KINDS,
+    "orthogonal", "pissa", "random", "road_1", "road_2", "road_4", "xavier_uniform", *PEFT_TYPES,
 })  # fmt: skip
-"""What the others may say: types, tasks, which biases, and how an adapter began."""
+"""Allowed values of the other fields: types, tasks, biases, initialisations."""
 INTO_THE_MODEL = ("olora", "pissa")
 """Beginnings that take the adapter's out of the model's weights."""
 NEVER = frozenset({"layer_replication", "megatron_config"})
-"""What gives a model other layers, or those of a module that is imported for it."""
+"""Fields that give a model other layers, or those of a module that is imported for it."""
 IGNORED = frozenset({"auto_mapping", "base_model_name_or_path", "loftq_config", "runtime_config"})
-"""Which class and model it was made for, and how its training began or saved memory."""
+"""Fields about the class and model it was made for, and about its training; they change no output."""
 
 
 def is_adapter(where: Path) -> bool:
@@ -69,7 +69,7 @@ def base_of(where: Path, name: str, locate: Callable[[str], Path]) -> Path:
 
 
 def classes_of(where: Path, name: str) -> int | None:
-    """How many classes an adapter's head has that makes a classifier of a language model; None for other adapters.
+    """Return the number of classes of an adapter that makes a classifier of a language model; None for others.
 
     Raises:
         InputError: its weights cannot be read.
@@ -134,10 +134,10 @@ def _config(fields: Mapping[str, Any], name: str) -> Any:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     kind = fields.get("peft_type")
-    if kind not in KINDS:
+    if kind not in PEFT_TYPES:
         raise InputError(
             f"{name} holds an adapter of type {shown(kind)}, which is not read: it changes the model's input, not only "
-            f"its layers, or these by more than a linear map; {', '.join(KINDS)} are read"
+            f"its layers, or these by more than a linear map; {', '.join(PEFT_TYPES)} are read"
         )
     check_words(fields, TEXTS, WORDS, name, CONFIG)
     made = PEFT_TYPE_TO_CONFIG_MAPPING[kind]

@@ -60,7 +60,7 @@ def _too_deep(value: Any, left: int) -> bool:
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    """What an object says; transformers 5 writes infinity as one, which transformers 4 hands on."""
+    """Return the fields of an object; transformers 5 writes infinity as one, which transformers 4 hands on."""
     return float(value["__float__"]) if value.get("__float__") in ("Infinity", "-Infinity", "NaN") else value
 
 

@@ -60,7 +60,7 @@ def readable(module: nn.Module, backbone: str | None = None) -> Any:
 
 
 def _has_known_head(module: PreTrainedModel) -> bool:
-    """Whether a model is a language model, or a classifier whose forward pass is transformers' or ours."""
+    """Return True if a model is a language model, or a classifier whose forward pass is transformers' or ours."""
     if not is_sequence_classifier(module):
         return module.get_output_embeddings() is not None
     return type(module).forward.__module__.startswith(("transformers.", "ssmscope."))

@@ -20,7 +20,7 @@ from ssmscope.mixers import mixers
 from ssmscope.models.stored import BROKEN, reason
 
 TRIED = (7, 5)
-"""How many tokens the texts have that a module is tried on: what its head gives shows in what both have in common."""
+"""Lengths in tokens of the texts that a module is tried on: what its head gives shows in what both have in common."""
 
 
 class OwnModel(nn.Module):
@@ -97,7 +97,7 @@ class OwnModel(nn.Module):
     def run_backbone(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None
     ) -> Any:
-        """What the backbone returns as the module runs it."""
+        """Return the backbone's output as the module runs it."""
         whole: list[Any] = []
         taker = taker_of(self.base_model)
 
@@ -118,7 +118,7 @@ class OwnModel(nn.Module):
         return logits.unsqueeze(1) if logits.ndim == 1 else logits
 
     def _run(self, given: Tensor, mask: Tensor) -> Any:
-        """What the module returns for ids (batch, length) or embeddings (batch, length, width), all real positions."""
+        """Return the module's output for ids (batch, length) or embeddings (batch, length, width), without padding."""
         known = inspect.signature(self.module.forward).parameters
         first = next((name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY), None)
         arguments: dict[str, Any] = {name: mask.long() for name in ("attention_mask", "mask") if name in known}
@@ -132,7 +132,7 @@ class OwnModel(nn.Module):
         return self.module(inputs_embeds=given, **arguments)
 
     def _tried(self, length: int) -> tuple[Any, Tensor]:
-        """What the module returns for two texts of so many tokens, and their ids."""
+        """Return the module's output for two texts of so many tokens, and their ids."""
         backbone = self.base_model
         vocabulary = backbone.get_input_embeddings().weight.shape[0]
         ids = torch.arange(1, 2 * length + 1).view(2, length).to(backbone.get_input_embeddings().weight.device)
@@ -239,7 +239,7 @@ def own_model(module: nn.Module, backbone: str | None = None) -> OwnModel | None
 
 
 def _written(module: nn.Module) -> list[str]:
-    """What a user has written of a module: its classes by name, with a hash of their code where it is at hand."""
+    """Return a module's classes that a user has written, by name, with a hash of their code where it is at hand."""
     kinds = {type(part) for part in module.modules()}
     own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "transformers", "ssmscope")]
     found = []
@@ -276,7 +276,7 @@ def _logits_in(output: Any) -> Tensor | None:
 
 
 def _mapped(output: Any, shape: tuple[int, ...], change: Callable[[Tensor], Tensor]) -> Any:
-    """What a backbone returns with every tensor of a batch's `shape` (batch, length, …) changed."""
+    """Return a backbone's output with every tensor of a batch's `shape` (batch, length, …) changed."""
     if isinstance(output, Tensor):
         return change(output) if output.shape[:2] == shape else output
     if isinstance(output, ModelOutput):

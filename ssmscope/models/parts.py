@@ -150,18 +150,18 @@ def step_projection(mixer: nn.Module, step: Tensor) -> Tensor:
 
 
 def activation(mixer: nn.Module, otherwise: Activation | None = None) -> Activation:
-    """What stands behind a mixer's convolution, by default its `act`; release 5 of transformers goes by its name, and
-    calls no `act`."""
+    """Return the activation after a mixer's convolution, by default its `act`; release 5 of transformers goes by its
+    name, and calls no `act`."""
     return ACT2FN[mixer.activation] if _by_weight(mixer) else otherwise or mixer.act
 
 
 def gate_activation(mixer: nn.Module) -> Activation:
-    """What a Mamba's mixer makes of its gate."""
+    """Return the activation of a Mamba mixer's gate."""
     return silu if _by_weight(mixer) else mixer.act
 
 
 def _by_weight(mixer: nn.Module) -> bool:
-    """Whether a mixer runs by weights and names where others call their parts."""
+    """Return True if a mixer runs by weights and names where others call their parts."""
     theirs = any(kind.__module__.startswith("transformers.") for kind in type(mixer).__mro__)
     return BY_WEIGHT and theirs and not isinstance(mixer, ReadMixer)
 

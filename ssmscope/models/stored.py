@@ -130,7 +130,7 @@ def read_headers(path: Path, *, as_written: bool = False) -> dict[str, Stored]:
 
 
 def is_wrapped(files: Collection[Path]) -> bool:
-    """Whether weights were saved within a wrapper."""
+    """Return True if weights were saved within a wrapper."""
     return any(name != plain_name(name) for file in files for name in read_headers(file, as_written=True))
 
 
@@ -158,7 +158,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name that a file gives is that of another in the same folder, and no path out of it.
+    """Return True if a name that a file gives is that of another in the same folder, and no path out of it.
 
     Where such a file is a link is not looked at: in the hub's cache all are.
     """

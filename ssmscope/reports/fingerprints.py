@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 TOLD = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf")
-"""How the files of a model end that tell of it, its card and pictures, and decide nothing of what it computes."""
+"""Endings of a model's files that describe it, its card and pictures, and change nothing that it computes."""
 
 
 class Fingerprints:

@@ -15,7 +15,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ssmscope.encoding import MOST_CHARACTERS
+from ssmscope.encoding import MAX_CHARACTERS_PER_TOKEN
 from ssmscope.errors import InputError, extra
 from ssmscope.register import analysis_of
 from ssmscope.reports import forms
@@ -79,7 +79,7 @@ def start(live: Live, *, host: str = "127.0.0.1", port: int | None = None) -> tu
         hosts={"localhost", "127.0.0.1", "[::1]", host} if _is_loopback(host) else None,
         calls=_calls(page, gradio),
         # In JSON a character may take 12 bytes; one that is too long for the model is still told so.
-        largest=LARGEST + len(SIDES) * 12 * MOST_CHARACTERS * live.max_tokens,
+        largest=LARGEST + len(SIDES) * 12 * MAX_CHARACTERS_PER_TOKEN * live.max_tokens,
     )
     try:
         _, url, _ = page.launch(

@@ -26,7 +26,7 @@ CIVIDIS = ("#00224e", "#1a386f", "#434e6c", "#61656f", "#7d7c78", "#9b9476", "#b
 """For terminals, whose background nobody knows: both ends stand out from black and from white."""
 
 REST = "⋯"
-"""How a token is shown whose character another token began, and shows."""
+"""Sign for a token whose character is shown with the token that begins it."""
 
 _VISIBLE = {"\n": "↵", "\r": "␍", "\t": "⇥", "\x7f": "␡", "\u2028": "↵", "\u2029": "↵"}
 _JOINERS = "\u200c\u200d"  # inside emoji and in several scripts they belong to the glyph

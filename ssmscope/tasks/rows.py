@@ -62,8 +62,8 @@ def read_tsv(path: Path) -> list[Row]:
 
 
 def _is_quoted(content: str) -> bool:
-    """Whether a table with tabs is written as a csv is. In most of them quotes are a part of the text; they are not
-    where they hold what no plain field can: line ends, tabs, or quotes that are doubled."""
+    """Return True if a table with tabs is quoted as a csv is. In most of them quotes are a part of the text;
+    they are not where they hold what no plain field can: line ends, tabs, or quotes that are doubled."""
     if '"' not in content:
         return False
     try:

@@ -123,7 +123,7 @@ def ends(result: AttackEffect) -> tuple[float, float]:
 
 
 def span(result: AttackEffect) -> str:
-    """That range in figures, and that it is flat."""
+    """The range in figures, with a word where it is flat."""
     every = _ordinary(result)
     if not every.size:
         return "no scores"

@@ -50,7 +50,7 @@ def _row(each: Attribution, text: ExplainedText, top: int) -> TokenRow:
 
 
 def ends(each: Attribution, text: ExplainedText) -> tuple[float, float]:
-    """Where the colours of a method end: from the lowest score to the highest or, of a signed method, as far as the
+    """Return the ends of a method's colours: from the lowest score to the highest or, of a signed method, as far as the
     largest |score| on both sides of zero. All tokens that are drawn take part, of an image its pixels alone."""
     scores = (each.scores if text.pixels is None else each.scores[~text.special]).astype(np.float64)
     end = float(np.abs(scores).max())

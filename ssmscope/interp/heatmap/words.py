@@ -21,7 +21,7 @@ APART = 1.0
 HORIZON = 256
 """Up to how many tokens half-lives over a data set are looked for."""
 HIGH, LOW = 10, 5
-"""How many words views of a data set show from both ends."""
+"""Number of words that views of a data set show from both ends."""
 SHARE = 3
 """At most one in so many words is named."""
 

@@ -79,7 +79,7 @@ MODELS = ("ssmscope.models.", *(f"transformers.models.{name}." for name in ("mam
 
 
 ADDS_UP = 1e-3
-"""By what share of all that is added relevance may miss the value, of a module of a user's own."""
+"""Largest error of the sum of relevance in a user's own module, relative to the sum of absolute terms."""
 
 
 def check_lrp(model: Model) -> None:

@@ -90,7 +90,7 @@ class Reach:
 
     @property
     def of_own_tokens(self) -> bool:
-        """Whether only the shares of the texts' own tokens are known: no one rate says what others would add."""
+        """True if only the shares of the texts' own tokens are known: no single rate says what others would add."""
         some = ~np.isnan(self.held[:, 0])
         return bool(some.any() and np.isnan(self.context[some, 0]).all())
 

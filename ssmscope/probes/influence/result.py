@@ -52,7 +52,7 @@ class Influence(Result, kind="influence"):
 
     @property
     def of_own_tokens(self) -> bool:
-        """Whether effective contexts are of the texts' own tokens alone: for some place no more can be told."""
+        """True if effective contexts count the texts' own tokens alone: for some place no more can be told."""
         return any(reach.of_own_tokens for reach in self.reaches)
 
     @property
