@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 import ssmscope
 from ssmscope.errors import InputError
-from ssmscope.models.adapter_folder import KINDS
+from ssmscope.models.adapter_folder import PEFT_TYPES
 
 peft = pytest.importorskip("peft", reason="peft is in the dev extra: pip install '.[dev]' in a checkout")
 
@@ -149,7 +149,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "VBLORA": lambda: peft.VBLoRAConfig(target_modules=["in_proj"], r=2, vector_length=2, num_vectors=8),
     "VERA": lambda: peft.VeraConfig(target_modules=["in_proj"], r=2),
 }
-assert {*OTHERS, "LORA"} == {*KINDS}
+assert {*OTHERS, "LORA"} == {*PEFT_TYPES}
 
 
 @pytest.mark.filterwarnings("ignore")
