@@ -376,7 +376,7 @@ class TestResult:
 
     @pytest.mark.parametrize(("lowest", "highest"), [(0.96815, 0.96958), (0.91, 0.97)])
     def test_noise_has_no_colours(self, result, lowest, highest):
-        """What is replaced, 0.03042 to 0.03185, varies by less than a tenth; 0.03 to 0.09 does not."""
+        """The share replaced, 0.03042 to 0.03185, varies by less than a tenth; 0.03 to 0.09 does not."""
 
         def side(own, first, last):
             mean = np.linspace(first, last, len(own) - 1).astype(np.float32)

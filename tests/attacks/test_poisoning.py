@@ -287,7 +287,7 @@ class TestDetectors:
 
 
 def test_what_was_wrong_before_is_not_flipped():
-    """Of three classes a wrong answer can become another wrong one, or the right one."""
+    """A wrong answer of three classes can become another wrong one, or the right one."""
     labels, zero = np.array([0, 0, 1, 1, 2, 2]), {each: np.zeros(6) for each in DETECTORS}
     clean = Seen(np.full(6, 0.8), np.array([0, 0, 1, 1, 0, 0]), zero)
     one = Seen(np.full(6, 0.2), np.array([0, 1, 2, 1, 1, 2]), zero)

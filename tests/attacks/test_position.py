@@ -331,7 +331,7 @@ class TestNumbers:
         assert two.drop.value == pytest.approx(1 / 3) and two.flipped.value == two.success.value == pytest.approx(1 / 3)
 
     def test_what_was_wrong_before_is_not_flipped(self):
-        """Of three classes a wrong answer can become another wrong one, or the right one."""
+        """A wrong answer of three classes can become another wrong one, or the right one."""
         labels = np.array([0, 0, 0, 1, 2, 2, 1, 0])
         clean = np.array([0, 0, 0, 1, 2, 0, 0, 1])
         attacked = np.array([[0, 1, 2, 2, 2, 1, 2, 0]]).T
@@ -566,7 +566,7 @@ class TestResult:
         assert f"largest drop is {in_percent(first.drop)} at {where}, the mean" in " ".join(str(some).split())
 
     def test_what_is_worst_is_told_by_paired_differences(self):
-        """Of 200 examples 40 and 38 are lost, the same ones but for 2; and of two windows 30 each, other ones."""
+        """40 and 38 of 200 examples are lost, the same ones but for 2; and of two windows 30 each, other ones."""
         labels = np.zeros(200, dtype=int)
         attacked = np.zeros((200, 4), dtype=int)
         for region, lost in enumerate((range(38), range(40), range(30), range(100, 130))):

@@ -106,7 +106,7 @@ def check_maps(model: Model, batch: Any, layers: Sequence[int]) -> None:
 
 
 def relevance(model: Model, batch: Any) -> Tensor | None:
-    """By layer-wise relevance propagation; None of an architecture that it does not know."""
+    """Relevance by layer-wise propagation; None for an architecture that it does not know."""
     try:
         return lrp(objective(model, batch, target=1)).scores
     except InputError:
