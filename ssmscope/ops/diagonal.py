@@ -21,6 +21,8 @@ from ssmscope.ops.recurrence import retention as mean_decay
 
 MAX_NUMBERS_HELD = {"cpu": 2**19, "cuda": 2**26}
 """Numbers of all states and steps that are held at once: what stays in a CPU's cache, and what keeps a GPU busy."""
+LARGEST_WALKED_STATE = 64
+"""Numbers per channel up to which a CPU walks the states of heads with one decay."""
 
 
 def scan(
@@ -43,6 +45,28 @@ def scan(
         y, H = run(r.between(start, start + step), H)
         outputs.append(y)
     return torch.cat(outputs, dim=1), H.unsqueeze(2), mean_decay(r).detach() if retention else None
+
+
+def walks_channels(r: Recurrence) -> bool:
+    """Return True if a CPU should walk these heads with one decay by the kernel of width 1, every channel a head of its
+    own: with small states that is faster than products over chunks."""
+    small = r.shape[4] <= LARGEST_WALKED_STATE
+    return small and r.A is not None and not r.expected and r.x.dtype is torch.float32 and r.x.device.type == "cpu"
+
+
+def scan_channels(
+    r: Recurrence, initial: Float[Tensor, "batch heads width state"] | None
+) -> tuple[Float[Tensor, "batch length heads width"], Float[Tensor, "batch heads width state"]] | None:
+    """Return outputs without the skip and the final state, or None where no kernel serves the terms."""
+    batch, length, heads, width, state = r.shape
+    assert r.delta is not None and r.A is not None
+    H = None if initial is None else initial.reshape(batch, heads * width, 1, state)
+    x, delta = r.x.reshape(batch, length, heads * width, 1), r.delta.repeat_interleave(width, dim=2)
+    terms = (x, r.b, r.c, H, delta, r.A.repeat_interleave(width, dim=0).expand(-1, state))
+    if backend := backends.find("selective_scan", *terms):
+        y, final, _ = backend.scan(*terms, expected=False, retention=False)
+        return y.view(r.x.shape), final.view(batch, heads, width, state)
+    return None
 
 
 def _segment(r: Recurrence, H: Tensor, *, chunks: int | None) -> tuple[Tensor, Tensor]:

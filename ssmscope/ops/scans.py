@@ -91,6 +91,8 @@ def scan(
         if r.shape[4] == 1 and r.b.shape[2] == r.shape[2] and r.shape[1]:
             H = elementwise.scan(log_a.unsqueeze(-1), r.written * r.b, _start(r, initial).squeeze(-1))
             y, final = H * r.c, H[:, -1].unsqueeze(-1)
+        elif diagonal.walks_channels(r) and (found := diagonal.scan_channels(r, initial)):
+            y, final = found
         else:
             y, final = ssd.scan(log_a, r.b, r.c, r.x, initial, r.delta)
         kept = log_a.detach().exp().mean(-1) if retention else None
@@ -109,7 +111,8 @@ def scan_all(
     *,
     retention: bool = False,
 ) -> tuple[Scan, ...]:
-    """Return the `scan` of each recurrence; of one shape and with one decay per head, they run as rows of one batch.
+    """Return the `scan` of each recurrence; of one shape and with one decay per head, they run as rows of one batch,
+    but for those that a CPU's kernel walks.
 
     Arguments as `scan`'s, for each recurrence.
     """
@@ -133,7 +136,7 @@ def scan_all(
 
 def _form(r: Recurrence) -> tuple | None:
     """Return what recurrences must share to run as one batch; None for one that runs by itself."""
-    if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head or r.order is not None:
+    if isinstance(r, DeltaRecurrence) or not r.one_decay_per_head or r.order is not None or diagonal.walks_channels(r):
         return None
     return r.shape, r.b.shape, r.x.dtype, r.b.dtype, r.c.dtype, r.x.device, r.delta is None
 

@@ -26,9 +26,9 @@ from ssmscope.ops.exponents import smallest_exponent
 from ssmscope.ops.order import check_one_way
 from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head
 from ssmscope.ops.scans import scan, scan_reference
-from ssmscope.ops.terms import shared_by_heads
 
 MAX_KEY_NUMBERS_HELD = 2**17  # they stay in a CPU's cache
+MAX_DECAYS_HELD = 2**19
 
 
 def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
@@ -53,14 +53,14 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
             written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
         return written
     if recurrence.one_decay_per_head:
-        kept = _sums_from_end(recurrence.log_decay().squeeze(-1)).clamp_(min=smallest_exponent(written.dtype))
+        kept = _sums_from_end(recurrence.log_decay().squeeze(-1), torch.float64).clamp_(min=smallest_exponent(written.dtype))
         return (
             written * kept.exp().to(written) * by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written.shape[2])
         )
     if (timed := _timed(recurrence)) is not None:
         if backend := backends.find("survival", *timed, recurrence.b):
             return backend.key_norms(*timed, recurrence.b).mul_(written)
-        return _timed_norms(_sums_from_end(timed[0]).to(written), timed[1], recurrence.b).mul_(written)
+        return _timed_norms(_sums_from_end(timed[0], written.dtype), timed[1], recurrence.b).mul_(written)
     reached = written.shape[1]
     for part, exponents in _exponents_left(recurrence):
         written[:, part] *= _decayed_norms(exponents, recurrence.b[:, part])
@@ -262,18 +262,19 @@ def _decayed_norms(log_a: Tensor, b: Tensor) -> Float[Tensor, "batch length head
 
 
 def _timed_norms(clock: Tensor, A: Tensor, b: Tensor) -> Float[Tensor, "batch length heads"]:
-    """Return √Σ_n exp(2 A_n `clock`) b_n², the norms of keys `b` after steps that sum to `clock`, state by state: a sum
-    over a short last dimension would take as long as all else."""
-    squares, total = shared_by_heads(b.square(), clock.shape[2]), torch.zeros_like(clock)
-    step = max(1, MAX_KEY_NUMBERS_HELD // max(1, clock[:, 0].numel()))
+    """Return √Σ_n exp(2 A_n `clock`) b_n², the norms of keys `b` after steps that sum to `clock`."""
+    groups, state = b.shape[2:]
+    rates = (2 * A).unflatten(0, (groups, -1)).mT.contiguous()
+    squares = b.square().unsqueeze(3)
+    step = max(1, MAX_DECAYS_HELD // max(1, clock[:, 0].numel() * state))
+    norms = torch.empty_like(clock)
     for start in range(0, clock.shape[1], step):
         part = slice(start, start + step)
-        decay = torch.empty_like(clock[:, part])
-        for n in range(b.shape[3]):
-            torch.mul(clock[:, part], 2 * A[:, min(n, A.shape[1] - 1)], out=decay)
-            decay.clamp_(min=smallest_exponent(clock.dtype)).exp_()
-            total[:, part].addcmul_(decay, squares[:, part, :, n])
-    return total.sqrt_()
+        decays = clock[:, part].unflatten(2, (groups, -1)).unsqueeze(3) * rates
+        decays = decays.clamp_(min=smallest_exponent(clock.dtype)).exp_()
+        sums = squares[:, part] @ decays.expand(*decays.shape[:3], state, -1)  # (batch, part, groups, 1, heads of one)
+        norms[:, part] = sums.squeeze(3).flatten(2)
+    return norms.sqrt_()
 
 
 def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
@@ -282,11 +283,11 @@ def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
     return None if r.delta is None or r.A is None or r.expected else (r.delta, r.A)
 
 
-def _sums_from_end(log_a: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
-    """Return Σ_{s<r≤T} log a_r in float64."""
+def _sums_from_end(log_a: Float[Tensor, "batch length heads"], dtype: torch.dtype) -> Tensor:
+    """Return Σ_{s<r≤T} log a_r, summed in float64 and rounded to `dtype`."""
     # A GPU sums along contiguous positions in a tenth of the time.
-    sums = log_a[:, 1:].flip(1).mT.contiguous().cumsum(-1, dtype=torch.float64).mT.flip(1)
-    return pad(sums, (0, 0, 0, min(1, log_a.shape[1])))
+    sums = log_a[:, 1:].flip(1).mT.contiguous().cumsum(-1, dtype=torch.float64).to(dtype)
+    return pad(sums.mT.flip(1), (0, 0, 0, min(1, log_a.shape[1])))
 
 
 def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
@@ -296,7 +297,7 @@ def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
     step = max(1, MAX_KEY_NUMBERS_HELD // max(1, batch * heads * state))
     floor = smallest_exponent(recurrence.x.dtype)
     timed = _timed(recurrence)
-    clock = None if timed is None else _sums_from_end(timed[0]).to(timed[0])
+    clock = None if timed is None else _sums_from_end(timed[0], timed[0].dtype)
     carried: Tensor | None = None
     for stop in range(length, 0, -step):
         part = slice(max(stop - step, 0), stop)

@@ -71,7 +71,7 @@ def test_every_size_of_a_piece_is_set_small():
     named = {
         (path.stem, name)
         for path in FOLDER.glob("*.py")
-        for name in re.findall(r"^((?:MAX|STEPS|POSITIONS)_[A-Z_]+)\b.*=", path.read_text(), re.M)
+        for name in re.findall(r"^((?:MAX|STEPS|POSITIONS|LARGEST)_[A-Z_]+)\b.*=", path.read_text(), re.M)
     }
     known = {(module.__name__.rpartition(".")[2], name) for module, name in (*SIZES, *REFUSALS)}
     assert named == known

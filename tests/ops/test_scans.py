@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssmscope import ops
+from ssmscope.backends.c import selective_scan
 from ssmscope.ops import Recurrence, diagonal, elementwise, scans, ssd
 
 FORMS = ["factors", "factors-expected", "whole"]
@@ -267,6 +268,26 @@ def test_recurrences_of_different_forms_are_scanned_one_by_one():
             for found, expected in zip(scans.scan_all(pair, [None, None]), map(ops.scan, pair), strict=True):
                 torch.testing.assert_close(found.y, expected.y)
                 torch.testing.assert_close(found.state, expected.state)
+
+
+@pytest.mark.skipif(selective_scan.why_not() is not None, reason=f"{selective_scan.why_not()}")
+@pytest.mark.parametrize("start", [False, True], ids=["from zero", "from a state"])
+def test_a_cpu_walks_heads_of_small_states(start, monkeypatch):
+    """Values, the final state and all gradients, with decays, steps and widths that differ between heads."""
+    r, terms = recurrence(decays="head", groups=1, width=5, length=71, dtype=torch.float32, requires_grad=True)
+    H = torch.randn(2, 6, 5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_() if start else None
+    exact_terms = {name: t.detach().double().requires_grad_() for name, t in terms.items()}
+    exact_H = H.detach().double().requires_grad_() if H is not None else None
+    monkeypatch.setattr(ssd, "scan", None)  # not used
+    runs = ((ops.scan, r, terms, H), (ops.scan_reference, Recurrence(**exact_terms), exact_terms, exact_H))
+    found = []
+    for run, of, leaves, initial in runs:
+        y, state, kept = run(of, initial, retention=True) if run is ops.scan else run(of, initial)
+        weights = torch.sin(torch.arange(y.numel())).view(y.shape)
+        inputs = [*leaves.values(), *([] if initial is None else [initial])]
+        found.append([y, state, kept, *torch.autograd.grad((y * weights).sum() + (state**2).sum(), inputs)])
+    for ours, slow in zip(*found, strict=True):
+        assert ours.dtype is torch.float32 and (ours - slow).abs().max() <= 1e-5 * slow.abs().max()
 
 
 def test_segment_sums():
