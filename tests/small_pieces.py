@@ -22,8 +22,7 @@ SIZES = {
     (ssd, "STEPS_PER_CHUNK"): 3,
     (ssd, "STEPS_PER_SEGMENT"): 6,
     (ssd, "STEPS_PER_SHORT_CHUNK"): 2,
-    (survival, "MAX_DECAYS_HELD"): 50,
-    (survival, "MAX_KEY_NUMBERS_HELD"): 50,
+    (survival, "MAX_DECAYS_HELD"): {"cpu": 50, "cuda": 50},
     (wide, "STEPS_PER_CHUNK"): 4,
     (wide, "STEPS_PER_SEGMENT"): 8,
 }

@@ -21,7 +21,7 @@ from ssmscope.ops.recurrence import retention as mean_decay
 
 MAX_NUMBERS_HELD = {"cpu": 2**19, "cuda": 2**26}
 """Numbers of all states and steps that are held at once: what stays in a CPU's cache, and what keeps a GPU busy."""
-LARGEST_WALKED_STATE = 64
+LARGEST_WALKED_STATE = 128
 """Numbers per channel up to which a CPU walks the states of heads with one decay."""
 
 

@@ -27,8 +27,8 @@ from ssmscope.ops.order import check_one_way
 from ssmscope.ops.recurrence import OVER_TIME, DeltaRecurrence, Recurrence, by_head
 from ssmscope.ops.scans import scan, scan_reference
 
-MAX_KEY_NUMBERS_HELD = 2**17  # they stay in a CPU's cache
-MAX_DECAYS_HELD = 2**19
+MAX_DECAYS_HELD = {"cpu": 2**19, "cuda": 2**26}
+"""Decays of states that are held at once: what stays in a CPU's cache, and what keeps a GPU busy."""
 
 
 def left_reference(recurrence: Recurrence) -> Float[Tensor, "batch length heads width state"]:
@@ -53,17 +53,15 @@ def left_norms(recurrence: Recurrence) -> Float[Tensor, "batch length heads"]:
             written[:, part] *= torch.linalg.vector_norm(keys, dim=-1)
         return written
     if recurrence.one_decay_per_head:
-        kept = _sums_from_end(recurrence.log_decay().squeeze(-1), torch.float64).clamp_(min=smallest_exponent(written.dtype))
-        return (
-            written * kept.exp().to(written) * by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written.shape[2])
-        )
-    if (timed := _timed(recurrence)) is not None:
-        if backend := backends.find("survival", *timed, recurrence.b):
-            return backend.key_norms(*timed, recurrence.b).mul_(written)
-        return _timed_norms(_sums_from_end(timed[0], written.dtype), timed[1], recurrence.b).mul_(written)
+        kept, _ = _sums_from_end(recurrence.log_decay().squeeze(-1))
+        kept = kept.clamp_(min=smallest_exponent(written.dtype)).exp_().to(written)
+        return written * kept * by_head(torch.linalg.vector_norm(recurrence.b, dim=-1), written.shape[2])
+    timed = _timed(recurrence)
+    if timed is not None and (backend := backends.find("survival", *timed, recurrence.b)):
+        return backend.key_norms(*timed, recurrence.b).mul_(written)
     reached = written.shape[1]
-    for part, exponents in _exponents_left(recurrence):
-        written[:, part] *= _decayed_norms(exponents, recurrence.b[:, part])
+    for part, sums in _sums_left(recurrence):
+        written[:, part] *= _key_norms(recurrence, sums, part)
         reached = part.start
     written[:, :reached] = 0
     return written
@@ -219,17 +217,18 @@ def _halved(recurrences: Sequence[Recurrence], written: Sequence[Tensor], half: 
         to = at + 2**k
         ahead = [_gathered(_windows(clock, k), (at + 1).clamp(max=length - 1)) for clock in clocks]
         further = [total + more for total, more in zip(sums, ahead)]
-        left = _together((w * _key_norms(r, s) for r, w, s in zip(recurrences, written, further)), per_head)
+        left = _together((w * torch.cat([_key_norms(r, s[:, part], part) for part in _blocks(r)], dim=1) for r, w, s in zip(recurrences, written, further)), per_head)
         go = (to < length) & (left > half)
         at = torch.where(go, to, at)
         sums = [torch.where(go.unsqueeze(3), new, old) for new, old in zip(further, sums)]
     return (at + 1 - start).to(half).masked_fill(at + 1 >= length, math.inf)
 
 
-def _clock(recurrence: Recurrence) -> Tensor:
-    """What adds up between two positions and gives the log-decay of every state, (batch, length, heads, state or 1)."""
+def _clock(recurrence: Recurrence, part: slice = slice(0, None)) -> Tensor:
+    """Return what adds up between two positions and gives the log-decay of every state, Δ or the log-decay itself,
+    (batch, part, heads, state or 1)."""
     timed = _timed(recurrence)
-    return recurrence.log_decay() if timed is None else timed[0].unsqueeze(-1)
+    return recurrence.log_decay(part.start, part.stop) if timed is None else timed[0][:, part].unsqueeze(-1)
 
 
 def _windows(clock: Tensor, k: int) -> Tensor:
@@ -245,36 +244,25 @@ def _gathered(t: Tensor, at: Tensor) -> Tensor:
     return t.gather(1, at.unsqueeze(3).expand(*at.shape[:2], *t.shape[2:]))
 
 
-def _key_norms(recurrence: Recurrence, sums: Tensor) -> Float[Tensor, "batch length heads"]:
-    """Return ‖k_s‖ of keys that have decayed by sums of `_clock`."""
-    if (timed := _timed(recurrence)) is not None:
-        return _timed_norms(sums.squeeze(-1), timed[1], recurrence.b)
-    batch, length, heads = sums.shape[:3]
-    step = max(1, MAX_KEY_NUMBERS_HELD // max(1, batch * heads * recurrence.shape[-1]))
-    parts = [slice(start, start + step) for start in range(0, length, step)]
-    return torch.cat([_decayed_norms(sums[:, part], recurrence.b[:, part]) for part in parts], dim=1)
+def _blocks(recurrence: Recurrence) -> list[slice]:
+    """Return blocks of positions whose decays are held at once."""
+    batch, length, heads, _, state = recurrence.shape
+    held = MAX_DECAYS_HELD.get(recurrence.x.device.type, MAX_DECAYS_HELD["cuda"])
+    step = max(1, held // max(1, batch * heads * state))
+    return [slice(max(stop - step, 0), stop) for stop in range(length, 0, -step)][::-1]
 
 
-def _decayed_norms(log_a: Tensor, b: Tensor) -> Float[Tensor, "batch length heads"]:
-    """Return the norms of keys `b` that have decayed by exp(`log_a`), (batch, length, heads, state or 1)."""
-    keys = log_a.clamp(min=smallest_exponent(log_a.dtype)).exp() * by_head(b, log_a.shape[2])
-    return torch.linalg.vector_norm(keys, dim=-1)
-
-
-def _timed_norms(clock: Tensor, A: Tensor, b: Tensor) -> Float[Tensor, "batch length heads"]:
-    """Return √Σ_n exp(2 A_n `clock`) b_n², the norms of keys `b` after steps that sum to `clock`."""
+def _key_norms(recurrence: Recurrence, sums: Tensor, part: slice) -> Float[Tensor, "batch part heads"]:
+    """Return ‖k_s‖ of the keys of some positions, which have decayed by sums of `_clock`: √Σ_n exp(2 Σ log a) b_n²."""
+    timed, b = _timed(recurrence), recurrence.b[:, part]
     groups, state = b.shape[2:]
-    rates = (2 * A).unflatten(0, (groups, -1)).mT.contiguous()
-    squares = b.square().unsqueeze(3)
-    step = max(1, MAX_DECAYS_HELD // max(1, clock[:, 0].numel() * state))
-    norms = torch.empty_like(clock)
-    for start in range(0, clock.shape[1], step):
-        part = slice(start, start + step)
-        decays = clock[:, part].unflatten(2, (groups, -1)).unsqueeze(3) * rates
-        decays = decays.clamp_(min=smallest_exponent(clock.dtype)).exp_()
-        sums = squares[:, part] @ decays.expand(*decays.shape[:3], state, -1)  # (batch, part, groups, 1, heads of one)
-        norms[:, part] = sums.squeeze(3).flatten(2)
-    return norms.sqrt_()
+    sums = sums.unflatten(2, (groups, -1)).mT  # (batch, part, groups, state or 1, heads of one)
+    if timed is not None:
+        sums = sums * (2 * timed[1]).unflatten(0, (groups, -1)).mT.contiguous()
+    else:
+        sums = 2 * sums
+    squares = sums.clamp_(min=smallest_exponent(sums.dtype)).exp_()
+    return (b.square().unsqueeze(3) @ squares.expand(*squares.shape[:3], state, -1)).sqrt_().squeeze(3).flatten(2)
 
 
 def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
@@ -283,37 +271,30 @@ def _timed(recurrence: Recurrence) -> tuple[Tensor, Tensor] | None:
     return None if r.delta is None or r.A is None or r.expected else (r.delta, r.A)
 
 
-def _sums_from_end(log_a: Float[Tensor, "batch length heads"], dtype: torch.dtype) -> Tensor:
-    """Return Σ_{s<r≤T} log a_r, summed in float64 and rounded to `dtype`."""
+def _sums_from_end(log_a: Tensor, after: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return Σ_{r>s} log a_r, (batch, length, …), and Σ_r log a_r, (batch, 1, …), in float64, with what comes `after`."""
     # A GPU sums along contiguous positions in a tenth of the time.
-    sums = log_a[:, 1:].flip(1).mT.contiguous().cumsum(-1, dtype=torch.float64).to(dtype)
-    return pad(sums.mT.flip(1), (0, 0, 0, min(1, log_a.shape[1])))
+    sums = log_a.flip(1).transpose(1, -1).to(torch.float64, memory_format=torch.contiguous_format).cumsum(-1)
+    sums = sums.transpose(1, -1).flip(1)
+    if after is None:
+        after = torch.zeros_like(sums[:, :1])
+    else:
+        sums += after
+    return torch.cat([sums[:, 1:], after], dim=1), sums[:, :1]
 
 
-def _exponents_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
-    """Σ_{s<r≤T} log a_r of blocks of positions, the last first, (batch, block, heads, state or 1), until every state
-    has decayed to nothing; to be changed as one likes."""
-    batch, length, heads, _, state = recurrence.shape
-    step = max(1, MAX_KEY_NUMBERS_HELD // max(1, batch * heads * state))
-    floor = smallest_exponent(recurrence.x.dtype)
-    timed = _timed(recurrence)
-    clock = None if timed is None else _sums_from_end(timed[0], timed[0].dtype)
-    carried: Tensor | None = None
-    for stop in range(length, 0, -step):
-        part = slice(max(stop - step, 0), stop)
-        if timed is not None and clock is not None:
-            log_a = clock[:, part, :, None] * timed[1]
-        else:
-            log_a = recurrence.log_decay(part.start, stop)
-            total = log_a.double().flip(1).cumsum(1).flip(1)
-            after = torch.zeros_like(total)
-            after[:, :-1] = total[:, 1:]
-            after = after if carried is None else after + carried
-            carried = total[:, :1] if carried is None else total[:, :1] + carried
-            log_a = after.to(log_a)
-        if float(log_a[:, -1].max()) < floor:
+def _sums_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
+    """Yield sums of `_clock` from the positions of a block on to the last, (batch, block, heads, state or 1), the last
+    block first, until every state has decayed to nothing."""
+    timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)
+    after: Tensor | None = None
+    for part in reversed(_blocks(recurrence)):
+        sums, after = _sums_from_end(_clock(recurrence, part), after)
+        sums = sums.to(recurrence.x)
+        slowest = sums[:, -1] if timed is None else sums[:, -1] * timed[1]
+        if float(slowest.max()) < floor:
             return
-        yield part, log_a
+        yield part, sums
 
 
 def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
@@ -322,6 +303,7 @@ def _keys_left(recurrence: Recurrence) -> Iterator[tuple[slice, Tensor]]:
         assert recurrence.log_a is not None and recurrence.beta is not None
         yield from delta_rule.keys_left(recurrence.log_a, recurrence.beta, recurrence.b, recurrence.e, recurrence.r)
         return
-    floor = smallest_exponent(recurrence.x.dtype)
-    for part, exponents in _exponents_left(recurrence):
+    timed, floor = _timed(recurrence), smallest_exponent(recurrence.x.dtype)
+    for part, sums in _sums_left(recurrence):
+        exponents = sums if timed is None else sums * timed[1]
         yield part, exponents.clamp_(min=floor).exp_() * by_head(recurrence.b[:, part], recurrence.shape[2])

@@ -74,6 +74,18 @@ def test_values_and_gradients(shape, expected):
     check(draw(*shape), expected)
 
 
+def test_states_of_a_channel_with_one_decay():
+    """Also where decays are 0 or 1, and where only some slabs of channels have them."""
+    terms = draw(2, 100, 130)
+    terms["A"][:, 1:] = terms["A"][:, :1]
+    terms["delta"][:, ::3] = 0.0
+    terms["delta"][:, 41::3] = 1e6
+    check(terms)
+    terms["A"][70, 3] = -0.25
+    check(terms)
+    check(terms, expected=True)
+
+
 def test_decays_of_every_strength():
     terms = draw(2, 100)
     terms["delta"][:, ::3] = 0.0  # decay 1

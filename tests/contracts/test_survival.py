@@ -134,7 +134,7 @@ def long_recurrence(kind: str, length: int) -> ops.Recurrence:
 def test_blocks_and_chunks_change_nothing(kind, monkeypatch):
     r = long_recurrence(kind, 90)  # several chunks of the delta rule
     alone = left_alone([r], 90)
-    monkeypatch.setattr(survival, "MAX_KEY_NUMBERS_HELD", 300)  # several blocks
+    monkeypatch.setitem(survival.MAX_DECAYS_HELD, "cpu", 300)  # several blocks
     torch.testing.assert_close(survival.left_norms(r), alone.norm(dim=-1), rtol=1e-9, atol=1e-12)
     state = ops.scan_reference(r).state.flatten(2)
     inner, rest = survival.left_towards_state(r)

@@ -88,7 +88,7 @@ static void forward_slab(const forward_call *f, int64_t task, vec *work) {
     const int64_t i = task / slabs_of(p), d = task % slabs_of(p) * SLAB;
     const int channels = smaller(D - d, SLAB);
     vec *H = work;
-    rates A = {work + matrix, work + 2 * matrix, 0};
+    rates A = {work + matrix, work + 2 * matrix, 0, 0};
     tile delta, input, y, decays, *sums = f->decays ? &decays : NULL;
     load_rates(&A, f->A + d * N, N, channels);
     memset(H, 0, matrix * sizeof(vec));
@@ -103,7 +103,14 @@ static void forward_slab(const forward_call *f, int64_t task, vec *work) {
             for (int s = 0; s < steps; s++) input[v][s] *= delta[v][s];
         memset(y, 0, sizeof(tile));
         if (sums) memset(decays, 0, sizeof(tile));
-        switch (decay_form(p, delta, &A, steps)) {
+        int form = decay_form(p, delta, &A, steps);
+        if (A.shared && form != EXPECTED) {
+            for (int v = 0; v < VECTORS; v++)
+                for (int s = 0; s < steps; s++) delta[v][s] = exp_any_product(A.eighths[v], delta[v][s]);
+            form = GIVEN;
+        }
+        switch (form) {
+            case GIVEN: forward_tile(H, &A, delta, input, b, c, y, sums, N, steps, GIVEN); break;
             case EXPECTED: forward_tile(H, &A, delta, input, b, c, y, sums, N, steps, EXPECTED); break;
             case ANY: forward_tile(H, &A, delta, input, b, c, y, sums, N, steps, ANY); break;
             default:
@@ -250,7 +257,7 @@ static void backward_slab(const backward_call *f, int64_t task, vec *work) {
     const int64_t i = task / slabs_of(p), d = task % slabs_of(p) * SLAB;
     const int channels = smaller(D - d, SLAB);
     vec *carried = work, *grad_A = work + matrix;
-    rates A = {work + 2 * matrix, work + 3 * matrix, 0};
+    rates A = {work + 2 * matrix, work + 3 * matrix, 0, 0};
     backward_terms g;
     tile x;
     load_rates(&A, f->A + d * N, N, channels);

@@ -64,10 +64,12 @@ static void store_matrix(float *to, const vec *from, int64_t states, int channel
 
 /* ---- decays ---- */
 
-/* A slab's A, also in eighths of a power of two, as matrices of vectors, and its largest magnitude (NaN stays). */
+/* A slab's A, also in eighths of a power of two, as matrices of vectors, its largest magnitude (NaN stays), and whether
+ * all states of a channel have the same. */
 typedef struct {
     vec *A, *eighths;
     float largest;
+    int shared;
 } rates;
 
 static void load_rates(rates *to, const float *A, int64_t states, int channels) {
@@ -76,11 +78,13 @@ static void load_rates(rates *to, const float *A, int64_t states, int channels) 
     to->largest = 0;
     for (int64_t k = 0; k < states * channels; k++)
         if (!(__builtin_fabsf(A[k]) <= to->largest)) to->largest = __builtin_fabsf(A[k]);
+    to->shared = 1;
+    for (int64_t k = 0; k < states * channels; k++) to->shared &= A[k] == A[k - k % states];
 }
 
-/* How the decays of a tile are computed: as 1 / (1 - delta A); as exp(delta A), with every |delta A| below 87; or as
- * exp(delta A) with nothing known about delta A. */
-enum { EXPECTED, BOUNDED, ANY };
+/* How the decays of a tile are computed: as 1 / (1 - delta A); as exp(delta A), with every |delta A| below 87; as
+ * exp(delta A) with nothing known about delta A; or not at all, as they stand in the place of delta. */
+enum { EXPECTED, BOUNDED, ANY, GIVEN };
 
 static int decay_form(const problem *p, tile delta, const rates *A, int steps) {
     vec_int largest = {0}; /* magnitudes are ordered as their bits are, and NaN comes last */
@@ -97,6 +101,7 @@ static int decay_form(const problem *p, tile delta, const rates *A, int steps) {
 }
 
 INLINE vec decay(vec delta, vec A, vec eighths, const int form) {
+    if (form == GIVEN) return delta;
     if (form == EXPECTED) return 1.0f / (1.0f - delta * A);
     return form == BOUNDED ? exp_product(eighths, delta) : exp_any_product(eighths, delta);
 }
